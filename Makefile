@@ -1,0 +1,85 @@
+# Sets everything up by itself: needs Python 3.10-3.13 and Java 17 or 21, nothing else.
+#
+#   make demo            the whole way, device to table and back, with kills, ending in an audit
+#   make test            set up and run the tests
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# What the caller's shell says of other projects must not leak into this one.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
+unexport SPARK_HOME SPARK_CONF_DIR SPARK_DIST_CLASSPATH HADOOP_CONF_DIR PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+CAN_VENV := import ensurepip, venv; $(FITS)
+CANDIDATES := $(or $(PYTHON),python3 python3.12 python3.11 python3.13 python3.10)
+
+# One moving line on a terminal, a line now and then elsewhere; what pip complains about is shown as it is.
+SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n, $$2; else if (n % 20 == 0) print "  " n " packages"; fflush(); next} \
+  /^Installing collected/{if (tty) printf "\r"; printf "  %3d packages fetched, unpacking them …%30s\n", n, ""; fflush(); next} \
+  /^pip ended /{code = $$3; next} \
+  /^(Ignoring|Looking in|Successfully| |$$)/{next} \
+  {print; fflush()} \
+  END{exit code}
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench notebook lock clean
+
+help: ## Show this help
+	@echo "make TARGET [VARIABLES]"
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@echo
+	@echo "  PYTHON=python3.12   the Python to use (3.10-3.13), found by itself if not given"
+
+setup: $(STAMP) ## Make .venv and install the locked packages, once
+
+demo: $(STAMP) ## Run the demo; ARGS="--quick", ARGS="--no-chaos", ARGS="--keep"
+	@$(BIN)/pulsebridge demo $(ARGS)
+
+test: $(STAMP) ## Run the tests; K="expression" chooses some, ARGS="tests/unit" a folder
+	@$(BIN)/python -m pytest $(if $(K),-k "$(K)") $(ARGS)
+
+lint: $(STAMP) ## Check style, formatting, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one group
+	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
+	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab
+	@$(BIN)/jupyter lab notebooks
+
+lock: ## For maintainers: write requirements.lock anew from pyproject.toml (needs uv)
+	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command "make lock" --extra dev pyproject.toml --output-file requirements.lock
+
+clean: ## Remove what was made here (.venv, build, caches of the tools); downloads stay in the user's cache
+	rm -rf $(VENV) build dist spark-warehouse metastore_db derby.log
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find bridge sources sinks streaming tests notebooks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The locked packages first, then the project itself in place: an edit needs no new set-up.
+$(STAMP): requirements.lock pyproject.toml
+	@python=; for p in $(CANDIDATES); do \
+	  if "$$p" -c '$(CAN_VENV)' 2>/dev/null; then python="$$p"; break; fi; done; \
+	if [ -z "$$python" ]; then \
+	  for p in $(CANDIDATES); do if "$$p" -c '$(FITS)' 2>/dev/null; then "$$p" bridge/local/preflight.py; exit 1; fi; done; \
+	  echo "Python: needs 3.10 to 3.13 with venv, found $$(python3 --version 2>&1 | head -n 1) — install one (on Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3.12" >&2; \
+	  exit 1; fi; \
+	"$$python" bridge/local/preflight.py || exit 1; \
+	start=$$(date +%s); tty=0; if [ -t 1 ]; then tty=1; fi; \
+	echo "Setting up $(VENV) with $$("$$python" --version), once …"; \
+	if ! $(BIN)/python -c '$(FITS)' 2>/dev/null; then rm -rf $(VENV) && "$$python" -m venv $(VENV) || exit 1; fi; \
+	( $(BIN)/python -m pip install --no-compile --no-deps --require-hashes -r requirements.lock 2>&1; echo "pip ended $$?" ) \
+	  | awk -v tty=$$tty '$(SHOW_PIP)' || exit 1; \
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . || exit 1; \
+	mkdir -p build && echo "{\"packages_s\": $$(( $$(date +%s) - start ))}" > build/setup.json; \
+	touch $@; \
+	echo "Set up in $$(( $$(date +%s) - start )) s."
