@@ -1,0 +1,50 @@
+"""The command ``pulsebridge check``."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("check")(check)
+
+
+def check(config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False) -> None:
+    """Dial every endpoint, consume nothing, and say what is wrong and what to do.
+
+    Exit code 1 when an endpoint does not answer, or another distribution shadows one of our packages.
+
+    Examples:
+
+        pulsebridge check
+
+        pulsebridge check --set mqtt.host=broker.example --json
+    """
+    from bridge.check.endpoints import check_endpoints
+    from bridge.check.shadowing import shadowed_here
+
+    settings = settings_from(config, sets)
+    findings = check_endpoints(settings)
+    shadows = shadowed_here()
+    ok = all(f.ok for f in findings) and not shadows
+    if as_json:
+        body = {"ok": ok, "endpoints": [f.as_dict() for f in findings], "shadowed": shadows}
+        typer.echo(json.dumps(body, indent=2))
+    else:
+        for f in findings:
+            mark = "ok    " if f.ok else "failed"
+            typer.echo(
+                f"{mark}  {f.name:<13} {f.address}  {f.detail}" + (f" — {f.remedy}" if f.remedy else "")
+            )
+        for line in shadows:
+            typer.echo(f"failed  packages      {line} — install pulsebridge into an environment of its own")
+        if not shadows:
+            typer.echo("ok      packages      bridge, sources, sinks and streaming are ours")
+    raise typer.Exit(0 if ok else 1)

@@ -1,0 +1,90 @@
+"""Dials every endpoint once, with a client id of its own, and consumes nothing.
+
+It decides what counts as an answer and which remedy goes with a failure; the dialling itself is the clients'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from bridge.errors import PulsebridgeError, RefusedError, TransientError
+from bridge.settings import Settings
+
+__all__ = ["DIAL_TIMEOUT_S", "Finding", "check_endpoints"]
+
+DIAL_TIMEOUT_S = 5.0
+"""How long one endpoint may take to answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found at one endpoint."""
+
+    name: str
+    address: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    took_ms: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the finding for ``--json``."""
+        return asdict(self)
+
+
+def check_endpoints(settings: Settings) -> list[Finding]:
+    """Dial MQTT, Pulsar and Pulsar's admin, and return a finding for each; failures are findings, not errors."""
+    mqtt, pulsar = settings.mqtt, settings.pulsar
+    return [
+        _dial("MQTT broker", f"{mqtt.host}:{mqtt.port}", "mqtt.host, mqtt.port", lambda: _mqtt(settings)),
+        _dial("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _pulsar(settings)),
+        _dial("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _admin(settings)),
+    ]
+
+
+def _dial(name: str, address: str, setting: str, dial: Callable[[], str]) -> Finding:
+    start = time.monotonic()
+    try:
+        detail = dial()
+    except PulsebridgeError as e:
+        if e.remedy:
+            remedy = e.remedy
+        elif isinstance(e, RefusedError):
+            remedy = "it answers, but refuses: check the user, password, token or certificate in the settings"
+        else:
+            remedy = f"start it (pulsebridge up starts local ones), or set {setting}"
+        return Finding(name, address, False, e.what, remedy, round((time.monotonic() - start) * 1000))
+    return Finding(name, address, True, detail, "", round((time.monotonic() - start) * 1000))
+
+
+def _mqtt(settings: Settings) -> str:
+    from bridge.mqtt_device import probe
+
+    found = probe(settings.mqtt)
+    if not found.ok:
+        raise TransientError(found.why)
+    return f"speaks MQTT {found.protocol}, takes {found.receive_maximum} publishes unconfirmed"
+
+
+def _pulsar(settings: Settings) -> str:
+    from bridge.pulsar_client import PulsarClient
+
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": DIAL_TIMEOUT_S})
+    with PulsarClient(pulsar) as client:
+        # A look-up makes no topic and reads no message, but goes through authentication.
+        try:
+            client.partitions(pulsar.readings_topic("pulsebridge-check"))
+        except RefusedError as e:
+            if not e.what.endswith("TopicNotFound"):
+                raise
+            return f"answers look-ups; the namespace {pulsar.tenant}/{pulsar.namespace} is made by ingest"
+    return "answers look-ups"
+
+
+def _admin(settings: Settings) -> str:
+    from bridge.pulsar_admin import PulsarAdmin
+
+    with PulsarAdmin(settings.pulsar, timeout_s=DIAL_TIMEOUT_S) as admin:
+        return f"cluster {admin.cluster()}"

@@ -1,0 +1,187 @@
+"""A command as it stands on the commands topic: what is valid, and how it becomes a Pulsar message and back.
+
+The sink writes with `encode_command`, push reads with `decode_command`; both refuse with the same words, so that
+a row which the sink accepts is never one that push rejects. Where a command goes and when it is acknowledged is
+decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from bridge.contract import (
+    C_CAUSE,
+    C_DEVICE,
+    C_EMITTED,
+    C_EXPIRES,
+    C_ID,
+    C_QOS,
+    C_RETAIN,
+    C_TOPIC,
+    C_VERSION,
+    COMMAND_VERSION,
+)
+from bridge.errors import ContractError
+
+__all__ = [
+    "MAX_COMMAND_BYTES",
+    "Command",
+    "CommandPosition",
+    "Problem",
+    "command_problem",
+    "decode_command",
+    "encode_command",
+]
+
+MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
+"""Payload, key and properties together, in bytes: Pulsar's default maxMessageSize less room for its headers."""
+
+_MAX_MQTT_TOPIC_BYTES: Final = 65_535
+
+
+class Problem(NamedTuple):
+    """Why something is not a command: the field (a column of the contract) and what is wrong with it."""
+
+    field: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.why}"
+
+
+class CommandPosition(NamedTuple):
+    """Where a command stands in its partition of the commands topic; ordered as the log is.
+
+    ``batch_index`` is the place in a batch, -1 for a message that was not batched.
+    """
+
+    ledger: int
+    entry: int
+    batch_index: int
+
+    def encode(self, partition: int, generation: int = 0) -> str:
+        """Return the opaque position that devices see (H27): generation of the topic, partition, place."""
+        return f"{generation}.{partition}.{self.ledger}.{self.entry}.{self.batch_index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command to one device. ``expires_at_ms`` and ``emitted_at_us`` count from the epoch, 0 means none."""
+
+    command_id: str
+    device: str
+    mqtt_topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+    expires_at_ms: int = 0
+    emitted_at_us: int = 0
+    cause: str = ""
+
+    def expired(self, now_us: int) -> bool:
+        """Return whether the command must not be pushed any more at ``now_us``."""
+        return self.expires_at_ms > 0 and now_us >= self.expires_at_ms * 1000
+
+
+def command_problem(command: Command) -> Problem | None:
+    """Return the first reason why the command cannot be stored or pushed, None when it is valid."""
+    if not command.command_id:
+        return Problem("command_id", "is empty; it is the command's identity")
+    if not command.device:
+        return Problem("device", "is empty; it is the key that keeps a device's order")
+    topic = _topic_problem(command.mqtt_topic)
+    if topic is not None:
+        return Problem("mqtt_topic", topic)
+    if command.qos not in (0, 1, 2):
+        return Problem("qos", f"is {command.qos}, wanted 0, 1 or 2")
+    if command.expires_at_ms < 0:
+        return Problem("expires_at", f"is {command.expires_at_ms} ms, before the epoch")
+    size = (
+        len(command.payload)
+        + len(command.device)
+        + sum(
+            len(name) + len(value.encode("utf-8", "replace")) for name, value in _properties(command).items()
+        )
+    )
+    if size > MAX_COMMAND_BYTES:
+        return Problem("payload", f"makes a message of {size} bytes, the limit is {MAX_COMMAND_BYTES}")
+    return None
+
+
+def _topic_problem(topic: str) -> str | None:
+    # MQTT-4.7.3-1 (not empty), MQTT-3.3.2-2 (no wildcards in PUBLISH), MQTT-1.5.4-2 (no U+0000)
+    if not topic:
+        return "is empty"
+    if any(c in topic for c in "+#\0"):
+        return f"is {topic!r}, and a topic to publish on has no + or # and no U+0000"
+    if len(topic.encode("utf-8", "replace")) > _MAX_MQTT_TOPIC_BYTES:
+        return f"has more than {_MAX_MQTT_TOPIC_BYTES} bytes"
+    return None
+
+
+def _properties(command: Command) -> dict[str, str]:
+    properties = {
+        C_VERSION: COMMAND_VERSION,
+        C_ID: command.command_id,
+        C_DEVICE: command.device,
+        C_TOPIC: command.mqtt_topic,
+        C_QOS: str(command.qos),
+        C_RETAIN: "1" if command.retain else "0",
+    }
+    if command.expires_at_ms:
+        properties[C_EXPIRES] = str(command.expires_at_ms)
+    if command.emitted_at_us:
+        properties[C_EMITTED] = str(command.emitted_at_us)
+    if command.cause:
+        properties[C_CAUSE] = command.cause
+    return properties
+
+
+def encode_command(command: Command) -> dict[str, str]:
+    """Return the properties of the command's Pulsar message; its payload is the command's, its key the device.
+
+    Raises ContractError when the command is not valid.
+    """
+    problem = command_problem(command)
+    if problem is not None:
+        raise ContractError(f"command {command.command_id!r}: {problem}")
+    return _properties(command)
+
+
+def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
+    """Read a command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
+    version = properties.get(C_VERSION)
+    if version != COMMAND_VERSION:
+        raise ContractError(
+            f"property {C_VERSION} of a command is {version!r}, this reads {COMMAND_VERSION!r}"
+        )
+    missing = [name for name in (C_ID, C_DEVICE, C_TOPIC) if name not in properties]
+    if missing:
+        raise ContractError(f"a command lacks the properties {', '.join(missing)}")
+    command = Command(
+        command_id=properties[C_ID],
+        device=properties[C_DEVICE],
+        mqtt_topic=properties[C_TOPIC],
+        payload=payload,
+        qos=_number(properties, C_QOS, 1),
+        retain=properties.get(C_RETAIN) == "1",
+        expires_at_ms=_number(properties, C_EXPIRES, 0),
+        emitted_at_us=_number(properties, C_EMITTED, 0),
+        cause=properties.get(C_CAUSE, ""),
+    )
+    problem = command_problem(command)
+    if problem is not None:
+        raise ContractError(str(problem))
+    return command
+
+
+def _number(properties: Mapping[str, str], name: str, default: int) -> int:
+    text = properties.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError as e:
+        raise ContractError(f"property {name} of a command is {text!r}, wanted a whole number") from e

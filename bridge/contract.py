@@ -1,0 +1,252 @@
+"""The written contract between the tiers: topics, properties, columns and their versions.
+
+Both sides of every seam import this file and nothing else of each other. It holds names and shapes, no behaviour
+beyond encoding and decoding them, so that a reader sees in one place what is on the wire:
+
+====================  =======================================  =========================================
+seam                  written by                               read by
+====================  =======================================  =========================================
+readings topics       ``bridge`` (ingest)                      ``sources``
+source offset         ``sources``                              ``sources`` after a restart, ``streaming``
+commands topic        ``sinks``                                ``bridge`` (push)
+command cursors       ``bridge`` (push)                        ``bridge`` (push), the next owner
+command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
+dead letters          ``bridge``, ``sinks``                    people, ``sources``
+====================  =======================================  =========================================
+
+A change that an older reader cannot read raises the version of its seam.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from bridge.errors import ContractError
+
+# --- versions -----------------------------------------------------------------------------------------------
+
+ENVELOPE_VERSION: Final = "1"
+OFFSET_VERSION: Final = 1
+COMMAND_VERSION: Final = "1"
+RECEIPT_VERSION: Final = "1"
+CURSOR_VERSION: Final = 1
+
+# --- Pulsar topics ------------------------------------------------------------------------------------------
+# Readings live in a namespace of their own, so that no MQTT topic, however crafted, names one of these.
+
+COMMANDS_TOPIC: Final = "commands"
+CURSORS_TOPIC: Final = "command-cursors"
+RECEIPTS_TOPIC: Final = "command-receipts"
+DEAD_LETTERS_TOPIC: Final = "dead-letters"
+SYSTEM_TOPICS: Final = (COMMANDS_TOPIC, CURSORS_TOPIC, RECEIPTS_TOPIC, DEAD_LETTERS_TOPIC)
+
+PUSH_SUBSCRIPTION: Final = "pulsebridge-push"
+"""The durable subscription of the push tier on the commands topic."""
+
+# --- envelope of a reading (Pulsar message properties) --------------------------------------------------------
+# Payload: as it came. Key: the device where a rule names it, else the full MQTT topic.
+# Event time: arrival at ingest, ms since the epoch.
+
+P_VERSION: Final = "pb.v"
+P_RULE: Final = "pb.rule"
+P_LINK: Final = "pb.link"
+P_DEVICE: Final = "pb.device"
+P_COMMAND_TOPIC: Final = "pb.command_topic"
+P_ARRIVAL: Final = "pb.arrival_us"
+"""Arrival at ingest, µs since the epoch."""
+P_RETAINED: Final = "pb.retained"
+"""``1`` when the broker sent the message because of a SUBSCRIBE, not because a device published it just now."""
+P_TOPIC: Final = "mqtt.topic"
+P_QOS: Final = "mqtt.qos"
+P_RETAIN: Final = "mqtt.retain"
+P_DUP: Final = "mqtt.dup"
+P_PROTOCOL: Final = "mqtt.protocol"
+"""Protocol of the link that carried it: ``3.1``, ``3.1.1`` or ``5``."""
+P_CONTENT_TYPE: Final = "mqtt.content_type"
+P_RESPONSE_TOPIC: Final = "mqtt.response_topic"
+P_CORRELATION: Final = "mqtt.correlation_data"
+"""Correlation data, base64."""
+P_PAYLOAD_FORMAT: Final = "mqtt.payload_format"
+P_EXPIRY: Final = "mqtt.expiry_s"
+P_USER: Final = "mqtt.user"
+"""User properties as a JSON array of ``[name, value]`` pairs: order and repeats are kept."""
+
+# Reserved user property on every publish that push makes; ingest never takes such a message for a reading (H8).
+ORIGIN_PROPERTY: Final = "pulsebridge-origin"
+ORIGIN_PUSH: Final = "push"
+
+# --- dead letters (beside the envelope's properties) ----------------------------------------------------------
+
+P_DEAD_REASON: Final = "pb.dead.reason"
+P_DEAD_TOPIC: Final = "pb.dead.topic"
+"""The Pulsar topic (with partition) that the message was meant for; empty when no rule named one."""
+P_DEAD_AT: Final = "pb.dead.at_us"
+P_DEAD_LENGTH: Final = "pb.dead.length"
+"""Length in bytes of the original payload, when only its head could be stored (H5)."""
+P_DEAD_SHA256: Final = "pb.dead.sha256"
+
+# --- a command (Pulsar message on COMMANDS_TOPIC; payload: as the device gets it; key: device) ---------------
+
+C_VERSION: Final = "pb.v"
+C_ID: Final = "command.id"
+C_DEVICE: Final = "command.device"
+C_TOPIC: Final = "command.mqtt_topic"
+C_QOS: Final = "command.qos"
+C_RETAIN: Final = "command.retain"
+C_EXPIRES: Final = "command.expires_at_ms"
+C_EMITTED: Final = "command.emitted_at_us"
+C_CAUSE: Final = "command.cause"
+"""Identity of what caused the command, for example ``rule/reading id``."""
+
+COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("command_id", "string"),
+    ("device", "string"),
+    ("mqtt_topic", "string"),
+    ("payload", "binary"),
+    ("qos", "int"),
+    ("retain", "boolean"),
+    ("expires_at", "timestamp"),
+    ("emitted_at", "timestamp"),
+    ("cause", "string"),
+)
+"""Columns of a command row, in order, with Spark SQL types. ``command_id``, ``device``, ``mqtt_topic`` and
+``payload`` are required; the others may be absent or null (``qos`` 1, ``retain`` false, no expiry)."""
+
+# User properties that a device sees on a command over MQTT 5.
+COMMAND_ID_PROPERTY: Final = "command-id"
+COMMAND_POSITION_PROPERTY: Final = "position"
+COMMAND_REPEAT_PROPERTY: Final = "repeat"
+"""``1`` on a command that may have reached the device before (H26)."""
+
+# --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
+
+RECEIPT_STATES: Final = ("delivered", "answered", "expired", "rejected", "overflowed", "duplicate")
+
+RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("v", "string"),
+    ("command_id", "string"),
+    ("device", "string"),
+    ("mqtt_topic", "string"),
+    ("state", "string"),
+    ("reason", "string"),
+    ("position", "string"),
+    ("attempts", "int"),
+    ("emitted_at_us", "bigint"),
+    ("pushed_at_us", "bigint"),
+    ("confirmed_at_us", "bigint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one command. Times are µs since the epoch, 0 where the step did not happen."""
+
+    command_id: str
+    device: str
+    mqtt_topic: str
+    state: str
+    reason: str = ""
+    position: str = ""
+    attempts: int = 0
+    emitted_at_us: int = 0
+    pushed_at_us: int = 0
+    confirmed_at_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the receipt as the JSON payload of its Pulsar message."""
+        body = {"v": RECEIPT_VERSION} | {name: getattr(self, name) for name, _ in RECEIPT_COLUMNS[1:]}
+        return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Receipt:
+        """Read a receipt back. Raises ContractError when the payload is not one of this version."""
+        try:
+            body = json.loads(payload)
+            version = body.pop("v")
+            if version != RECEIPT_VERSION:
+                raise ContractError(f"receipt has version {version!r}, this reads {RECEIPT_VERSION!r}")
+            return cls(**body)
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise ContractError(f"not a command receipt: {payload[:80]!r}") from e
+
+
+# --- columns of the source ------------------------------------------------------------------------------------
+
+SOURCE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    # as StreamNative's connector names them
+    ("value", "binary"),
+    ("__key", "string"),
+    ("__topic", "string"),
+    ("__messageId", "binary"),
+    ("__publishTime", "timestamp"),
+    ("__eventTime", "timestamp"),
+    ("__messageProperties", "map<string,string>"),
+    # where the row is, for exact joins: partition number, ledger, entry, index in the batch (0 when unbatched)
+    ("partition", "int"),
+    ("ledger_id", "bigint"),
+    ("entry_id", "bigint"),
+    ("batch_index", "int"),
+    # the MQTT view
+    ("mqtt_topic", "string"),
+    ("device", "string"),
+    ("payload", "binary"),
+    ("qos", "int"),
+    ("retain", "boolean"),
+    ("retained", "boolean"),
+    ("arrival_time", "timestamp"),
+    ("command_topic", "string"),
+    ("content_type", "string"),
+    ("response_topic", "string"),
+    ("correlation_data", "binary"),
+    ("user_properties", "array<struct<name:string,value:string>>"),
+)
+"""Columns of ``format("pulsebridge")``, in order, with Spark SQL types. ``payload`` is ``value`` by its MQTT name."""
+
+
+# --- topic names ------------------------------------------------------------------------------------------------
+
+
+class Position(NamedTuple):
+    """A place in a partition, entry-aligned: the next entry to read is ``entry`` of ``ledger``."""
+
+    ledger: int
+    entry: int
+
+
+def topic_name(tenant: str, namespace: str, local: str) -> str:
+    """Return the full name of a persistent topic, for example ``persistent://public/pulsebridge/plant``."""
+    return f"persistent://{tenant}/{namespace}/{local}"
+
+
+def partition_name(topic: str, partition: int) -> str:
+    """Return the name of one partition of a partitioned topic."""
+    return f"{topic}-partition-{partition}"
+
+
+def encode_user_properties(pairs: list[tuple[str, str]]) -> str:
+    """Encode MQTT 5 user properties for ``P_USER``; order and repeats are kept."""
+    return json.dumps(pairs, separators=(",", ":"), ensure_ascii=False)
+
+
+def decode_user_properties(text: str) -> list[tuple[str, str]]:
+    """Decode ``P_USER``. Raises ContractError when it is not an array of pairs of strings."""
+    try:
+        return [(str(name), str(value)) for name, value in json.loads(text)]
+    except (ValueError, TypeError) as e:
+        raise ContractError(f"property {P_USER} is not a JSON array of pairs: {text[:80]!r}") from e
+
+
+def encode_correlation(data: bytes) -> str:
+    """Encode MQTT 5 correlation data for ``P_CORRELATION``."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def decode_correlation(text: str) -> bytes:
+    """Decode ``P_CORRELATION``. Raises ContractError when it is not base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as e:
+        raise ContractError(f"property {P_CORRELATION} is not base64: {text[:80]!r}") from e

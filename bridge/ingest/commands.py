@@ -1,0 +1,54 @@
+"""The commands of the ingest tier: ``pulsebridge ingest`` and ``pulsebridge topics explain``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("ingest")(_ingest)
+    topics = typer.Typer(help="How MQTT topics become Pulsar topics.", no_args_is_help=True)
+    topics.command("explain")(_explain)
+    app.add_typer(topics, name="topics")
+
+
+def _ingest(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Carry messages from the MQTT broker into Pulsar until a signal.
+
+    A message is acknowledged to the broker only after Pulsar has stored it. One SIGTERM or Ctrl-C drains, two kill.
+
+    Example: pulsebridge ingest --set mqtt.host=broker.example --set pulsar.service_url=pulsar://pulsar:6650
+    """
+    from bridge.ingest.service import run
+
+    clean = run(settings_from(config, sets))
+    if not clean:
+        # Pulsar is away and its client's threads are not: an ordinary end would abort in them.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _explain(
+    topic: Annotated[str, typer.Argument(help="An MQTT topic, for example plant/7/press/temperature.")],
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which rule takes an MQTT topic and where its messages go, or why they do not. Connects nowhere.
+
+    Example: pulsebridge topics explain wearables/w-17/glucose
+    """
+    from bridge.ingest.explaining import explanation_of, explanation_text
+
+    told = explanation_of(settings_from(config, sets), topic)
+    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else explanation_text(told))

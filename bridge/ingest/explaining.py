@@ -1,0 +1,82 @@
+"""What ``pulsebridge topics explain`` tells of one MQTT topic. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.mapping import Mapper, NoRoute, Route, subscriptions
+from bridge.murmur3 import partition_of
+from bridge.settings import Settings
+from bridge.topic_templates import Filter
+
+__all__ = ["explanation_of", "explanation_text"]
+
+_LEFT_OUT = {
+    "broker": "topics that begin with $ are the MQTT broker's own",
+    "command": "it is a command topic, and commands are no readings",
+}
+
+
+def explanation_of(settings: Settings, mqtt_topic: str) -> dict[str, Any]:
+    """Return the explanation as it is printed with ``--json``. Raises ConfigError when the rules are wrong."""
+    found = Mapper(settings.ingest).explain(mqtt_topic)
+    levels = mqtt_topic.split("/")
+    subscribed = [f for f in subscriptions(settings.ingest) if Filter.parse(f).match(levels) is not None]
+    told: dict[str, Any] = {
+        "mqtt_topic": mqtt_topic,
+        "subscribed_by": subscribed,
+        "rule": found.rule,
+        "filter": found.filter,
+        "captures": {
+            n: v for n, v in found.captures.items() if n != "mqtt_topic" and not n.startswith("level")
+        },
+        "outcome": "written",
+    }
+    outcome = found.outcome
+    if isinstance(outcome, Route):
+        partitions = settings.pulsar.partitions
+        told |= {
+            "pulsar_topic": settings.pulsar.readings_topic(outcome.local),
+            "partition": partition_of(outcome.key, partitions),
+            "partitions": partitions,
+            "key": outcome.key,
+            "device": outcome.device,
+            "command_topic": outcome.command_topic,
+        }
+    elif isinstance(outcome, NoRoute):
+        told |= {
+            "outcome": "dead letter",
+            "why": outcome.reason,
+            "pulsar_topic": settings.pulsar.system_topic(DEAD_LETTERS_TOPIC),
+        }
+    else:
+        told |= {"outcome": "left out", "why": _LEFT_OUT[outcome.reason], "rule": outcome.rule or None}
+    return told
+
+
+def explanation_text(told: dict[str, Any]) -> str:
+    """Return the explanation for people."""
+    lines = [("MQTT topic", told["mqtt_topic"])]
+    lines.append(
+        ("subscribed by", ", ".join(told["subscribed_by"]) or "no filter: ingest does not receive it")
+    )
+    lines.append(("outcome", told["outcome"] + (f", {told['why']}" if "why" in told else "")))
+    if told["rule"]:
+        lines.append(("rule", told["rule"] + (f" ({told['filter']})" if told["filter"] else "")))
+    if told["captures"]:
+        lines.append(("captures", ", ".join(f"{name} = {value}" for name, value in told["captures"].items())))
+    if "pulsar_topic" in told:
+        lines.append(("Pulsar topic", told["pulsar_topic"]))
+    if "partition" in told:
+        lines.append(
+            (
+                "partition",
+                f"{told['partition']} of {told['partitions']}, if the topic is made by this configuration",
+            )
+        )
+        lines.append(("key", told["key"]))
+        lines.append(("device", told["device"] or "none: no rule names one"))
+        lines.append(("command topic", told["command_topic"] or "none"))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)

@@ -1,0 +1,337 @@
+"""The producers: one for each partition written to, opened in the background, replaced after the first error.
+
+What a receipt means is decided by ``bridge.acks.Lane``; this is its shell. Threads: everything is called on the
+ingest loop's thread, but ``_open`` (in a small pool, for it blocks) and the receipts (on Pulsar's threads), which
+only append to a deque and wake the loop. A callback must never raise: the C++ client would end the process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+
+from bridge.acks import Entry, Lane, Verdict
+from bridge.contract import partition_name
+from bridge.errors import PulsebridgeError, RefusedError, TerminalError
+from bridge.ingest import metrics
+from bridge.ingest.provisioning import verify_policies
+from bridge.mqtt_keepalive import backoff_s
+from bridge.murmur3 import partition_of
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import OK, QUEUE_FULL, Producer, PulsarClient, as_our_error, our_errors
+
+__all__ = ["Lanes", "Reading"]
+
+log = structlog.get_logger("ingest")
+
+_RETRY_MIN_S: Final = 0.2
+_RETRY_MAX_S: Final = 10.0
+_OPENERS: Final = 4
+
+
+class Reading(Entry):
+    """A message on its way into Pulsar."""
+
+    __slots__ = ("arrived", "event_ms", "key", "payload", "properties", "size", "topic")
+
+    def __init__(self, epoch: int, mid: int, arrived: float) -> None:
+        super().__init__(epoch, mid)
+        self.arrived = arrived
+        """Monotonic time of arrival, in seconds."""
+        self.topic = ""
+        """Full name of the Pulsar topic that it is for."""
+        self.payload = b""
+        self.key = ""
+        self.properties: dict[str, str] = {}
+        self.event_ms = 0
+        self.size = 0
+
+
+class _Producing:
+    """A lane, its producer and what to do when it failed."""
+
+    def __init__(self, partition: str, *, dead_letters: bool) -> None:
+        self.partition = partition
+        self.dead_letters = dead_letters
+        self.lane = Lane()
+        self.producer: Producer | None = None
+        self.opening = False
+        self.attempts = 0
+        self.retry_at = 0.0
+
+
+class _Topic:
+    """A topic whose partitions are not known until it was provisioned."""
+
+    def __init__(self) -> None:
+        self.partitions = -1
+        self.waiting: deque[Reading] = deque()
+
+
+class Lanes:
+    """Writes readings to Pulsar in the order given for each partition, and tells which are stored.
+
+    ``wake`` makes the loop call ``turn``. ``on_refused`` gets a reading that Pulsar refuses for good, with the reason.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        admin: PulsarAdmin,
+        *,
+        max_pending: int,
+        dead_letter_topic: str,
+        wake: Callable[[], None],
+        on_refused: Callable[[Reading, str], None],
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._max_pending = max_pending
+        self._dead_letter_topic = dead_letter_topic
+        self._wake = wake
+        self._on_refused = on_refused
+        self._topics: dict[str, _Topic] = {}
+        self._lanes: dict[str, _Producing] = {}
+        self._dirty: set[_Producing] = set()
+        self._closed: list[_Producing] = []
+        self._receipts: deque[tuple[_Producing, int, Reading, Any]] = deque()
+        self._opened: deque[tuple[_Producing, Producer | None, PulsebridgeError | None]] = deque()
+        self._provisioned: deque[tuple[str, int, PulsebridgeError | None]] = deque()
+        self._retry_topics: dict[str, tuple[float, int]] = {}
+        self._pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
+        self._ending = False
+
+    # --- on the loop thread ---
+
+    def put(self, reading: Reading) -> None:
+        """Take a reading for ``reading.topic``; it is given to its producer at the end of the turn."""
+        topic = self._topics.get(reading.topic)
+        if topic is None:
+            topic = self._topics[reading.topic] = _Topic()
+            self._provision(reading.topic, 0)
+        if topic.partitions < 0:
+            topic.waiting.append(reading)
+        else:
+            self._put(reading, topic.partitions)
+
+    def _put(self, reading: Reading, partitions: int) -> None:
+        name = reading.topic
+        if partitions:  # 0: somebody made it without partitions
+            name = partition_name(name, partition_of(reading.key, partitions))
+        producing = self._lanes.get(name)
+        if producing is None:
+            producing = _Producing(name, dead_letters=reading.topic == self._dead_letter_topic)
+            self._lanes[name] = producing
+            self._closed.append(producing)
+        producing.lane.put(reading)
+        self._dirty.add(producing)
+
+    def turn(self, now: float) -> list[Reading]:
+        """Take what the threads have left, send what waits. Returns the readings that became stored, in lane order."""
+        stored: list[Reading] = []
+        while self._provisioned:
+            self._take_topic(*self._provisioned.popleft(), now)
+        while self._opened:
+            self._take_producer(*self._opened.popleft(), now)
+        while self._receipts:
+            producing, generation, reading, result = self._receipts.popleft()
+            self._take_receipt(producing, generation, reading, result, now, stored)
+        if self._retry_topics:
+            for topic, (due, attempt) in list(self._retry_topics.items()):
+                if now >= due:
+                    del self._retry_topics[topic]
+                    self._provision(topic, attempt)
+        if self._closed:
+            self._closed = [p for p in self._closed if not self._reopen(p, now)]
+        for producing in self._dirty:
+            self._send(producing)
+        self._dirty.clear()
+        return stored
+
+    def _send(self, producing: _Producing) -> None:
+        batch = producing.lane.to_send()
+        if not batch:
+            return
+        send = producing.producer.send_async  # type: ignore[union-attr]
+        last = batch[-1]
+        for reading in batch:
+            assert isinstance(reading, Reading)
+            receipt = (
+                self._receipt_of(producing, producing.lane.generation, reading) if reading is last else None
+            )
+            send(
+                reading.payload,
+                receipt,
+                properties=reading.properties,
+                partition_key=reading.key,
+                event_timestamp=reading.event_ms,
+            )
+
+    def _receipt_of(
+        self, producing: _Producing, generation: int, reading: Reading
+    ) -> Callable[[Any, Any], None]:
+        def receipt(result: Any, _message_id: Any) -> None:
+            self._receipts.append((producing, generation, reading, result))
+            self._wake()
+
+        return receipt
+
+    def _take_receipt(
+        self,
+        producing: _Producing,
+        generation: int,
+        reading: Reading,
+        result: Any,
+        now: float,
+        stored: list[Reading],
+    ) -> None:
+        lane = producing.lane
+        if result == OK:
+            done = lane.receipt(generation, reading)
+            stored.extend(done)  # type: ignore[arg-type]
+            if done:
+                producing.attempts = 0
+            if lane.waiting:
+                self._dirty.add(producing)
+            return
+        error = as_our_error(result, f"writing to {producing.partition}")
+        verdict = lane.failed(
+            generation,
+            refused=isinstance(error, RefusedError) and not producing.dead_letters,
+            careful=result == QUEUE_FULL,
+        )
+        if verdict is Verdict.LATE:
+            return
+        metrics.RETIRED.inc()
+        if verdict is Verdict.REFUSED:
+            refused = lane.discard()
+            assert isinstance(refused, Reading)
+            self._on_refused(refused, error.what)
+        self._fail(producing, error, now)
+
+    def _fail(self, producing: _Producing, error: PulsebridgeError, now: float) -> None:
+        wait = backoff_s(producing.attempts, _RETRY_MIN_S, _RETRY_MAX_S, 0.5)
+        producing.attempts += 1
+        producing.retry_at = now + wait
+        if producing not in self._closed:
+            self._closed.append(producing)
+        if producing.attempts in (1, 10):
+            log.warning(
+                "producer given up; its messages are sent again by another, nothing is acknowledged before",
+                partition=producing.partition,
+                why=error.what,
+                unstored=len(producing.lane),
+            )
+            self._pool.submit(self._check_policies)
+
+    def _check_policies(self) -> None:
+        """Look whether somebody changed the policies that a producer's error may come from (H1 c)."""
+        try:
+            verify_policies(self._admin)
+        except TerminalError as e:
+            log.warning("a policy refuses or loses messages", why=e.what)
+        except PulsebridgeError as e:
+            log.debug("policies could not be read", why=e.what)
+
+    # --- opening, in the pool ---
+
+    def _provision(self, topic: str, attempt: int) -> None:
+        def work() -> None:
+            try:
+                self._provisioned.append((topic, self._partitions_of(topic), None))
+            except PulsebridgeError as e:
+                self._provisioned.append((topic, attempt, e))
+            self._wake()
+
+        self._pool.submit(work)
+
+    def _partitions_of(self, topic: str) -> int:
+        settings = self._admin.settings
+        wanted = settings.command_partitions if topic == self._dead_letter_topic else settings.partitions
+        return self._admin.create_partitioned(topic, wanted)
+
+    def _take_topic(self, name: str, number: int, error: PulsebridgeError | None, now: float) -> None:
+        if error is not None:
+            if number == 0:
+                log.warning("topic cannot be made; its messages wait", topic=name, why=str(error))
+            self._retry_topics[name] = (now + backoff_s(number, _RETRY_MIN_S, _RETRY_MAX_S, 0.5), number + 1)
+            return
+        topic = self._topics[name]
+        topic.partitions = number
+        while topic.waiting:
+            self._put(topic.waiting.popleft(), number)
+
+    def _reopen(self, producing: _Producing, now: float) -> bool:
+        if producing.opening or now < producing.retry_at or self._ending:
+            return False
+        producing.opening = True
+        old, producing.producer = producing.producer, None
+        self._pool.submit(self._open, producing, old)
+        return True
+
+    def _open(self, producing: _Producing, old: Producer | None) -> None:
+        if old is not None:
+            _close(old)
+        try:
+            producer = self._client.producer(
+                producing.partition,
+                batching=not producing.dead_letters,
+                chunking=producing.dead_letters,
+                max_pending=self._max_pending,
+            )
+        except PulsebridgeError as e:
+            self._opened.append((producing, None, e))
+        else:
+            self._opened.append((producing, producer, None))
+        self._wake()
+
+    def _take_producer(
+        self, producing: _Producing, producer: Producer | None, error: PulsebridgeError | None, now: float
+    ) -> None:
+        producing.opening = False
+        if producer is None:
+            assert error is not None
+            self._fail(producing, error, now)
+            return
+        producing.producer = producer
+        producing.lane.reopened()
+        self._dirty.add(producing)
+        metrics.PRODUCERS.set(sum(1 for p in self._lanes.values() if p.producer is not None))
+
+    # --- watching and ending ---
+
+    def next_in(self, now: float) -> float:
+        """How long nothing is to be tried again, in seconds."""
+        times = [p.retry_at for p in self._closed if not p.opening] + [
+            due for due, _ in self._retry_topics.values()
+        ]
+        return max(0.0, min(times) - now) if times else 60.0
+
+    def blocked(self) -> Iterator[tuple[str, int]]:
+        """Yield each topic or partition with messages that are not stored, and their number."""
+        for name, topic in self._topics.items():
+            if topic.waiting:
+                yield name, len(topic.waiting)
+        for name, producing in self._lanes.items():
+            if len(producing.lane):
+                yield name, len(producing.lane)
+
+    def close(self) -> None:
+        """Close every producer. Call it in a thread: it waits for Pulsar. What is not stored is dropped unacknowledged."""
+        self._ending = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for producing in self._lanes.values():
+            if producing.producer is not None:
+                _close(producing.producer)
+
+
+def _close(producer: Producer) -> None:
+    try:
+        with our_errors("closing a producer"):
+            producer.close()
+    except PulsebridgeError as e:  # closed either way
+        log.debug("closing a producer", why=e.what)

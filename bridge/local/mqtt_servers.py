@@ -1,0 +1,186 @@
+"""How the local MQTT brokers are configured and started. Pure: text and command lines, no process, no socket.
+
+Artemis is the default: durable, any user may run it, and what it acknowledged is there after kill -9. Mosquitto is
+used where it is asked for and found; it is faster, and loses its queues at kill -9.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from bridge.local.sizes import Sizes
+
+__all__ = ["artemis_command", "artemis_files", "mosquitto_config"]
+
+_BROKER_XML = """<?xml version="1.0" encoding="UTF-8"?>
+<configuration xmlns="urn:activemq">
+  <core xmlns="urn:activemq:core">
+    <name>pulsebridge</name>
+    <security-enabled>false</security-enabled>
+    <jmx-management-enabled>false</jmx-management-enabled>
+    <persistence-enabled>true</persistence-enabled>
+    <journal-type>{journal_type}</journal-type>
+    <journal-datasync>{fsync}</journal-datasync>
+    <journal-sync-transactional>true</journal-sync-transactional>
+    <journal-sync-non-transactional>true</journal-sync-non-transactional>
+    <journal-directory>{data}/journal</journal-directory>
+    <bindings-directory>{data}/bindings</bindings-directory>
+    <paging-directory>{data}/paging</paging-directory>
+    <large-messages-directory>{data}/large-messages</large-messages-directory>
+    <journal-min-files>2</journal-min-files>
+    <journal-pool-files>10</journal-pool-files>
+    <journal-file-size>10M</journal-file-size>
+    <!-- A publish waits in the journal's buffer at most this long (ns). -->
+    <journal-buffer-timeout>{buffer_timeout}</journal-buffer-timeout>
+    <disk-scan-period>5000</disk-scan-period>
+    <!-- Above this share each PUBLISH drops its connection (H32); the stack refuses to start there. -->
+    <max-disk-usage>{max_disk_usage}</max-disk-usage>
+    <global-max-size>{memory}M</global-max-size>
+    <critical-analyzer>true</critical-analyzer>
+    <critical-analyzer-policy>LOG</critical-analyzer-policy>
+    <acceptors>
+      <acceptor name="mqtt">tcp://127.0.0.1:{port}?protocols=MQTT;{options}</acceptor>
+    </acceptors>
+    <address-settings>
+      <address-setting match="#">
+        <!-- The default, 10, sends a message to the dead letter queue after ten reconnects: a loss. -->
+        <max-delivery-attempts>-1</max-delivery-attempts>
+        <redelivery-delay>0</redelivery-delay>
+        <address-full-policy>PAGE</address-full-policy>
+        <max-size-bytes>{address_memory}M</max-size-bytes>
+        <page-size-bytes>2M</page-size-bytes>
+        <max-read-page-messages>-1</max-read-page-messages>
+        <max-read-page-bytes>8M</max-read-page-bytes>
+        <auto-create-queues>true</auto-create-queues>
+        <auto-create-addresses>true</auto-create-addresses>
+        <!-- A session's queue lives as long as the session, not as long as it has messages or consumers. -->
+        <auto-delete-queues>false</auto-delete-queues>
+        <auto-delete-addresses>false</auto-delete-addresses>
+      </address-setting>
+    </address-settings>
+  </core>
+</configuration>
+"""
+
+_BOOTSTRAP_XML = """<?xml version="1.0" encoding="UTF-8" standalone="yes"?>
+<broker xmlns="http://activemq.apache.org/schema">
+  <jaas-security domain="activemq"/>
+  <server configuration="{uri}/broker.xml"/>
+</broker>
+"""
+
+_MANAGEMENT_XML = """<?xml version="1.0" encoding="UTF-8" standalone="yes"?>
+<management-context xmlns="http://activemq.apache.org/schema"/>
+"""
+
+# Security is off on this loopback acceptor, but the server wants a login domain to exist.
+_LOGIN_CONFIG = """activemq {
+  org.apache.activemq.artemis.spi.core.security.jaas.GuestLoginModule sufficient
+    org.apache.activemq.jaas.guest.user="guest" org.apache.activemq.jaas.guest.role="guest";
+};
+"""
+
+_LOG4J = """rootLogger.level = INFO
+rootLogger.appenderRef.console.ref = console
+logger.audit.name = org.apache.activemq.audit
+logger.audit.level = OFF
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %-5level [%logger] %msg%n
+"""
+
+
+def artemis_files(
+    *, port: int, instance: Path, sizes: Sizes, fsync: bool, max_disk_usage: int = 98
+) -> dict[str, str]:
+    """Return the files of an Artemis instance's ``etc``: name → text.
+
+    One acceptor, MQTT on 127.0.0.1; no user, no web console. ``fsync`` flushes the journal to the disk at each
+    acknowledgement (a power cut loses nothing), else it is mapped memory (a killed process loses nothing).
+    """
+    options = ";".join(
+        (
+            "useEpoll=true",
+            "tcpNoDelay=true",
+            "tcpSendBufferSize=1048576",
+            "tcpReceiveBufferSize=1048576",
+            # The most that MQTT 5 lets a client announce; ours announce their own window.
+            "receiveMaximum=65535",
+            # A second connection with the same client id takes the session over, as MQTT says.
+            "allowLinkStealing=true",
+            # No expiry of sessions but the one a client asks for.
+            "defaultMqttSessionExpiryInterval=-1",
+        )
+    )
+    broker = _BROKER_XML.format(
+        journal_type="NIO" if fsync else "MAPPED",
+        fsync=str(fsync).lower(),
+        max_disk_usage=max_disk_usage,
+        buffer_timeout=1_000_000 if fsync else 100_000,
+        data=escape(str(instance / "data")),
+        memory=sizes.mqtt_heap // 2,
+        address_memory=max(16, sizes.mqtt_heap // 8),
+        port=port,
+        options=escape(options),
+    )
+    return {
+        "broker.xml": broker,
+        "bootstrap.xml": _BOOTSTRAP_XML.format(uri=escape((instance / "etc").as_uri())),
+        "management.xml": _MANAGEMENT_XML,
+        "login.config": _LOGIN_CONFIG,
+        "log4j2.properties": _LOG4J,
+    }
+
+
+def artemis_command(*, java: Path, home: Path, instance: Path, sizes: Sizes, quick: bool) -> list[str]:
+    """Return the command line of Artemis on an instance folder that ``artemis_files`` filled."""
+    properties = {
+        "java.security.auth.login.config": str(instance / "etc/login.config"),
+        "artemis.home": str(home),
+        "artemis.instance": str(instance),
+        "artemis.instance.etc": str(instance / "etc"),
+        "data.dir": str(instance / "data"),
+        "java.io.tmpdir": str(instance / "tmp"),
+        "log4j2.configurationFile": (instance / "etc/log4j2.properties").as_uri(),
+        "log4j2.disableJmx": "true",
+        "java.net.preferIPv4Stack": "true",
+    }
+    return [
+        str(java / "bin/java"),
+        f"-Xms{sizes.mqtt_heap // 2}m",
+        f"-Xmx{sizes.mqtt_heap}m",
+        "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError",
+        *(["-XX:TieredStopAtLevel=1"] if quick else []),
+        "--add-opens",
+        "java.base/jdk.internal.misc=ALL-UNNAMED",
+        *(f"-D{name}={value}" for name, value in properties.items()),
+        "-classpath",
+        str(home / "lib/artemis-boot.jar"),
+        "org.apache.activemq.artemis.boot.Artemis",
+        "run",
+    ]
+
+
+def mosquitto_config(*, port: int, data: Path) -> str:
+    """Return mosquitto.conf: loopback, anonymous, persistent, queues a thousand times the default length."""
+    return "\n".join(
+        (
+            f"listener {port} 127.0.0.1",
+            "allow_anonymous true",
+            "persistence true",
+            f"persistence_location {data}/",
+            "autosave_interval 5",
+            "max_queued_messages 1000000",
+            "max_inflight_messages 0",
+            "set_tcp_nodelay true",
+            "log_dest stderr",
+            "log_type error",
+            "log_type warning",
+            "log_type notice",
+            "",
+        )
+    )

@@ -1,0 +1,122 @@
+"""A server process under its guardian: start it, see whether it lives, kill it, end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from bridge.errors import TransientError
+
+__all__ = ["Server", "last_lines"]
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+
+
+class Server:
+    """One server process. It ends when this process ends, however that happens (see ``guardian``).
+
+    ``pid`` and ``created`` (seconds since the epoch) identify the server itself, not its guardian; a signal goes
+    out only while both match.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        cwd: Path,
+        environment: Mapping[str, str],
+        grace_s: float,
+    ) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._grace_s = grace_s
+        self._guardian = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                str(_GUARDIAN),
+                str(os.getpid()),
+                str(grace_s),
+                str(log),
+                "--",
+                *command,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=cwd,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        assert self._guardian.stdout is not None
+        line = self._guardian.stdout.readline()
+        self._guardian.stdout.close()
+        if not line.strip().isdigit():
+            self._reap()
+            raise TransientError(f"{name} did not start: {command[0]}", remedy=f"see {log}")
+        self.pid = int(line)
+        self.created = _created(self.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The server's exit code, 128 + n when signal n ended it, None while it runs."""
+        return self._guardian.poll()
+
+    def alive(self) -> bool:
+        """Return whether the server runs."""
+        return self.exit_code is None and _created(self.pid) == self.created
+
+    def kill(self) -> None:
+        """SIGKILL the server's process group and wait until it is gone."""
+        if self.alive():
+            with suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.killpg(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def stop(self) -> None:
+        """Ask the server to end (SIGTERM), kill it after its grace, and wait until it is gone."""
+        self.ask()
+        self._reap()
+
+    def ask(self) -> None:
+        """Begin to end the server, without waiting."""
+        stdin = self._guardian.stdin
+        if stdin is not None and not stdin.closed:
+            stdin.close()
+
+    def _reap(self) -> None:
+        try:
+            self._guardian.wait(self._grace_s + 15)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            self._guardian.wait()
+        self.ask()
+
+
+def _created(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    """Return the last lines of a server's log, less Java's stack frames, for the message that it did not start."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 65_536))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        lines = [line for line in lines if not line.startswith("\tat ")]
+    except OSError as e:
+        return f"(no log: {e})"
+    return "\n".join(lines[-count:])

@@ -1,0 +1,129 @@
+"""How a Pulsar standalone is configured and started. Pure: text and command lines, no process, no socket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from bridge.local.sizes import Sizes
+
+__all__ = ["pulsar_command", "pulsar_overrides", "render_properties"]
+
+# What bin/pulsar opens to Netty, BookKeeper and RocksDB.
+_OPENS = (
+    "java.base/java.io",
+    "java.base/java.util.zip",
+    "java.base/java.nio",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.platform",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+)
+
+
+def render_properties(text: str, overrides: Mapping[str, str]) -> str:
+    """Return a Java properties file with the given keys set: in place where the file has them, else at the end."""
+    rest = dict(overrides)
+    lines = []
+    for line in text.splitlines():
+        match = re.match(r"([A-Za-z0-9_.]+)\s*=", line)
+        if match and match.group(1) in overrides:
+            key = match.group(1)
+            if key in rest:
+                lines.append(f"{key}={rest.pop(key)}")
+        else:
+            lines.append(line)
+    lines += [f"{key}={value}" for key, value in rest.items()]
+    return "\n".join(lines) + "\n"
+
+
+def pulsar_overrides(
+    *, pulsar_port: int, admin_port: int, loopback: str, sizes: Sizes, fsync: bool
+) -> dict[str, str]:
+    """Return the keys of ``standalone.conf`` that the local stack sets. ``loopback`` names the interface (lo)."""
+    return {
+        "brokerServicePort": str(pulsar_port),
+        "webServicePort": str(admin_port),
+        "bindAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        # Without it the embedded bookie listens on every address.
+        "listeningInterface": loopback,
+        "allowLoopback": "true",
+        # Lets the bookie's port be given; else it takes one of the system's ephemeral ports.
+        "allowEphemeralPorts": "true",
+        # A bookie is fsync'd or not by this one key; without it a killed process loses nothing, a power cut may.
+        "journalSyncData": str(fsync).lower(),
+        "webSocketServiceEnabled": "false",
+        "transactionCoordinatorEnabled": "false",
+        "functionsWorkerEnabled": "false",
+        "loadBalancerEnabled": "false",
+        # How often per second a subscription's position is written; the default, once in ten seconds, gives a
+        # consumer that much again after a kill.
+        "managedLedgerDefaultMarkDeleteRateLimit": "10",
+        "managedLedgerCursorPositionFlushSeconds": "1",
+        "managedLedgerCacheSizeMB": str(sizes.pulsar_entry_cache),
+        "dbStorage_writeCacheMaxSizeMb": str(sizes.pulsar_write_cache),
+        "dbStorage_readAheadCacheMaxSizeMb": str(sizes.pulsar_read_cache),
+        "dbStorage_rocksDB_blockCacheSize": str(16 * 1024 * 1024),
+        "diskUsageThreshold": "0.99",
+        "diskUsageWarnThreshold": "0.98",
+        "brokerShutdownTimeoutMs": "3000",
+        "numHttpServerThreads": "8",
+    }
+
+
+def pulsar_command(
+    *,
+    java: Path,
+    home: Path,
+    config: Path,
+    data: Path,
+    logs: Path,
+    bookie_port: int,
+    sizes: Sizes,
+    quick: bool,
+) -> list[str]:
+    """Return the command line of the standalone: what ``bin/pulsar standalone -nss -nfw`` would exec, less the
+    ``java -version`` runs of its shell scripts, which cost half a second. ``quick`` leaves out the second compiler,
+    which takes half of the CPU until Pulsar is ready.
+    """
+    command = [
+        str(java / "bin/java"),
+        "-cp",
+        f"{home / 'conf'}:{home / 'lib'}/*",
+        *(word for name in _OPENS for word in ("--add-opens", f"{name}=ALL-UNNAMED")),
+        "--enable-native-access=ALL-UNNAMED",
+        f"-Xms{sizes.pulsar_heap // 2}m",
+        f"-Xmx{sizes.pulsar_heap}m",
+        f"-XX:MaxDirectMemorySize={sizes.pulsar_direct}m",
+        "-XX:+UseSerialGC",
+        "-XX:+PerfDisableSharedMem",
+        "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError",
+        *(["-XX:TieredStopAtLevel=1"] if quick else []),
+    ]
+    properties = {
+        "log4j.shutdownHookEnabled": "false",
+        "log4j2.is.webapp": "false",
+        "log4j.configurationFile": "log4j2.yaml",
+        "java.net.preferIPv4Stack": "true",
+        "java.io.tmpdir": str(logs),
+        "io.netty.tryReflectionSetAccessible": "true",
+        "org.apache.pulsar.shade.io.netty.tryReflectionSetAccessible": "true",
+        "io.netty.recycler.maxCapacityPerThread": "4096",
+        "pulsar.allocator.exit_on_oom": "true",
+        "pulsar.log.dir": str(logs),
+        "pulsar.log.appender": "Console",
+        "pulsar.log.level": "info",
+        "pulsar.log.root.level": "info",
+        "pulsar.config.file": str(config),
+        "bookkeeper.metadata.bookie.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
+        "bookkeeper.metadata.client.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
+    }
+    command += [f"-D{name}={value}" for name, value in properties.items()]
+    command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nss", "-nfw"]
+    command += ["--config", str(config)]
+    command += ["--bookkeeper-port", str(bookie_port)]
+    command += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
+    return command

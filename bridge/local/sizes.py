@@ -1,0 +1,40 @@
+"""How much memory each local JVM gets, from the memory of the machine. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Sizes", "sizes_for"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes in MiB: Pulsar's heap and direct memory, its caches within the latter, and Artemis's heap."""
+
+    pulsar_heap: int
+    pulsar_direct: int
+    pulsar_write_cache: int
+    pulsar_read_cache: int
+    pulsar_entry_cache: int
+    mqtt_heap: int
+
+
+def sizes_for(total_bytes: int) -> Sizes:
+    """Return the sizes for a machine of ``total_bytes`` (0: unknown, taken for 8 GiB).
+
+    A sixteenth of the memory is Pulsar's heap, as much its direct memory, half of that Artemis's heap: 8 GiB give
+    1.25 GiB in all, and leave the rest to Spark and the user; from 12 GiB on nothing grows any more.
+    """
+    total = (total_bytes or 8 * 1024 * _MIB) // _MIB
+    heap = min(768, max(384, total // 16))
+    direct = min(768, max(384, total // 16))
+    return Sizes(
+        pulsar_heap=heap,
+        pulsar_direct=direct,
+        pulsar_write_cache=direct // 8,
+        pulsar_read_cache=direct // 16,
+        pulsar_entry_cache=direct // 5,
+        mqtt_heap=min(512, max(256, total // 32)),
+    )

@@ -1,0 +1,402 @@
+"""The local stack: Pulsar standalone and an MQTT broker as child processes, for users, tests and notebooks alike.
+
+``LocalStack`` decides ports, folders and the order of starting; how a server is configured is in ``pulsar_server``
+and ``mqtt_servers``, how it is kept from outliving us in ``processes`` and ``guardian``, when it counts as ready in
+``readiness``, where its files come from in ``distributions``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
+from bridge.local import distributions
+from bridge.local.downloads import Progress
+from bridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
+from bridge.local.ports import free_ports, is_free, loopback_interface, refuse_taken
+from bridge.local.preflight import Java, check_disk, check_java, find_java, total_memory
+from bridge.local.processes import Server, last_lines
+from bridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
+from bridge.local.readiness import mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
+from bridge.local.sizes import Sizes, sizes_for
+from bridge.settings.local import LocalSettings
+
+__all__ = ["LocalStack", "ServerName"]
+
+ServerName = Literal["pulsar", "mqtt"]
+_GRACE_S = 8.0
+_PORTS_FILE = "ports.json"
+_OWNER_FILE = "owner.pid"
+_TEMPORARY = "pulsebridge-stack-"
+_FREE_TO_RUN = 512 * 1024 * 1024
+
+
+class LocalStack:
+    """Pulsar and an MQTT broker on loopback ports. Use it as a context manager, or call start() and stop().
+
+    Without a data folder it keeps its data in a temporary one that stop() removes. The servers end with this
+    process, also when it is killed. Not safe to use from several threads at once.
+    """
+
+    def __init__(
+        self,
+        settings: LocalSettings | None = None,
+        *,
+        report: Callable[[str], None] | None = None,
+        progress: Progress | None = None,
+        usual_ports: bool = False,
+    ) -> None:
+        """``report`` is called with one line for each stage that begins, ``progress`` with the bytes of downloads,
+        both from threads of this object. ``usual_ports`` takes 1883, 6650 and 8080 where they are free.
+        """
+        self.settings = settings or LocalSettings()
+        self.stages: dict[str, float] = {}
+        """Seconds that each stage took: download, pulsar, mqtt, ready."""
+        self._report = report or (lambda line: None)
+        self._progress = progress
+        self._usual_ports = usual_ports
+        self._servers: dict[str, Server] = {}
+        self._temporary: Path | None = None
+        self._data: Path | None = None
+        self._java: Java | None = None
+        self._homes: dict[str, Path] = {}
+        self._sizes: Sizes = sizes_for(total_memory())
+        self._bookie_port = 0
+        self._abandon = threading.Event()
+        self.mqtt_host = "127.0.0.1"
+        self.mqtt_port = 0
+        self.pulsar_port = 0
+        self.admin_port = 0
+        if (self.settings.pulsar_url is None) != (self.settings.admin_url is None):
+            raise ConfigError(
+                "local.pulsar_url and local.admin_url belong together", remedy="give both or neither"
+            )
+
+    def __enter__(self) -> LocalStack:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # --- addresses ---
+
+    @property
+    def mqtt_url(self) -> str:
+        """The MQTT broker's URL, ``mqtt://127.0.0.1:port``."""
+        return f"mqtt://{self.mqtt_host}:{self.mqtt_port}"
+
+    @property
+    def pulsar_url(self) -> str:
+        """Pulsar's binary service URL."""
+        return self.settings.pulsar_url or f"pulsar://127.0.0.1:{self.pulsar_port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Pulsar's admin REST URL."""
+        return self.settings.admin_url or f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder of the servers' data. Raises TerminalError before start()."""
+        if self._data is None:
+            raise TerminalError("the local stack is not started", remedy="call start() first")
+        return self._data
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The pids of the servers that run, by name."""
+        return {name: server.pid for name, server in self._servers.items() if server.alive()}
+
+    @property
+    def servers(self) -> dict[str, Server]:
+        """The server processes, by name."""
+        return dict(self._servers)
+
+    @property
+    def homes(self) -> dict[str, Path]:
+        """The folders of the unpacked distributions in use, by server."""
+        return dict(self._homes)
+
+    def settings_overrides(self) -> dict[str, Any]:
+        """Return the settings that point Pulsebridge at these servers, by their dotted paths."""
+        return {
+            "mqtt.host": self.mqtt_host,
+            "mqtt.port": self.mqtt_port,
+            "pulsar.service_url": self.pulsar_url,
+            "pulsar.admin_url": self.admin_url,
+        }
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Fetch what is missing, start both servers at once and wait until a message went through each.
+
+        Raises TerminalError (no Java, full disk, taken port, missing download), TransientError (a download or a
+        server failed, with the last lines of its log). Nothing is left running when it raises.
+        """
+        if self._servers:
+            return
+        self._abandon.clear()
+        try:
+            self._prepare()
+            began = time.monotonic()
+            self._launch_all(self._own())
+            self.stages["ready"] = time.monotonic() - began
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop both servers and remove a temporary data folder. Does nothing when they are stopped already."""
+        servers = list(self._servers.values())
+        self._servers.clear()
+        for server in servers:
+            if self._temporary is not None:
+                server.kill()  # nothing of it is kept
+            else:
+                server.ask()
+        for server in servers:
+            server.stop()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = self._data = None
+
+    def kill(self, name: ServerName) -> None:
+        """SIGKILL one server and wait until it is gone; its data and its port stay for restart()."""
+        self._server(name).kill()
+
+    def restart(self, name: ServerName) -> None:
+        """Start one server again on the same port and data (killing it first if it runs) and wait until ready."""
+        self._server(name).kill()
+        self._launch(name)
+
+    # --- steps ---
+
+    def _server(self, name: str) -> Server:
+        if name not in self._servers:
+            raise TerminalError(
+                f"the {name} server is not one of this stack's own", remedy="start it with the stack"
+            )
+        return self._servers[name]
+
+    def _own(self) -> list[str]:
+        given = {"pulsar": self.settings.pulsar_url, "mqtt": self.settings.mqtt_url}
+        return [name for name, url in given.items() if url is None]
+
+    def _prepare(self) -> None:
+        s = self.settings
+        own = self._own()
+        self._java, _ = find_java()
+        if self._java is None:
+            missing = check_java()
+            raise TerminalError(f"no Java {missing.needed}, found: {missing.found}", remedy=missing.remedy)
+        cache = s.cache_dir or distributions.default_cache_dir()
+        if s.data_dir is None:
+            _sweep()
+            self._temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+            self._data = self._temporary
+            (self._data / _OWNER_FILE).write_text(str(os.getpid()), encoding="ascii")
+        else:
+            self._data = s.data_dir.absolute()
+            self._data.mkdir(parents=True, exist_ok=True)
+        disk = check_disk(self._data, _FREE_TO_RUN, s.max_disk_usage)
+        if not disk.ok:
+            raise TerminalError(f"the disk is too full for the servers: {disk.found}", remedy=disk.remedy)
+        refuse_taken(s.given_ports())
+        began = time.monotonic()
+        wanted = {"pulsar": distributions.PULSAR, "mqtt": distributions.ARTEMIS}
+        if s.mqtt_server != "artemis":
+            del wanted["mqtt"]
+        names = [name for name in wanted if name in own]
+        homes = distributions.ensure(
+            [wanted[name] for name in names],
+            cache=cache,
+            java=self._java.home,
+            offline=s.offline,
+            progress=self._progress,
+        )
+        self._homes = dict(zip(names, homes, strict=True))
+        self.stages["download"] = time.monotonic() - began
+        self._choose_ports()
+
+    def _choose_ports(self) -> None:
+        s = self.settings
+        given = (s.mqtt_port, s.pulsar_port, s.admin_port)
+        usual = self._earlier_ports() or ((1883, 6650, 8080, 0) if self._usual_ports else (0, 0, 0, 0))
+        ports = [
+            port or (old if old and is_free(old) else 0) for port, old in zip(given, usual, strict=False)
+        ]
+        ports.append(usual[3])  # the bookie is known by its port: with its data it keeps it
+        free = iter(free_ports(4, taken=ports))
+        self.mqtt_port, self.pulsar_port, self.admin_port, self._bookie_port = (
+            p or next(free) for p in ports
+        )
+        chosen = (self.mqtt_port, self.pulsar_port, self.admin_port, self._bookie_port)
+        (self.data_dir / _PORTS_FILE).write_text(json.dumps(chosen), encoding="ascii")
+        if s.mqtt_url is not None:
+            self.mqtt_host, self.mqtt_port = mqtt_address(s.mqtt_url)
+
+    def _earlier_ports(self) -> tuple[int, ...] | None:
+        try:
+            ports = json.loads((self.data_dir / _PORTS_FILE).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+        return tuple(int(p) for p in ports) if len(ports) == 4 else None
+
+    def _launch_all(self, names: list[str]) -> None:
+        for given in {"pulsar", "mqtt"} - set(names):
+            if not self._ready(given):
+                raise TransientError(
+                    f"{given}: the server that was given is not ready", remedy="see its own log"
+                )
+        if not names:
+            return
+        with ThreadPoolExecutor(max_workers=len(names)) as pool:
+            tasks = [pool.submit(self._launch, name) for name in names]
+            try:
+                done, pending = wait(tasks, return_when=FIRST_EXCEPTION)
+            except BaseException:
+                self._abandon.set()
+                raise
+            if pending:  # one failed: the other need not become ready first
+                self._abandon.set()
+        for task in [*done, *pending]:  # the one that failed first, for its error is the cause
+            task.result()
+
+    def _launch(self, name: str) -> None:
+        began = time.monotonic()
+        self._report(f"starting {name}")
+        server = self._pulsar() if name == "pulsar" else self._mqtt()
+        self._servers[name] = server
+        self._await_ready(name, server)
+        self.stages[name] = time.monotonic() - began
+
+    def _environment(self) -> dict[str, str]:
+        # The user's own JVM options are meant for other JVMs.
+        skipped = ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH")
+        environment = {k: v for k, v in os.environ.items() if k not in skipped}
+        if self._java is not None:
+            environment["JAVA_HOME"] = str(self._java.home)
+        return environment
+
+    def _pulsar(self) -> Server:
+        assert self._java is not None
+        folder = self.data_dir / "pulsar"
+        logs = folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        config = folder / "standalone.conf"
+        template = (self._homes["pulsar"] / "conf/standalone.conf").read_text(encoding="utf-8")
+        config.write_text(
+            render_properties(
+                template,
+                pulsar_overrides(
+                    pulsar_port=self.pulsar_port,
+                    admin_port=self.admin_port,
+                    loopback=loopback_interface(),
+                    sizes=self._sizes,
+                    fsync=self.settings.fsync,
+                ),
+            ),
+            encoding="utf-8",
+        )
+        command = pulsar_command(
+            java=self._java.home,
+            home=self._homes["pulsar"],
+            config=config,
+            data=folder / "data",
+            logs=logs,
+            bookie_port=self._bookie_port,
+            sizes=self._sizes,
+            quick=self.settings.quick_start,
+        )
+        environment = self._environment() | {"PULSAR_STANDALONE_USE_ZOOKEEPER": "0"}
+        return Server(
+            "pulsar", command, log=logs / "pulsar.log", cwd=folder, environment=environment, grace_s=_GRACE_S
+        )
+
+    def _mqtt(self) -> Server:
+        folder = self.data_dir / "mqtt"
+        log = folder / "logs/mqtt.log"
+        for part in ("etc", "data", "tmp", "logs"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        if self.settings.mqtt_server == "mosquitto":
+            program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+            if program is None:
+                raise TerminalError(
+                    "mosquitto is not on the PATH", remedy="install it, or use --mqtt-server artemis"
+                )
+            config = folder / "etc/mosquitto.conf"
+            config.write_text(mosquitto_config(port=self.mqtt_port, data=folder / "data"), encoding="utf-8")
+            command = [program, "-c", str(config)]
+        else:
+            assert self._java is not None
+            files = artemis_files(
+                port=self.mqtt_port, instance=folder, sizes=self._sizes, fsync=self.settings.fsync
+            )
+            for file, text in files.items():
+                (folder / "etc" / file).write_text(text, encoding="utf-8")
+            command = artemis_command(
+                java=self._java.home,
+                home=self._homes["mqtt"],
+                instance=folder,
+                sizes=self._sizes,
+                quick=self.settings.quick_start,
+            )
+        return Server("mqtt", command, log=log, cwd=folder, environment=self._environment(), grace_s=_GRACE_S)
+
+    def _await_ready(self, name: str, server: Server) -> None:
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        pause, last = 0.05, "it does not answer"
+        while time.monotonic() < deadline:
+            if self._abandon.is_set():
+                raise TransientError(f"starting {name} was given up")
+            if not server.alive():
+                raise TransientError(
+                    f"{name} ended with code {server.exit_code} while starting; its log ends:\n"
+                    f"{last_lines(server.log)}",
+                    remedy=f"the whole log: {server.log}",
+                )
+            try:
+                if self._ready(name):
+                    return
+            except (TransientError, RefusedError) as e:
+                last = e.what
+            time.sleep(pause)
+            pause = min(pause * 1.3, 0.25)
+        raise TransientError(
+            f"{name} is not ready after {self.settings.start_timeout_s:.0f} s ({last}); its log ends:\n"
+            f"{last_lines(server.log)}",
+            remedy="see whether the machine is overloaded, or set local.start_timeout_s higher",
+        )
+
+    def _ready(self, name: str) -> bool:
+        if name == "mqtt":
+            mqtt_round_trip(self.mqtt_host, self.mqtt_port, timeout_s=5.0)
+            return True
+        if not pulsar_healthy(self.admin_url, timeout_s=5.0):
+            return False
+        pulsar_round_trip(self.pulsar_url, self.admin_url)
+        return True
+
+
+def _sweep() -> None:
+    """Remove the temporary folders whose owners were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        try:
+            owner = int((folder / _OWNER_FILE).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            continue  # another user's, or just being made
+        if not psutil.pid_exists(owner):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,88 @@
+"""The state file of a stack that ``up`` left running: who runs it, where, until when.
+
+It is written by the supervisor alone and read by ``up``, ``status`` and ``down``. A pid counts only together with
+the process's start time, so that no signal ever reaches a stranger that got the number later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+__all__ = ["ProcessId", "StackState", "read_state", "write_state"]
+
+STATE_FILE = "stack.json"
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for certain: its pid and its start, in seconds since the epoch."""
+
+    pid: int
+    created: float
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        """Return this process's."""
+        return cls(os.getpid(), psutil.Process().create_time())
+
+    def process(self) -> psutil.Process | None:
+        """Return the process while it is that one and runs, else None."""
+        try:
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.created) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        except psutil.NoSuchProcess:
+            return None
+        return None
+
+
+@dataclass(frozen=True)
+class StackState:
+    """One moment of a supervised stack. ``phase`` is starting, ready, failed or stopped; times are Unix seconds."""
+
+    phase: str
+    supervisor: ProcessId
+    message: str = ""
+    since: float = 0.0
+    until: float = 0.0
+    mqtt_url: str = ""
+    pulsar_url: str = ""
+    admin_url: str = ""
+    mqtt_server: str = ""
+    fsync: bool = False
+    servers: dict[str, ProcessId] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    overrides: dict[str, str | int] = field(default_factory=dict)
+
+    @property
+    def running(self) -> bool:
+        """Whether its supervisor lives."""
+        return self.supervisor.process() is not None
+
+
+def write_state(folder: Path, state: StackState) -> None:
+    """Replace the state file at once: a reader sees the old one or the new one."""
+    # A name of its own for each thread: two that begin at once must not take each other's file away.
+    part = folder / f".{STATE_FILE}.{os.getpid()}.{threading.get_ident()}"
+    part.write_text(json.dumps({"v": 1} | asdict(state), indent=2) + "\n", encoding="utf-8")
+    part.replace(folder / STATE_FILE)
+
+
+def read_state(folder: Path) -> StackState | None:
+    """Return the last state, None when there is none that this version can read."""
+    try:
+        body = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        if body.pop("v") != 1:
+            return None
+        body["supervisor"] = ProcessId(**body["supervisor"])
+        body["servers"] = {name: ProcessId(**p) for name, p in body["servers"].items()}
+        return StackState(**body)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,109 @@
+"""The process behind ``pulsebridge up``: owns the servers, keeps the state file, ends them in time.
+
+It runs in a session of its own (``python -m bridge.local.supervisor FOLDER``, the settings as JSON on standard
+input) and stops on SIGTERM or SIGINT, after its time, or when both servers have ended. Should it be killed, the
+guardians end the servers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from bridge.errors import PulsebridgeError
+from bridge.local.stack import LocalStack
+from bridge.local.state import ProcessId, StackState, write_state
+from bridge.settings.local import LocalSettings
+
+__all__ = ["main"]
+
+_LOOK_S = 0.5
+
+
+def main(arguments: list[str]) -> int:
+    """Run a stack in ``FOLDER`` until it is told to stop. Exit codes: 0 stopped, 1 failed to start."""
+    folder = Path(arguments[0])
+    settings = LocalSettings.model_validate_json(sys.stdin.read())
+    stopping = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+        if not ready.is_set():
+            raise KeyboardInterrupt  # the start waits for nothing else
+
+    ready = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with (folder / "lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return 1  # another supervisor has this folder, and its state file stands
+        return _supervise(folder, settings, stopping, ready)
+
+
+def _supervise(
+    folder: Path, settings: LocalSettings, stopping: threading.Event, ready: threading.Event
+) -> int:
+    now = time.time()
+    state = StackState(phase="starting", supervisor=ProcessId.own(), since=now)
+    write_state(folder, state)
+
+    def report(line: str) -> None:
+        write_state(folder, replace(state, message=line))
+
+    stack = LocalStack(settings, report=report, usual_ports=True)
+    try:
+        stack.start()
+        ready.set()
+    except KeyboardInterrupt:
+        write_state(folder, replace(state, phase="stopped"))
+        return 0
+    except PulsebridgeError as e:
+        write_state(folder, replace(state, phase="failed", message=str(e)))
+        return 1
+    except BaseException as e:
+        write_state(folder, replace(state, phase="failed", message=f"{type(e).__name__}: {e}"))
+        raise
+    state = _describe(stack, state, until=now + settings.lifetime_h * 3600)
+    write_state(folder, state)
+    try:
+        while not stopping.wait(_LOOK_S) and time.time() < state.until and _any_alive(stack):
+            continue
+    finally:
+        stack.stop()
+        write_state(folder, replace(state, phase="stopped"))
+    return 0
+
+
+def _any_alive(stack: LocalStack) -> bool:
+    return not stack.servers or any(server.alive() for server in stack.servers.values())
+
+
+def _describe(stack: LocalStack, state: StackState, *, until: float) -> StackState:
+    servers = {name: ProcessId(server.pid, server.created) for name, server in stack.servers.items()}
+    return replace(
+        state,
+        phase="ready",
+        until=until,
+        mqtt_url=stack.mqtt_url,
+        pulsar_url=stack.pulsar_url,
+        admin_url=stack.admin_url,
+        mqtt_server=stack.settings.mqtt_server if "mqtt" in servers else "given",
+        fsync=stack.settings.fsync,
+        servers=servers,
+        logs={name: str(server.log) for name, server in stack.servers.items()},
+        stages=dict(stack.stages),
+        overrides=stack.settings_overrides(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

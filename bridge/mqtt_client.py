@@ -1,0 +1,499 @@
+"""The one module that imports paho: links to an MQTT broker that live for ever, whatever their connections do.
+
+``Link`` is one MQTT session, reconnected with jittered backoff until it is stopped. It decides how bytes and
+packets move; what a message means, when it is acknowledged and what is fatal is decided by its ``LinkHandler``.
+
+Threads
+-------
+- A link belongs to ONE loop thread: the one that calls ``turn()`` or ``run()``, or its own after ``start()``.
+- All of the handler's methods and all confirmation callbacks run on that thread. They must not block.
+- From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``.
+- On the loop thread only: everything else.
+- An exception in a handler ends the loop: ``run()`` raises it; after ``start()`` it is kept in ``failure`` and
+  raised by ``join()``.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from bridge.errors import PulsebridgeError
+from bridge.mqtt_keepalive import KeepAlive, backoff_s
+from bridge.mqtt_outbox import Outbox, Outgoing
+from bridge.mqtt_socket import BufferedSocket, tls_context
+from bridge.mqtt_types import (
+    Confirmation,
+    Connected,
+    Disconnected,
+    LinkHandler,
+    Message,
+    PublishProperties,
+    Subscription,
+    Will,
+)
+from bridge.settings.mqtt import MqttSettings
+
+__all__ = ["Link", "LinkHandler"]
+
+_VERSIONS: Final = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5": paho.MQTTv5}
+_NO_PROPERTIES: Final = len(vars(Properties(PacketTypes.PUBLISH)))  # type: ignore[no-untyped-call]
+_PUBACK: Final = struct.Struct("!BBH")
+
+
+class _Paho(paho.Client):
+    """paho's client behind a buffered socket. paho writes through us, never by itself in a callback."""
+
+    def _create_socket(self) -> Any:
+        raw: Any = super()._create_socket()
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return BufferedSocket(raw)
+
+
+class Link:
+    """One MQTT session with one broker.
+
+    ``receive_maximum`` bounds what the broker may send unacknowledged (MQTT 5, 3.1.2.11.3). ``persistent`` keeps
+    the session at the broker while we are away; links that only publish are better off without. Publishes that
+    were unconfirmed when a connection ended are sent again, in order, on the next one. ``window`` bounds the
+    QoS 1 publishes that are sent and unconfirmed; the broker's own Receive Maximum is kept as well.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        handler: LinkHandler,
+        *,
+        client_id: str | None = None,
+        persistent: bool = True,
+        receive_maximum: int = 65535,
+        window: int = 65535,
+        will: Will | None = None,
+    ) -> None:
+        self.settings = settings
+        self.client_id = settings.client_id if client_id is None else client_id
+        self.handler = handler
+        self.epoch = 0
+        """Number of the last connection that a CONNACK accepted; an ack belongs to the epoch of its message."""
+        self.connected = False
+        self.paused = False
+        self.failure: BaseException | None = None
+        self._persistent = persistent
+        self._receive_maximum = receive_maximum
+        self._outbox = Outbox(window)
+        self._accepted = 0  # the epoch of the present connection, 0 before its CONNACK
+        self._attempt = 0
+        self._next_attempt = 0.0
+        self._connack_deadline = 0.0
+        self._lost: Disconnected | None = None
+        self._keepalive = KeepAlive(float(settings.keep_alive_s))
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._sock: BufferedSocket | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._paho = self._make_client(will)
+
+    # --- from any thread ---
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        properties: PublishProperties | None = None,
+        confirmed: Callable[[Confirmation], None] | None = None,
+    ) -> None:
+        """Queue a publish; ``confirmed`` is called once, on the loop thread, when it has ended.
+
+        The queue is not bounded here: the caller bounds what it has in flight. Properties need MQTT 5 and are
+        left out before it. Raises ValueError for a topic that nobody can publish to.
+        """
+        if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
+            raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
+        self._outbox.put(Outgoing(topic, payload, qos, retain, properties, confirmed))
+        self.wake()
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many publishes are queued or sent and not yet confirmed."""
+        return self._outbox.unconfirmed
+
+    def wake(self) -> None:
+        """Make the loop thread take its next turn at once."""
+        with suppress(OSError):  # enough wake-ups wait already, or the link is closed
+            self._wake_w.send(b"\0")
+
+    def start(self) -> None:
+        """Run the loop in a thread of its own."""
+        self._thread = threading.Thread(
+            target=self._run_in_thread, name=f"mqtt-{self.client_id}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the loop to send DISCONNECT, close, and end."""
+        self._stopping.set()
+        self.wake()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread of ``start()``. Returns whether it ended; raises what ended it."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self.failure is not None:
+            raise self.failure
+        return self._thread is None or not self._thread.is_alive()
+
+    # --- the loop ---
+
+    def run(self) -> None:
+        """Take turns until ``stop``, then disconnect and close."""
+        try:
+            while not self._stopping.is_set():
+                self.turn()
+        finally:
+            self.disconnect()
+            self.close()
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except PulsebridgeError as e:
+            self.failure = e
+        except BaseException as e:
+            self.failure = e
+            raise
+
+    def turn(self, timeout: float = 1.0) -> None:
+        """Take one turn: wait for bytes, a wake-up or the time-out, read, hand over, write.
+
+        It connects first when there is no connection and the wait before the next attempt is over.
+        """
+        now = time.monotonic()
+        if self._sock is None and now >= self._next_attempt:
+            self._connect()
+        self._select(min(timeout, self._patience(time.monotonic())))
+        if self._sock is not None:
+            self._read()
+        if self._sock is not None:
+            self._check_time(time.monotonic())
+        self._report_loss()
+        self._send_waiting()
+        self.handler.on_turn(time.monotonic())
+        if self._sock is not None:
+            self._write()
+
+    def _patience(self, now: float) -> float:
+        if self._sock is None:
+            return max(0.0, self._next_attempt - now)
+        if not self._holding and (self._sock.readable or not self._sock.drained):
+            return 0.0
+        if not self.connected:
+            return max(0.0, self._connack_deadline - now)
+        return self._keepalive.next_in(now)
+
+    def _select(self, timeout: float) -> None:
+        if self._sock is not None:
+            wanted = 0 if self._holding else selectors.EVENT_READ
+            if self._sock.unsent or self._paho.want_write():
+                wanted |= selectors.EVENT_WRITE
+            self._watch(wanted)
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._wake_r:
+                self._wake_r.recv(65536)  # should more wait, the next turn comes at once
+
+    def _watch(self, wanted: int) -> None:
+        keys = self._selector.get_map()
+        assert self._sock is not None
+        fd = self._sock.fileno()
+        known = keys.get(fd)
+        if known is None:
+            if wanted:
+                self._selector.register(fd, wanted)
+        elif not wanted:
+            self._selector.unregister(fd)
+        elif known.events != wanted:
+            self._selector.modify(fd, wanted)
+
+    @property
+    def _holding(self) -> bool:
+        return self.paused and self.connected  # CONNACK is read in any case
+
+    def _read(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        if self._holding:
+            return
+        if sock.fill():
+            self._keepalive.received(time.monotonic())
+        # The handler may pause in the middle: what is buffered stays for the turn after ``resume``.
+        while not self._holding and self._sock is sock and sock.readable:
+            ended = sock.pending() == 0  # paho finds the end of the stream, or the error
+            self._paho.loop_read()
+            if ended:
+                break
+
+    def _write(self) -> None:
+        assert self._sock is not None
+        self._paho.loop_write()
+        if self._sock is not None and self._sock.unsent:
+            self._sock.flush()
+            self._keepalive.sent(time.monotonic())
+
+    def _check_time(self, now: float) -> None:
+        assert self._sock is not None
+        if not self.connected:
+            if now >= self._connack_deadline:
+                self._drop(f"no CONNACK within {self.settings.connect_timeout_s:g} s")
+            return
+        if self._sock.failure is not None and self._holding:
+            self._drop(f"the connection broke: {self._sock.failure}")
+            return
+        self._keepalive.judged(now, caught_up=not self._holding and self._sock.drained)
+        if self._keepalive.dead(now):
+            self._drop(f"no answer to PINGREQ within the keep-alive of {self._keepalive.interval_s:g} s")
+        elif self._keepalive.ping_due(now):
+            self._sock.send(b"\xc0\x00")
+            self._keepalive.pinged(now)
+
+    # --- connecting ---
+
+    def _make_client(self, will: Will | None) -> _Paho:
+        s = self.settings
+        version = _VERSIONS[s.protocol]
+        client = _Paho(
+            CallbackAPIVersion.VERSION2,
+            client_id=self.client_id,
+            protocol=version,
+            reconnect_on_failure=False,
+            manual_ack=True,
+            clean_session=None if version == paho.MQTTv5 else not self._persistent,
+        )
+        client.connect_timeout = s.connect_timeout_s
+        client.max_inflight_messages_set(0)  # the window is ours
+        if s.username is not None:
+            client.username_pw_set(s.username, None if s.password is None else s.password.get_secret_value())
+        if s.tls:
+            client.tls_set_context(tls_context(s))
+        if will is not None:
+            client.will_set(will.topic, will.payload, will.qos, will.retain)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        client.on_socket_close = self._on_socket_close
+        client.on_socket_register_write = lambda *_: None  # paho queues, the loop writes once a turn
+        return client
+
+    def _connect(self) -> None:
+        s = self.settings
+        self._paho.drop_out_messages()  # resent by us, in order
+        options: dict[str, Any] = {}
+        if s.protocol == "5":
+            properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.ReceiveMaximum = self._receive_maximum
+            if self._persistent:
+                properties.SessionExpiryInterval = s.session_expiry_s
+            options = {"clean_start": not self._persistent, "properties": properties}
+        self._lost = None
+        self._accepted = 0
+        try:
+            self._paho.connect(s.host, s.port, keepalive=s.keep_alive_s, **options)
+        except (OSError, ValueError) as e:
+            self._lost = Disconnected(0, f"connecting to {s.host}:{s.port}: {e}")
+            self._report_loss()
+            return
+        sock: Any = self._paho.socket()
+        if sock is None:
+            self._lost = Disconnected(
+                0, f"connecting to {s.host}:{s.port}: closed at once", closed_by_peer=True
+            )
+            return
+        self._sock = sock
+        self._connack_deadline = time.monotonic() + s.connect_timeout_s
+        self._write()
+
+    def _drop(self, why: str) -> None:
+        self._lost = Disconnected(self._accepted, why)
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        sock, self._sock = self._sock, None
+        self.connected = False
+        if sock is not None:
+            self._forget(sock)
+            sock.close()
+
+    def _forget(self, sock: BufferedSocket) -> None:
+        keys = self._selector.get_map()  # None once it is closed: paho drops its socket when it is collected
+        if keys is not None and sock.fileno() in keys:
+            self._selector.unregister(sock.fileno())
+
+    def _report_loss(self) -> None:
+        if self._lost is None:
+            return
+        event, self._lost = self._lost, None
+        self.connected = False
+        self._outbox.connection_lost()
+        self._attempt = 0 if event.epoch else self._attempt + 1
+        self._next_attempt = time.monotonic() + backoff_s(
+            self._attempt, self.settings.reconnect_min_s, self.settings.reconnect_max_s, random.random()
+        )
+        self.handler.on_disconnected(event)
+
+    # --- paho's callbacks, on the loop thread ---
+
+    def _on_connect(
+        self, client: Any, _data: object, flags: Any, reason: ReasonCode, properties: Any
+    ) -> None:
+        if reason.is_failure:
+            self._lost = Disconnected(
+                0, f"the broker refused the connection: {reason}", reason.value, refused=True
+            )
+            return
+        self.epoch += 1
+        self._accepted = self.epoch
+        self.connected = True
+        peer_window = getattr(properties, "ReceiveMaximum", 65535)
+        self._outbox.connected(peer_window)
+        self._keepalive.opened(time.monotonic(), float(client.keepalive))
+        self.handler.on_connected(Connected(self.epoch, bool(flags.session_present), peer_window))
+
+    def _on_disconnect(
+        self, _client: Any, _data: object, flags: Any, reason: ReasonCode, _props: Any
+    ) -> None:
+        if self._lost is not None:
+            return  # a refused CONNACK has said why
+        epoch = self._accepted
+        if flags.is_disconnect_packet_from_server:
+            self._lost = Disconnected(epoch, f"the broker sent DISCONNECT: {reason}", reason.value)
+        else:
+            self._lost = Disconnected(epoch, "the connection was closed", closed_by_peer=True)
+
+    def _on_socket_close(self, _client: Any, _data: object, sock: Any) -> None:
+        self.connected = False
+        if self._sock is sock:
+            self._sock = None
+        self._forget(sock)
+
+    def _on_message(self, _client: Any, _data: object, packet: paho.MQTTMessage) -> None:
+        try:
+            topic = packet.topic
+        except UnicodeDecodeError:
+            topic = packet._topic.decode("utf-8", "surrogateescape")
+        properties = packet.properties
+        ours = None
+        if properties is not None and len(vars(properties)) > _NO_PROPERTIES:
+            ours = PublishProperties.of_names(vars(properties))
+        self.handler.on_message(
+            Message(topic, bytes(packet.payload), packet.qos, packet.retain, packet.dup, packet.mid, ours)
+        )
+
+    def _on_publish(self, _client: Any, _data: object, mid: int, reason: ReasonCode, _props: Any) -> None:
+        outgoing = self._outbox.confirmed(mid)
+        if outgoing is not None and outgoing.confirmed is not None:
+            outgoing.confirmed(Confirmation(reason.value, mid, self.epoch))
+
+    def _on_subscribe(
+        self, _client: Any, _data: object, _mid: int, codes: Iterable[ReasonCode], _p: Any
+    ) -> None:
+        self.handler.on_subscribed([code.value for code in codes])
+
+    # --- on the loop thread ---
+
+    def acknowledge(self, mids: Sequence[int], epoch: int) -> bool:
+        """Write PUBACK for QoS 1 messages of connection ``epoch``, in this order, in one piece.
+
+        Returns False, and writes nothing, when that connection is no longer open: the broker will send those
+        messages again, perhaps under packet identifiers that mean other messages now (H2).
+        """
+        if self._sock is None or not self.connected or epoch != self.epoch:
+            return False
+        pack = _PUBACK.pack
+        # A reason code of 0 and no properties may be left out (MQTT 5, 3.4.2.1): the same four bytes in all versions.
+        self._sock.send(b"".join([pack(0x40, 2, mid) for mid in mids]))
+        return True
+
+    def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
+        """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
+        if self.settings.protocol == "5":
+            self._paho.subscribe(
+                [
+                    (
+                        s.filter,
+                        SubscribeOptions(
+                            qos=s.qos,
+                            retainAsPublished=s.retain_as_published,
+                            retainHandling=s.retain_handling,
+                        ),
+                    )
+                    for s in subscriptions
+                ]
+            )
+        else:
+            self._paho.subscribe([(s.filter, s.qos) for s in subscriptions])
+
+    def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Send one UNSUBSCRIBE."""
+        self._paho.unsubscribe(list(filters))
+
+    def pause(self) -> None:
+        """Stop reading from the socket; the connection is kept alive, and PINGRESP not judged, until ``resume``."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Read again."""
+        self.paused = False
+
+    def abandon(self) -> int:
+        """Drop every publish that is not confirmed, without confirmation. Returns how many."""
+        return self._outbox.abandon()
+
+    def disconnect(self) -> None:
+        """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""
+        if self._sock is not None:
+            if self.connected:
+                self._paho.disconnect()
+                self._paho.loop_write()
+            self._close_socket()
+        self._lost = None
+
+    def close(self) -> None:
+        """Free the wake-up pipe and the selector; the link cannot be used any more."""
+        self._stopping.set()
+        self._close_socket()
+        self._selector.close()
+        self._wake_r.close()
+        self._wake_w.close()
+
+    def _send_waiting(self) -> None:
+        while self.connected and (outgoing := self._outbox.next()) is not None:
+            properties = None
+            if outgoing.properties is not None and self.settings.protocol == "5":
+                properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+                for name, value in outgoing.properties.by_name().items():
+                    setattr(properties, name, value)
+            info = self._paho.publish(
+                outgoing.topic, outgoing.payload, outgoing.qos, outgoing.retain, properties
+            )
+            self._outbox.sent(info.mid, outgoing)

@@ -1,0 +1,227 @@
+"""Small users of a link: a device for simulations and tests, a dial for checks, a round trip for readiness."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from bridge.errors import RefusedError, TransientError
+from bridge.mqtt_client import Link
+from bridge.mqtt_types import (
+    Confirmation,
+    Connected,
+    Disconnected,
+    LinkHandler,
+    Message,
+    ProbeResult,
+    PublishProperties,
+    Subscription,
+    Will,
+)
+from bridge.settings.mqtt import MqttSettings
+
+__all__ = ["DeviceClient", "probe", "round_trip"]
+
+
+class DeviceClient(LinkHandler):
+    """An MQTT client as a device has it: one thread of its own, reconnects for ever, unconfirmed publishes again.
+
+    ``on_message`` and the confirmations of ``publish`` run on the link's thread and must not block. Messages
+    are acknowledged after ``on_message`` returned. Every method may be called from any thread.
+    Subscriptions are made again on each connection whose session the broker did not keep.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        client_id: str,
+        *,
+        on_message: Callable[[Message], None] | None = None,
+        persistent: bool = False,
+        window: int = 1000,
+        will: Will | None = None,
+    ) -> None:
+        self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window, will=will)
+        self.connections = 0
+        """How often a CONNACK accepted us."""
+        self.last_loss: Disconnected | None = None
+        self._deliver = on_message
+        self._subscriptions: dict[str, Subscription] = {}
+        self._fresh: list[Subscription] = []
+        self._changed = threading.Condition()
+        self._acks: list[int] = []
+        self._granted = 0
+
+    # --- from any thread ---
+
+    def connect(self, timeout: float = 10.0) -> None:
+        """Start, and wait for the first CONNACK. Raises TransientError when there is none in time."""
+        self.link.start()
+        if not self._wait(lambda: self.connections > 0, timeout):
+            self.close()
+            s = self.link.settings
+            why = "no answer" if self.last_loss is None else self.last_loss.why
+            raise TransientError(
+                f"{self.link.client_id} got no MQTT connection to {s.host}:{s.port} in {timeout:g} s: {why}"
+            )
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        properties: PublishProperties | None = None,
+        confirmed: Callable[[Confirmation], None] | None = None,
+    ) -> None:
+        """Queue a publish; ``confirmed`` is called when the broker answered (QoS 1) or it was sent (QoS 0)."""
+        self.link.publish(
+            topic, payload, qos=qos, retain=retain, properties=properties, confirmed=self._counted(confirmed)
+        )
+
+    def subscribe(self, *filters: str, qos: int = 1, timeout: float = 10.0) -> None:
+        """Subscribe and wait for SUBACK. Raises TransientError without an answer, RefusedError when refused."""
+        with self._changed:
+            target = len(self._subscriptions) + len([f for f in filters if f not in self._subscriptions])
+            for one in filters:
+                self._subscriptions[one] = Subscription(one, qos)
+                self._fresh.append(self._subscriptions[one])
+        self.link.wake()
+        if not self._wait(lambda: self._granted >= target, timeout):
+            raise TransientError(
+                f"{self.link.client_id}: no SUBACK for {', '.join(filters)} in {timeout:g} s"
+            )
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Wait until every publish is confirmed. Returns whether that was reached."""
+        return self._wait(lambda: self.link.unconfirmed == 0, timeout)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Send DISCONNECT and end the thread. What is not confirmed is dropped."""
+        self.link.stop()
+        self.link.join(timeout)
+
+    def __enter__(self) -> DeviceClient:
+        self.connect()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: condition() or self.link.failure is not None, timeout)
+                and condition()
+            )
+
+    def _counted(self, confirmed: Callable[[Confirmation], None] | None) -> Callable[[Confirmation], None]:
+        def done(confirmation: Confirmation) -> None:
+            if confirmed is not None:
+                confirmed(confirmation)
+            with self._changed:
+                self._changed.notify_all()
+
+        return done
+
+    # --- on the link's thread ---
+
+    def on_connected(self, event: Connected) -> None:
+        """Subscribe again where the broker kept no session."""
+        with self._changed:
+            self.connections += 1
+            if not event.session_present:
+                self._granted = 0
+                self._fresh = list(self._subscriptions.values())
+            self._changed.notify_all()
+
+    def on_disconnected(self, event: Disconnected) -> None:
+        """Remember why; the link tries again."""
+        self.last_loss = event
+        self._acks.clear()
+
+    def on_subscribed(self, codes: list[int]) -> None:
+        """Count what was granted."""
+        if any(code >= 0x80 for code in codes):
+            raise RefusedError(
+                f"{self.link.client_id}: the broker refused a subscription, SUBACK codes {codes}"
+            )
+        with self._changed:
+            self._granted += len(codes)
+            self._changed.notify_all()
+
+    def on_message(self, message: Message) -> None:
+        """Hand over and note the acknowledgement."""
+        if self._deliver is not None:
+            self._deliver(message)
+        if message.qos:
+            self._acks.append(message.mid)
+
+    def on_turn(self, now: float) -> None:
+        """Send what the turn has gathered."""
+        if self._acks:
+            self.link.acknowledge(self._acks, self.link.epoch)
+            self._acks.clear()
+        if self._fresh and self.link.connected:
+            with self._changed:
+                fresh, self._fresh = self._fresh, []
+            self.link.subscribe(fresh)
+
+
+class _Probe(LinkHandler):
+    def __init__(self) -> None:
+        self.connected: Connected | None = None
+        self.lost: Disconnected | None = None
+
+    def on_connected(self, event: Connected) -> None:
+        self.connected = event
+
+    def on_disconnected(self, event: Disconnected) -> None:
+        self.lost = event
+
+
+def probe(settings: MqttSettings) -> ProbeResult:
+    """Dial the broker once with a client id of its own, so that no running process is disturbed.
+
+    Raises ConfigError when a TLS file cannot be read; everything else is in the result.
+    """
+    seen = _Probe()
+    # MQTT 3.1 takes at most 23 characters.
+    link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
+    begin = time.monotonic()
+    try:
+        while seen.connected is None and seen.lost is None:
+            link.turn()
+    finally:
+        link.disconnect()
+        link.close()
+    elapsed = time.monotonic() - begin
+    if seen.connected is not None:
+        return ProbeResult(True, "", settings.protocol, elapsed, seen.connected.receive_maximum)
+    return ProbeResult(False, "" if seen.lost is None else seen.lost.why, settings.protocol, elapsed)
+
+
+def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
+    """Publish a message at QoS 1 and receive it back. Returns the seconds that took from the publish.
+
+    Raises TransientError when the broker does not do it in ``timeout`` seconds.
+    """
+    token = secrets.token_hex(8)
+    arrived = threading.Event()
+    settings = MqttSettings(host=host, port=port, protocol="3.1.1")
+    client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
+    client.connect(timeout)
+    try:
+        client.subscribe(f"pulsebridge-ready/{token}", timeout=timeout)
+        begin = time.monotonic()
+        client.publish(f"pulsebridge-ready/{token}", b"ready")
+        if not arrived.wait(timeout):
+            raise TransientError(
+                f"the MQTT broker at {host}:{port} took a message and did not give it back in {timeout:g} s"
+            )
+        return time.monotonic() - begin
+    finally:
+        client.close()

@@ -1,0 +1,135 @@
+"""A buffered socket in the shape that paho expects: one system call for many packets, in both directions.
+
+paho's decoder asks for one byte, then for a few, then for the body: three calls of ``recv`` for a packet. Behind
+this buffer they are slices of memory. What is written is kept until ``flush``, so that the acknowledgements of a
+whole read turn leave in one segment. It decides nothing; who reads when is the link's business.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Final
+
+from bridge.errors import ConfigError
+from bridge.settings.mqtt import MqttSettings
+
+__all__ = ["BufferedSocket", "tls_context"]
+
+_READ_BYTES: Final = 256 * 1024
+_OUT_LIMIT: Final = 4 * 1024 * 1024
+
+
+class BufferedSocket:
+    """A non-blocking TCP or TLS socket behind a read and a write buffer. Used by one thread only."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._in = b""
+        self._at = 0
+        self._out = bytearray()
+        self._ended = False
+        self.failure: OSError | None = None
+        """What broke the connection; shown to paho once all that was read before is consumed."""
+        self.drained = True
+        """Whether the last ``fill`` found the kernel's buffer empty, so that nothing older waits unread."""
+
+    # --- what paho calls ---
+
+    def recv(self, size: int) -> bytes:
+        """Return up to ``size`` buffered bytes; b"" at the end of the stream; BlockingIOError when there are none."""
+        at = self._at
+        if at < len(self._in):
+            piece = self._in[at : at + size]
+            self._at = at + len(piece)
+            return piece
+        if self.failure is not None:
+            raise self.failure
+        if self._ended:
+            return b""
+        raise BlockingIOError
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Keep ``data`` for the next flush, whole; BlockingIOError when more waits than memory should hold."""
+        if len(self._out) > _OUT_LIMIT:
+            raise BlockingIOError
+        self._out += data
+        return len(data)
+
+    def pending(self) -> int:
+        """Return how many bytes are buffered and not yet read by paho."""
+        return len(self._in) - self._at
+
+    def close(self) -> None:
+        """Send what is left without waiting, then close."""
+        if self.failure is None:
+            self.flush()
+        self._sock.close()
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._sock.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        """Set the socket's mode; paho sets it to non-blocking after the connect."""
+        self._sock.setblocking(flag)
+
+    # --- what the link calls ---
+
+    @property
+    def readable(self) -> bool:
+        """Whether paho has something to find: bytes, the end of the stream, or an error."""
+        return self._at < len(self._in) or self._ended or self.failure is not None
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait for ``flush``."""
+        return len(self._out)
+
+    def fill(self) -> int:
+        """Read once what the kernel has, up to 256 KiB. Returns the number of bytes read."""
+        if self._ended or self.failure is not None:
+            return 0
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self.drained = True
+            return 0
+        except OSError as e:
+            self.failure = e
+            return 0
+        if not data:
+            self._ended = True
+            return 0
+        self._in = self._in[self._at :] + data if self._at < len(self._in) else data
+        self._at = 0
+        # TLS gives one record at a time, and more may wait inside its layer, where select does not see it.
+        self.drained = len(data) < _READ_BYTES and not isinstance(self._sock, ssl.SSLSocket)
+        return len(data)
+
+    def flush(self) -> None:
+        """Write what waits, as far as the kernel takes it. An error shows at the next ``recv``."""
+        while self._out:
+            try:
+                sent = self._sock.send(self._out)
+            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except OSError as e:
+                self.failure = e
+                self._out.clear()
+                return
+            del self._out[:sent]
+
+
+def tls_context(settings: MqttSettings) -> ssl.SSLContext:
+    """Return the TLS context of a link. Raises ConfigError when a PEM file cannot be read."""
+    try:
+        context = ssl.create_default_context(cafile=None if settings.tls_ca is None else str(settings.tls_ca))
+        if settings.tls_certificate is not None:
+            context.load_cert_chain(str(settings.tls_certificate), str(settings.tls_private_key))
+    except (OSError, ssl.SSLError) as e:
+        raise ConfigError(
+            f"mqtt.tls_ca {settings.tls_ca} or mqtt.tls_certificate {settings.tls_certificate}: {e}",
+            remedy="give readable PEM files, the key without a passphrase",
+        ) from e
+    return context

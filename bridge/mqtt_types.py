@@ -1,0 +1,170 @@
+"""What passes between the MQTT client and its users: plain data, without paho, a socket or a thread.
+
+Pure modules (mapping, envelope, acks) take these, so that they can be tested and reused without a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = [
+    "DISCONNECT_TAKEN_OVER",
+    "Confirmation",
+    "Connected",
+    "Disconnected",
+    "LinkHandler",
+    "Message",
+    "ProbeResult",
+    "PublishProperties",
+    "Subscription",
+    "Will",
+]
+
+DISCONNECT_TAKEN_OVER = 0x8E
+"""MQTT 5 DISCONNECT reason "Session taken over": another process connected with the same client id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishProperties:
+    """Properties of an MQTT 5 PUBLISH (MQTT 5, 3.3.2.3). None or empty where the packet carries none."""
+
+    user: tuple[tuple[str, str], ...] = ()
+    """User properties in the order of the packet, repeats kept."""
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    payload_format: int | None = None
+    expiry_s: int | None = None
+    """Message Expiry Interval, in seconds, as it is left when the packet arrives."""
+
+    @classmethod
+    def of_names(cls, found: Mapping[str, Any]) -> PublishProperties:
+        """Return the properties given by the names of the specification without spaces; others are left out."""
+        return cls(
+            user=tuple(found.get("UserProperty", ())),
+            content_type=found.get("ContentType"),
+            response_topic=found.get("ResponseTopic"),
+            correlation_data=found.get("CorrelationData"),
+            payload_format=found.get("PayloadFormatIndicator"),
+            expiry_s=found.get("MessageExpiryInterval"),
+        )
+
+    def by_name(self) -> dict[str, Any]:
+        """Return what is set, by the names of the specification without spaces."""
+        named = {
+            "UserProperty": list(self.user) or None,
+            "ContentType": self.content_type,
+            "ResponseTopic": self.response_topic,
+            "CorrelationData": self.correlation_data,
+            "PayloadFormatIndicator": self.payload_format,
+            "MessageExpiryInterval": self.expiry_s,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class Message(NamedTuple):
+    """A PUBLISH as it arrived. ``mid`` is its packet identifier, 0 at QoS 0; ``properties`` None when empty.
+
+    A topic that is not UTF-8 carries lone surrogates (``surrogateescape``).
+    """
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    dup: bool
+    mid: int
+    properties: PublishProperties | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One filter of a SUBSCRIBE. The last two fields exist in MQTT 5 only (MQTT 5, 3.8.3.1)."""
+
+    filter: str
+    qos: int = 1
+    retain_as_published: bool = True
+    """Keep the RETAIN flag that the publisher set, instead of clearing it on forwarding."""
+    retain_handling: int = 1
+    """0 send retained messages at each subscribe, 1 only when the subscription is new, 2 never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A CONNACK that accepted us. ``epoch`` numbers the connections of one link from 1 on."""
+
+    epoch: int
+    session_present: bool
+    receive_maximum: int
+    """How many QoS 1 and 2 publishes the broker takes unconfirmed from us (MQTT 5), else 65535."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The end of a connection, or of an attempt: ``epoch`` is 0 when no CONNACK accepted us.
+
+    ``reason`` is the MQTT 5 reason code where the broker sent one, else None. ``refused`` tells a CONNACK that
+    refused us, ``closed_by_peer`` a connection that the other side ended without a word.
+    """
+
+    epoch: int
+    why: str
+    reason: int | None = None
+    refused: bool = False
+    closed_by_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The end of one publish of ours.
+
+    ``reason`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message, 0x10 says that
+    nobody is subscribed, from 0x80 on it refused. Always 0 before MQTT 5 and at QoS 0, where it only says that
+    the packet was handed to the socket. ``mid`` is the packet identifier, ``epoch`` the connection.
+    """
+
+    reason: int
+    mid: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker publishes for us when the connection ends without DISCONNECT."""
+
+    topic: str
+    payload: bytes = b""
+    qos: int = 1
+    retain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one dial of the broker found. ``why`` is empty when it accepted us."""
+
+    ok: bool
+    why: str
+    protocol: str
+    elapsed_s: float
+    receive_maximum: int = 0
+
+
+class LinkHandler:
+    """What a link calls, always on its loop thread. An exception from any of these ends the link's loop."""
+
+    def on_connected(self, event: Connected) -> None:
+        """Called after a CONNACK that accepted us, before any message of that connection. Subscribe here."""
+
+    def on_disconnected(self, event: Disconnected) -> None:
+        """Called when a connection ended or an attempt failed. Raise to give up; else the link tries again."""
+
+    def on_subscribed(self, codes: list[int]) -> None:
+        """Called with SUBACK's codes, in the order of the filters: 0 to 2 the granted QoS, from 0x80 refused."""
+
+    def on_message(self, message: Message) -> None:
+        """Called for each PUBLISH that arrives. QoS 1 is acknowledged by ``Link.acknowledge`` alone."""
+
+    def on_turn(self, now: float) -> None:
+        """Called once at the end of each turn of the loop, with the monotonic clock, at least once a second."""

@@ -1,0 +1,54 @@
+"""The options that commands share, and how they become settings.
+
+A command takes ``config: ConfigOption = None, sets: SetOption = None`` and calls ``settings_from(config, sets)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:  # building the models takes longer than showing a help page
+    from bridge.settings import Settings
+
+__all__ = ["ConfigOption", "JsonOption", "SetOption", "settings_from"]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="PATH",
+        help="YAML file of the settings; else $PULSEBRIDGE_CONFIG, else ./pulsebridge.yaml if it is there.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Set one value, for example --set mqtt.host=broker.example; may be repeated.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def settings_from(
+    config: Path | None = None, sets: Sequence[str] | None = None, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Load the settings for a command and configure the log by them.
+
+    ``flags`` are the command's own options by their path (``{"mqtt.host": host}``); None means not given.
+    Raises ConfigError with every problem listed.
+    """
+    from bridge import logs
+    from bridge.settings.loading import load_with_origins
+
+    settings = load_with_origins(config, sets or (), flags=flags).settings
+    logs.configure(settings.log)
+    return settings

@@ -1,0 +1,202 @@
+"""Pulsar's admin REST, as far as Pulsebridge needs it: provisioning, statistics, positions.
+
+Provisioning comes before the first message: a topic with no subscription and no retention loses its messages at
+once (H11), and time-to-live or eviction would consume what a subscription holds (H13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from bridge.errors import RefusedError, TransientError
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["PulsarAdmin"]
+
+
+class PulsarAdmin:
+    """A client of Pulsar's admin REST. Raises TransientError when it cannot be reached, RefusedError on 4xx."""
+
+    def __init__(self, settings: PulsarSettings, *, timeout_s: float = 10.0) -> None:
+        self.settings = settings
+        headers = {}
+        if settings.token is not None:
+            headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
+        verify: Any = str(settings.tls_ca) if settings.tls_ca else True
+        cert = None
+        if settings.tls_certificate is not None:
+            cert = (str(settings.tls_certificate), str(settings.tls_private_key))
+        self._http = httpx.Client(
+            base_url=f"{settings.admin_url.rstrip('/')}/admin/v2",
+            headers=headers,
+            verify=verify,
+            cert=cert,
+            timeout=timeout_s,
+            trust_env=False,
+            follow_redirects=True,  # a broker that does not own the topic answers 307 with the owner's address
+        )
+
+    def __enter__(self) -> PulsarAdmin:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def request(self, method: str, path: str, *, body: Any = None, accept: tuple[int, ...] = ()) -> Any:
+        """Do one request and return its JSON body, None when it has none.
+
+        ``accept`` lists further status codes that count as done (409 for something that exists already).
+        Raises TransientError when the server cannot be reached or answers 5xx, RefusedError on other codes.
+        """
+        try:
+            answer = self._http.request(method, path, json=body)
+        except httpx.HTTPError as e:
+            raise TransientError(f"Pulsar's admin at {self.settings.admin_url} cannot be reached: {e}") from e
+        if answer.status_code >= 500 and answer.status_code not in accept:
+            raise TransientError(
+                f"Pulsar's admin answered {answer.status_code} to {method} {path}: {_why(answer)}"
+            )
+        if answer.status_code >= 400 and answer.status_code not in accept:
+            raise RefusedError(
+                f"Pulsar's admin refused {method} {path} with {answer.status_code}: {_why(answer)}"
+            )
+        if answer.status_code >= 400 or not answer.content:
+            return None
+        try:
+            return answer.json()
+        except ValueError:
+            return answer.text
+
+    # --- namespaces and topics ---
+
+    def provision_namespaces(self) -> None:
+        """Create both namespaces and set what keeps their messages: retention, no TTL, producers held at quota."""
+        s = self.settings
+        self.request(
+            "PUT",
+            f"/tenants/{s.tenant}",
+            accept=(409,),
+            body={
+                "adminRoles": [],
+                "allowedClusters": self.request("GET", "/clusters"),
+            },
+        )
+        for namespace in (s.namespace, s.system_namespace):
+            path = f"/namespaces/{s.tenant}/{namespace}"
+            self.request("PUT", path, accept=(409,))
+            self.request(
+                "POST",
+                f"{path}/retention",
+                body={
+                    "retentionTimeInMinutes": s.retention_minutes,
+                    "retentionSizeInMB": s.retention_mb,
+                },
+            )
+            self.request("POST", f"{path}/messageTTL", body=0)
+            self.request("POST", f"{path}/subscriptionExpirationTime", body=0)
+            self.request(
+                "POST",
+                f"{path}/inactiveTopicPolicies",
+                body={
+                    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+                    "maxInactiveDurationSeconds": 60,
+                    "deleteWhileInactive": False,
+                },
+            )
+            self.request(
+                "POST",
+                f"{path}/backlogQuota?backlogQuotaType=destination_storage",
+                body={
+                    "limitSize": -1,
+                    "limitTime": -1,
+                    "policy": "producer_request_hold",
+                },
+            )
+
+    def create_partitioned(self, topic: str, partitions: int) -> int:
+        """Create a partitioned topic if it is not there. Returns the number of partitions that it has."""
+        self.request("PUT", f"/{rest_path(topic)}/partitions", body=partitions, accept=(409,))
+        return self.partition_count(topic)
+
+    def partition_count(self, topic: str) -> int:
+        """Return the number of partitions, 0 for a topic that is not partitioned or does not exist."""
+        found = self.request("GET", f"/{rest_path(topic)}/partitions", accept=(404,))
+        return 0 if found is None else int(found["partitions"])
+
+    def topics(self, namespace: str) -> list[str]:
+        """Return the full names of the persistent topics of a namespace (``tenant/namespace``), partitioned ones
+        by their base name, non-partitioned ones as they are.
+        """
+        partitioned = set(self.request("GET", f"/persistent/{namespace}/partitioned", accept=(404,)) or [])
+        plain = {
+            t
+            for t in self.request("GET", f"/persistent/{namespace}", accept=(404,)) or []
+            if t.rsplit("-partition-", 1)[0] not in partitioned
+        }
+        return sorted(partitioned | plain)
+
+    def create_subscription(self, topic: str, name: str, position: str = "earliest") -> bool:
+        """Create a durable subscription at ``earliest`` or ``latest``. Returns False when it was there already."""
+        path = f"/{rest_path(topic)}/subscription/{quote(name, safe='')}"
+        try:
+            self.request("PUT", path, body=position)
+        except RefusedError as e:
+            if " 409" in e.what:
+                return False
+            raise
+        return True
+
+    # --- statistics ---
+
+    def internal_stats(self, partition: str) -> dict[str, Any]:
+        """Return one partition's ``internalStats``: its ledgers, its cursors and its last confirmed entry."""
+        return dict(self.request("GET", f"/{rest_path(partition)}/internalStats"))
+
+    def stats(self, partition: str) -> dict[str, Any]:
+        """Return one partition's ``stats``: counters, backlog, subscriptions."""
+        return dict(self.request("GET", f"/{rest_path(partition)}/stats"))
+
+    def entry_headers(self, partition: str, ledger: int, entry: int) -> tuple[int, dict[str, str]]:
+        """Ask for one stored entry; return the status and the headers, by lower-case name, that describe it.
+
+        The entry's bytes are not read. Raises TransientError when the server cannot be reached.
+        """
+        path = f"/{rest_path(partition)}/ledger/{ledger}/entry/{entry}"
+        try:
+            with self._http.stream("GET", path) as answer:
+                return answer.status_code, {name.lower(): value for name, value in answer.headers.items()}
+        except httpx.HTTPError as e:
+            raise TransientError(f"Pulsar's admin at {self.settings.admin_url} cannot be reached: {e}") from e
+
+    def cluster(self) -> str:
+        """Return the name of the cluster."""
+        return ",".join(sorted(self.request("GET", "/clusters")))
+
+    def healthy(self) -> bool:
+        """Return whether the broker passes its own health check (it produces and reads a message)."""
+        try:
+            self.request("GET", "/brokers/health")
+        except (TransientError, RefusedError):
+            return False
+        return True
+
+
+def rest_path(topic: str) -> str:
+    """Return ``persistent/tenant/namespace/encoded-name`` for a full topic name."""
+    domain, _, rest = topic.partition("://")
+    tenant, namespace, local = rest.split("/", 2)
+    return f"{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
+
+
+def _why(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json().get("reason", answer.text))[:300]
+    except (ValueError, AttributeError):
+        return answer.text[:300]

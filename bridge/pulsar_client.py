@@ -1,0 +1,217 @@
+"""The one module that imports Pulsar's client: connections, producers, readers and consumers, and its errors as ours.
+
+It decides how a client is configured so that nothing is refused without a voice (H1); what is written and when
+it is acknowledged is decided by its callers. A client is made inside the process that uses it, never before a
+fork: its C++ threads do not survive one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+import pulsar
+
+from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminalError, TransientError
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = [
+    "EARLIEST",
+    "MAX_BATCH_BYTES",
+    "OK",
+    "QUEUE_FULL",
+    "Consumer",
+    "Message",
+    "MessageId",
+    "Producer",
+    "PulsarClient",
+    "Reader",
+    "ReceiveTimeout",
+    "as_our_error",
+    "our_errors",
+]
+
+Consumer: TypeAlias = pulsar.Consumer
+Message: TypeAlias = pulsar.Message
+MessageId: TypeAlias = pulsar.MessageId
+Producer: TypeAlias = pulsar.Producer
+Reader: TypeAlias = pulsar.Reader
+ReceiveTimeout: TypeAlias = pulsar.Timeout
+
+EARLIEST: Final = pulsar.MessageId.earliest
+
+OK: Final = pulsar.Result.Ok
+QUEUE_FULL: Final = pulsar.Result.ProducerQueueIsFull
+
+MAX_BATCH_BYTES: Final = 1024 * 1024
+"""A batch above the broker's limit is dropped whole without an error (H1 b), so batches stay far below it."""
+
+_REFUSED = (
+    "AuthenticationError",
+    "AuthorizationError",
+    "InvalidTopicName",
+    "MessageTooBig",
+    "TopicTerminated",
+    "IncompatibleSchema",
+    "NotAllowedError",
+    "InvalidConfiguration",
+    "InvalidUrl",
+    "TopicNotFound",
+)
+_FENCED = ("ProducerFenced", "ProducerBusy", "ConsumerBusy")
+
+
+def as_our_error(error: object, doing: str) -> PulsebridgeError:
+    """Return the error of ours that an exception or a Result of Pulsar's client stands for."""
+    name = getattr(error, "name", None) or type(error).__name__
+    if name in _FENCED:
+        return FencedError(f"{doing}: Pulsar answered {name}: another process holds it")
+    if name in _REFUSED:
+        return RefusedError(f"{doing}: Pulsar answered {name}")
+    return TransientError(f"{doing}: Pulsar answered {name}")
+
+
+@contextmanager
+def our_errors(doing: str) -> Iterator[None]:
+    """Turn what Pulsar's client raises into this project's errors; ``doing`` names the act and its object."""
+    try:
+        yield
+    except pulsar.PulsarException as e:
+        raise as_our_error(e, doing) from e
+    except RuntimeError as e:  # what the C++ client throws for an URL that it cannot parse
+        raise TerminalError(f"{doing}: {e}") from e
+
+
+def _client_log(shown: bool) -> object:
+    # A Python logger would take the GIL on the C++ threads and fail while the interpreter ends.
+    if shown:
+        return pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+
+
+class PulsarClient:
+    """A connection to one Pulsar cluster. Close it, or use it as a context manager.
+
+    Raises TransientError, RefusedError or FencedError from each call, never Pulsar's own exceptions.
+    """
+
+    def __init__(self, settings: PulsarSettings, *, io_threads: int = 1) -> None:
+        self.settings = settings
+        auth = None
+        if settings.token is not None:
+            auth = pulsar.AuthenticationToken(settings.token.get_secret_value())
+        elif settings.tls_certificate is not None:
+            auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+        with our_errors(f"connecting to {settings.service_url}"):
+            self._client = pulsar.Client(
+                settings.service_url,
+                authentication=auth,
+                operation_timeout_seconds=int(settings.operation_timeout_s),
+                io_threads=io_threads,
+                stats_interval_in_seconds=0,
+                tls_trust_certs_file_path=None if settings.tls_ca is None else str(settings.tls_ca),
+                tls_validate_hostname=settings.tls_validate_hostname,
+                connection_timeout_ms=int(settings.connection_timeout_s * 1000),
+                logger=_client_log(settings.client_log),
+            )
+
+    def __enter__(self) -> PulsarClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def partitions(self, topic: str) -> list[str]:
+        """Return the names of the topic's partitions; the topic's own name when it is not partitioned."""
+        with our_errors(f"looking up the partitions of {topic}"):
+            return list(self._client.get_topic_partitions(topic))
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        batching: bool = True,
+        max_pending: int = 10_000,
+        max_delay_ms: int = 2,
+        chunking: bool = False,
+        exclusive: bool = False,
+        name: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Producer:
+        """Make a producer that waits for Pulsar as long as it takes (send timeout 0).
+
+        ``max_pending`` must be above all that its caller has in flight: a full queue refuses messages that were
+        sent without a callback, and nobody is told (H1 a). ``exclusive`` waits for exclusive access with
+        fencing, on which ownership rests (H23). Raises TransientError, RefusedError or FencedError.
+        """
+        access = pulsar.ProducerAccessMode.WaitForExclusive if exclusive else pulsar.ProducerAccessMode.Shared
+        with our_errors(f"making a producer on {topic}"):
+            return self._client.create_producer(
+                topic,
+                producer_name=name,
+                send_timeout_millis=0,
+                max_pending_messages=max_pending,
+                block_if_queue_full=False,
+                batching_enabled=batching,
+                batching_max_messages=1000,
+                batching_max_allowed_size_in_bytes=MAX_BATCH_BYTES,
+                batching_max_publish_delay_ms=max_delay_ms,
+                chunking_enabled=chunking,
+                access_mode=access,
+                properties=dict(properties or {}),
+            )
+
+    def reader(
+        self,
+        topic: str,
+        start: MessageId | Any,
+        *,
+        queue: int = 1000,
+        inclusive: bool = True,
+        compacted: bool = False,
+    ) -> Reader:
+        """Make a reader of one partition from ``start`` on; ``compacted`` skips what a later message of the same
+        key has replaced, as far as compaction has run. Raises TransientError or RefusedError.
+        """
+        with our_errors(f"reading {topic}"):
+            return self._client.create_reader(
+                topic,
+                start,
+                receiver_queue_size=queue,
+                start_message_id_inclusive=inclusive,
+                is_read_compacted=compacted,
+            )
+
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        kind: str = "Exclusive",
+        queue: int = 1000,
+        from_earliest: bool = True,
+        name: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Consumer:
+        """Subscribe durably to one topic or partition. ``kind`` is a name of Pulsar's ConsumerType.
+
+        Raises FencedError when an exclusive subscription has a consumer already, else Transient or RefusedError.
+        """
+        start = pulsar.InitialPosition.Earliest if from_earliest else pulsar.InitialPosition.Latest
+        with our_errors(f"subscribing to {topic} as {subscription}"):
+            return self._client.subscribe(
+                topic,
+                subscription,
+                consumer_type=getattr(pulsar.ConsumerType, kind),
+                consumer_name=name,
+                receiver_queue_size=queue,
+                initial_position=start,
+                properties=dict(properties or {}),
+            )
+
+    def close(self) -> None:
+        """Close the connection and all that was made from it. What is queued and not flushed is lost (H9)."""
+        with our_errors("closing the connection"):
+            self._client.close()

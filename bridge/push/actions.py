@@ -1,0 +1,56 @@
+"""What the core of a partition asks its shell to do. Plain data; each names the event that answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
+
+__all__ = ["Ack", "Action", "DeadLetter", "Push", "StoreCursor", "StoreReceipt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Publish the command over MQTT. Answer: ``confirmed(number, …)``, or ``link_down`` for all of them."""
+
+    number: int
+    position: CommandPosition
+    command: Command
+    repeat: bool
+    """Whether the device may have had it before."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCursor:
+    """Write the device's cursor. Answer: ``cursor_stored(device)``."""
+
+    device: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReceipt:
+    """Write a receipt row. Answer: ``receipt_stored(position)``."""
+
+    position: CommandPosition
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Write the message at ``position`` to the dead letters. Answer: ``dead_letter_stored(position)``."""
+
+    position: CommandPosition
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Acknowledge the message at ``position`` on the commands subscription. It is not held any more."""
+
+    position: CommandPosition
+
+
+Action = Push | StoreCursor | StoreReceipt | DeadLetter | Ack

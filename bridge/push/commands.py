@@ -1,0 +1,70 @@
+"""The command ``pulsebridge push``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bridge.errors import ConfigError
+from bridge.options import ConfigOption, SetOption, settings_from
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the tier's commands to ``app``."""
+    app.command("push", short_help="Push commands from Pulsar to the devices over MQTT.")(_push)
+
+
+def _push(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            "--partitions",
+            metavar="0,1,…",
+            help="Partitions that this process may own; default: all.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Push commands from Pulsar to the devices over MQTT, in order per device, with a receipt for each.
+
+    Start it several times for a standby: Pulsar lets one process own each partition, another takes over when it
+    dies. SIGTERM or Ctrl-C ends it cleanly, a second one at once.
+
+    Example:
+
+        pulsebridge push --set mqtt.host=broker.example --set pulsar.service_url=pulsar://pulsar.example:6650
+    """
+    import os
+    import signal
+    import threading
+
+    asked = threading.Event()
+
+    def stop(_signal: int, _frame: object) -> None:
+        if asked.is_set():
+            os._exit(130)
+        asked.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+    from bridge.metrics import serving
+    from bridge.push.worker import PushWorker
+
+    settings = settings_from(config, sets)
+    with serving(settings.metrics):
+        PushWorker(settings, _numbers(partitions), stopping=asked).run()
+
+
+def _numbers(text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError as e:
+        raise ConfigError(
+            f"--partitions {text}: not numbers with commas", remedy="for example --partitions 0,1"
+        ) from e

@@ -1,0 +1,421 @@
+"""The decisions of one partition: per-device queues, windows, repetitions, expiry, cursors. Events in, actions out.
+
+No socket, thread or clock; the shell tells the time in µs since the epoch.
+
+Commit order of one delivered command (H25); the process may die between any two steps
+--------------------------------------------------------------------------------------
+1. ``Push``: at most ``device_window`` commands of a device are pushed beyond its stored cursor.
+2. ``confirmed`` with success: PUBACK. Died before the cursor was stored: the command comes again, ``repeat=1``.
+3. ``StoreCursor`` → ``cursor_stored``: position and id are known to every later owner. From here on no push again.
+4. ``StoreReceipt`` → ``receipt_stored``. Died before: the command comes again, is at or below the cursor, and gets
+   its receipt then.
+5. ``Ack``. Died before: comes again, receipt written again, acknowledged.
+
+Commands that are not pushed (expired, repeated, not valid) take steps 4 and 5 alone; what goes to the dead letters
+is stored there before step 4, and the cursor passes it, and is stored, before the device's next push.
+
+What holds for any order of events: a cursor never passes a command that is neither confirmed nor settled otherwise;
+with a ``device_window`` of 1 a device gets its commands in the order of the log; an id in a stored cursor is not
+pushed again. With a larger window a refusal of one command while a later one succeeds breaks that order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
+from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
+from bridge.push.cursor import NOWHERE, Cursor
+
+__all__ = ["NO_SUBSCRIBERS", "Limits", "PartitionCore"]
+
+NO_SUBSCRIBERS: Final = 0x10
+"""PUBACK reason "No matching subscribers" (MQTT 5, 3.4.2.1): accepted, and thrown away unless retained."""
+
+_FAILED_FROM: Final = 0x80
+_OVERFLOW: Final = "too many commands wait for a device that refuses them"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a partition. Counts of commands; times in µs."""
+
+    window: int = 256
+    device_window: int = 1
+    remembered_ids: int = 256
+    pending: int = 4000
+    device_pending: int = 1000
+    retry_min_us: int = 200_000
+    retry_max_us: int = 30_000_000
+
+
+class _State(Enum):
+    QUEUED = 1
+    IN_FLIGHT = 2
+    CONFIRMED = 3
+    DYING = 4  # on its way to the dead letters
+    DEAD = 5  # stored there
+    SETTLED = 6
+
+
+_PASSED: Final = (_State.CONFIRMED, _State.DEAD, _State.SETTLED)
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    position: CommandPosition
+    command: Command
+    state: _State = _State.QUEUED
+    attempts: int = 0
+    maybe_seen: bool = False
+    pushed_at_us: int = 0
+    confirmed_at_us: int = 0
+    overflowed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Device:
+    name: str
+    cursor: Cursor
+    loaded: CommandPosition  # the cursor as the former owner left it
+    suspects: int  # how many first pushes may repeat one of the former owner
+    queue: deque[_Item] = field(default_factory=deque)  # in log order; settled ones leave from the head only
+    ids: set[str] = field(default_factory=set)  # of what is in the queue
+    marks: set[CommandPosition] = field(
+        default_factory=set
+    )  # dead letters in the queue, acknowledged or about to be
+    unstored: list[_Item] = field(default_factory=list)  # passed by the cursor since the last StoreCursor
+    storing: list[_Item] = field(default_factory=list)  # covered by the StoreCursor under way
+    failures: int = 0  # in a row
+    retry_at_us: int = 0
+    ready: bool = False  # stands in the list of those to look at
+
+
+class PartitionCore:
+    """State of one partition. Call an event, then ``take`` the actions; all on one thread."""
+
+    def __init__(
+        self,
+        partition: int,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        horizon: CommandPosition | None,
+    ) -> None:
+        """``cursors`` are what the former owner stored; up to ``horizon`` it may have pushed beyond them."""
+        self._partition = partition
+        self._limits = limits
+        self._cursors = dict(cursors)
+        self._horizon = horizon
+        self._devices: dict[str, _Device] = {}
+        self._held: dict[CommandPosition, _Item] = {}  # taken and not acknowledged
+        self._flights: dict[int, tuple[_Device, _Item]] = {}
+        self._ready: deque[_Device] = deque()
+        self._dirty: dict[str, _Device] = {}
+        self._retries: list[tuple[int, str]] = []
+        self._pushes = 0
+        self._busy = 0  # cursor writes and receipts under way
+        self._highest = NOWHERE  # of what came from Pulsar
+        self._link = False
+        self._draining = False
+        self._actions: list[Action] = []
+
+    # --- what the shell may ask ---
+
+    @property
+    def in_flight(self) -> int:
+        """Commands pushed and not confirmed."""
+        return len(self._flights)
+
+    @property
+    def pending(self) -> int:
+        """Messages taken from Pulsar and not acknowledged."""
+        return len(self._held)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way: no push, no cursor write, no receipt."""
+        return not self._flights and not self._busy and not self._dirty and not self._actions
+
+    def holds(self, position: CommandPosition) -> bool:
+        """Return whether the message at ``position`` was taken and is not acknowledged."""
+        return position in self._held
+
+    @property
+    def clean(self) -> bool:
+        """Whether no device may have had a command beyond its stored cursor."""
+        if not self.settled or (self._horizon is not None and self._highest < self._horizon):
+            return False
+        return not any(
+            item.attempts
+            or (device.suspects and self._horizon is not None and item.position <= self._horizon)
+            for device in self._devices.values()
+            for item in device.queue
+        )
+
+    def next_time_us(self) -> int | None:
+        """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
+        return self._retries[0][0] if self._retries else None
+
+    def take(self, now_us: int) -> list[Action]:
+        """Return the actions of the events so far. At most one cursor write per device is under way."""
+        self._pump(now_us)
+        for name in list(self._dirty):
+            device = self._dirty[name]
+            if not device.storing:
+                del self._dirty[name]
+                device.storing, device.unstored = device.unstored, []
+                self._busy += 1
+                self._actions.append(StoreCursor(name, device.cursor.encode()))
+        actions, self._actions = self._actions, []
+        return actions
+
+    # --- events ---
+
+    def arrived(self, position: CommandPosition, command: Command, now_us: int) -> None:
+        """A command came from Pulsar; perhaps again, after a reconnect or from a former owner."""
+        self._highest = max(self._highest, position)
+        if position in self._held:
+            return
+        device = self._device(command.device)
+        if position <= device.cursor.position:
+            self._arrived_settled(device, position, command, now_us)
+            return
+        if position in device.marks:
+            self._actions.append(Ack(position))
+            return
+        item = self._held[position] = _Item(position, command)
+        if device.cursor.knows(command.command_id) or command.command_id in device.ids:
+            self._receipt(item, "duplicate", "this command id came before")
+            return
+        device.queue.append(item)
+        device.ids.add(command.command_id)
+        if device.failures and len(device.queue) > self._limits.device_pending:
+            self._overflow(device, item)
+        elif len(self._held) >= self._limits.pending:
+            self._relieve()
+        self._look_at(device)
+
+    def _arrived_settled(
+        self, device: _Device, position: CommandPosition, command: Command, now_us: int
+    ) -> None:
+        if position > device.loaded:
+            self._actions.append(Ack(position))  # settled by ourselves; only the ack did not reach Pulsar
+            return
+        item = self._held[position] = _Item(position, command, _State.SETTLED)
+        if device.cursor.delivered(command.command_id):
+            self._receipt(item, "delivered", "recovered: confirmed before the push worker was replaced")
+        elif device.cursor.knows(command.command_id):
+            self._receipt(item, "overflowed", _OVERFLOW)
+        elif command.expired(now_us):
+            self._receipt(item, "expired", "")
+        else:
+            self._receipt(item, "duplicate", "at or below the device's cursor")
+
+    def arrived_bad(
+        self, position: CommandPosition, reason: str, *, command_id: str, device: str, mqtt_topic: str = ""
+    ) -> None:
+        """A message came that is no command: dead letter, and a receipt when its id is known."""
+        if position in self._held:
+            return
+        self._held[position] = _Item(position, Command(command_id, device, mqtt_topic, b""), _State.DYING)
+        self._busy += 1
+        self._actions.append(DeadLetter(position, device, reason))
+
+    def confirmed(self, number: int, reason: int, now_us: int) -> None:
+        """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
+        flight = self._flights.pop(number, None)
+        if flight is None:
+            return
+        device, item = flight
+        if reason >= _FAILED_FROM or (reason == NO_SUBSCRIBERS and not item.command.retain):
+            item.state = _State.QUEUED
+            device.failures += 1
+            wait = min(self._limits.retry_max_us, self._limits.retry_min_us << min(device.failures - 1, 20))
+            device.retry_at_us = now_us + wait
+            heapq.heappush(self._retries, (device.retry_at_us, device.name))
+            return
+        item.state = _State.CONFIRMED
+        item.confirmed_at_us = now_us
+        device.failures = 0
+        device.retry_at_us = 0
+        self._settle_head(device)
+        self._look_at(device)
+
+    def cursor_stored(self, device_name: str) -> None:
+        """Pulsar has the device's cursor."""
+        device = self._devices[device_name]
+        self._busy -= 1
+        stored, device.storing = device.storing, []
+        for item in stored:
+            if not item.overflowed:  # that one has its receipt
+                self._receipt(item, "delivered", "")
+        self._look_at(device)
+
+    def receipt_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the receipt row of the message at ``position``."""
+        self._busy -= 1
+        del self._held[position]
+        self._actions.append(Ack(position))
+
+    def dead_letter_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the dead letter of the message at ``position``."""
+        self._busy -= 1
+        item = self._held[position]
+        if item.overflowed:
+            item.state = _State.DEAD
+            device = self._devices[item.command.device]
+            self._receipt(item, "overflowed", _OVERFLOW)
+            self._settle_head(device)
+            self._look_at(device)
+        elif item.command.command_id:
+            self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
+        else:
+            del self._held[position]
+            self._actions.append(Ack(position))
+
+    def link_up(self) -> None:
+        """The MQTT connection stands and Pulsar has confirmed that we are the owner."""
+        self._link = True
+
+    def link_down(self) -> None:
+        """The MQTT connection ended: what was in flight may or may not have arrived, and is pushed again."""
+        self._link = False
+        flights = list(self._flights.values())
+        self._flights.clear()
+        for device, item in flights:
+            item.state = _State.QUEUED
+            self._look_at(device)
+
+    def tick(self, now_us: int) -> None:
+        """The time of ``next_time_us`` came: devices whose wait is over are tried again."""
+        while self._retries and self._retries[0][0] <= now_us:
+            _, name = heapq.heappop(self._retries)
+            self._look_at(self._devices[name])
+
+    def drain(self) -> None:
+        """Push nothing new; what is under way goes on to its ack."""
+        self._draining = True
+
+    # --- inside ---
+
+    def _device(self, name: str) -> _Device:
+        device = self._devices.get(name)
+        if device is None:
+            cursor = self._cursors.pop(name, None) or Cursor(self._limits.remembered_ids)
+            device = _Device(name, cursor, cursor.position, self._limits.device_window)
+            self._devices[name] = device
+        return device
+
+    def _look_at(self, device: _Device) -> None:
+        if not device.ready:
+            device.ready = True
+            self._ready.append(device)
+
+    def _pump(self, now_us: int) -> None:
+        if not self._link or self._draining:
+            return
+        while self._ready and len(self._flights) < self._limits.window:
+            device = self._ready.popleft()
+            device.ready = False
+            if self._push_one(device, now_us):
+                self._look_at(device)  # behind the others: one command each in turn
+
+    def _push_one(self, device: _Device, now_us: int) -> bool:
+        """Push the device's next command if it may be pushed. Returns whether there may be more to do."""
+        if device.retry_at_us > now_us:
+            return False
+        beyond = len(device.unstored) + len(device.storing)
+        for item in device.queue:
+            if beyond >= self._limits.device_window:
+                return False
+            if item.state is _State.QUEUED:
+                if item.command.expired(now_us):
+                    item.state = _State.SETTLED
+                    self._receipt(item, "expired", "")
+                    self._settle_head(device)
+                else:
+                    self._push(device, item, now_us)
+                return True
+            if item.state is _State.DYING:
+                return False  # what comes after it may not pass it before it is stored
+            beyond += 1
+        return False
+
+    def _push(self, device: _Device, item: _Item, now_us: int) -> None:
+        if item.attempts == 0 and device.suspects:
+            device.suspects -= 1
+            item.maybe_seen = self._horizon is not None and item.position <= self._horizon
+        item.state = _State.IN_FLIGHT
+        item.attempts += 1
+        item.pushed_at_us = now_us
+        self._pushes += 1
+        self._flights[self._pushes] = (device, item)
+        self._actions.append(
+            Push(self._pushes, item.position, item.command, item.maybe_seen or item.attempts > 1)
+        )
+
+    def _settle_head(self, device: _Device) -> None:
+        """Move the cursor over the settled head of the queue, and not beyond."""
+        while device.queue and device.queue[0].state in _PASSED:
+            item = device.queue.popleft()
+            device.ids.discard(item.command.command_id)
+            if item.state is _State.SETTLED:
+                device.cursor.pass_over(item.position)
+                continue
+            # A dead letter as well, before the next push: were its ack lost, or its id written again, a later
+            # owner must not push it after that one.
+            device.cursor.settle(
+                item.position, item.command.command_id, delivered=item.state is _State.CONFIRMED
+            )
+            device.marks.discard(item.position)
+            item.state = _State.SETTLED
+            device.unstored.append(item)
+            self._dirty[device.name] = device
+
+    def _overflow(self, device: _Device, item: _Item) -> None:
+        item.state = _State.DYING
+        item.overflowed = True
+        device.marks.add(item.position)
+        self._busy += 1
+        self._actions.append(DeadLetter(item.position, device.name, _OVERFLOW))
+
+    def _relieve(self) -> None:
+        """Full: the refusing device with the longest queue gives the later half of it to the dead letters.
+
+        Without such a device nothing is given up: the partition is not read further until there is room.
+        """
+        failing = [device for device in self._devices.values() if device.failures]
+        if not failing:
+            return
+        device = max(failing, key=lambda d: len(d.queue))
+        waiting = [item for item in device.queue if item.state is _State.QUEUED]
+        for item in waiting[max(1, len(waiting) // 2) :]:
+            self._overflow(device, item)
+
+    def _receipt(self, item: _Item, state: str, reason: str) -> None:
+        command = item.command
+        self._busy += 1
+        self._actions.append(
+            StoreReceipt(
+                item.position,
+                Receipt(
+                    command_id=command.command_id,
+                    device=command.device,
+                    mqtt_topic=command.mqtt_topic,
+                    state=state,
+                    reason=reason,
+                    position=item.position.encode(self._partition),
+                    attempts=item.attempts,
+                    emitted_at_us=command.emitted_at_us,
+                    pushed_at_us=item.pushed_at_us,
+                    confirmed_at_us=item.confirmed_at_us,
+                ),
+            )
+        )
+        item.command = replace(command, payload=b"")  # a mark in a queue needs no payload

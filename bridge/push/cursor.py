@@ -1,0 +1,137 @@
+"""A device's cursor: up to where its commands are settled, and which command ids it has had lately.
+
+Pure. A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of
+the device at or below ``position`` are settled: delivered, expired, a repetition, or in the dead letters.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bridge.commands import CommandPosition
+from bridge.contract import CURSOR_VERSION
+from bridge.errors import ContractError
+
+__all__ = ["NOWHERE", "OWNER_KEY", "Cursor", "OwnerRecord"]
+
+NOWHERE: Final = CommandPosition(-1, -1, -1)
+"""Before every position."""
+
+_DEAD: Final = "!"
+"""Before the digest of a command that went to the dead letters; base64 has no such sign."""
+
+OWNER_KEY: Final = "\0owner"
+"""Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
+
+
+class Cursor:
+    """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
+
+    __slots__ = ("_ids", "_order", "capacity", "position")
+
+    def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
+        self.capacity = capacity
+        self.position = position
+        self._ids: dict[str, bool] = {}  # digest → whether the device had it
+        self._order: deque[str] = deque()
+
+    def knows(self, command_id: str) -> bool:
+        """Return whether this command was settled lately: the device had it, or it is in the dead letters."""
+        return _digest(command_id) in self._ids
+
+    def delivered(self, command_id: str) -> bool:
+        """Return whether the device had this command lately."""
+        return self._ids.get(_digest(command_id), False)
+
+    def pass_over(self, position: CommandPosition) -> None:
+        """Move to ``position``: whatever is at or below it needs no push any more."""
+        self.position = max(self.position, position)
+
+    def settle(self, position: CommandPosition, command_id: str, *, delivered: bool) -> None:
+        """Move to ``position`` and remember the id: a repetition of it is not for the device."""
+        self.pass_over(position)
+        self._remember(_digest(command_id), delivered)
+
+    def _remember(self, digest: str, delivered: bool) -> None:
+        if digest in self._ids:
+            return
+        self._ids[digest] = delivered
+        self._order.append(digest)
+        while len(self._order) > self.capacity:
+            del self._ids[self._order.popleft()]
+
+    def merge(self, other: Cursor) -> None:
+        """Take over what ``other``, a record of the same device, knows beyond this one."""
+        self.pass_over(other.position)
+        for digest in other._order:
+            self._remember(digest, other._ids[digest])
+
+    def encode(self) -> bytes:
+        """Return the cursor as the JSON payload of its message."""
+        ids = [digest if self._ids[digest] else _DEAD + digest for digest in self._order]
+        return json.dumps(
+            {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}, separators=(",", ":")
+        ).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes, capacity: int) -> Cursor:
+        """Read a cursor back. Raises ContractError when the payload is not one of this version."""
+        body = _body(payload)
+        try:
+            ledger, entry, index = body["position"]
+            cursor = cls(capacity, CommandPosition(int(ledger), int(entry), int(index)))
+            for digest in body["ids"]:
+                cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
+        return cursor
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRecord:
+    """What an owner writes into its cursors partition: at takeover, at each reconnect, and when it leaves.
+
+    Its receipt proves that Pulsar has not fenced us; reading up to our own one proves that all cursors were read.
+    ``token`` names the session, ``serial`` counts its records. ``clean`` tells the next owner that nothing was
+    pushed without its cursor being stored.
+    """
+
+    token: str
+    serial: int
+    clean: bool = False
+
+    def encode(self) -> bytes:
+        """Return the record as the JSON payload of its message."""
+        return json.dumps(
+            {"v": CURSOR_VERSION, "owner": self.token, "serial": self.serial, "clean": self.clean}
+        ).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> OwnerRecord:
+        """Read a record back. Raises ContractError when the payload is not one of this version."""
+        body = _body(payload)
+        return cls(str(body.get("owner")), int(body.get("serial", 0)), body.get("clean") is True)
+
+
+def _body(payload: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(payload)
+    except ValueError as e:
+        raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
+    version = body.get("v") if isinstance(body, dict) else None
+    if version != CURSOR_VERSION:
+        raise ContractError(f"command cursor has version {version!r}, this reads {CURSOR_VERSION!r}")
+    result: dict[str, Any] = body
+    return result
+
+
+def _digest(command_id: str) -> str:
+    # 72 bits: among 256 ids a false match comes once in 10^19 commands, and a record stays small.
+    return base64.b64encode(hashlib.sha256(command_id.encode("utf-8", "surrogatepass")).digest()[:9]).decode(
+        "ascii"
+    )

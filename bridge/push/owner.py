@@ -1,0 +1,85 @@
+"""Ownership of one partition: a session after another, for as long as the process runs, in a thread of its own.
+
+It decides what follows the end of a session: a partition that went to another process is waited for again, a
+Pulsar that is away is tried again, everything else ends the process. The session itself is in ``session``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from bridge.errors import FencedError, PulsebridgeError, TransientError
+from bridge.push.metrics import PushMetrics
+from bridge.push.session import Session
+from bridge.settings import Settings
+
+__all__ = ["PartitionOwner"]
+
+log = structlog.get_logger("push")
+
+_RETRY_S: Final = (0.2, 5.0)
+
+
+class PartitionOwner:
+    """Owns one partition whenever Pulsar lets it, until it is stopped."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partition: int,
+        metrics: PushMetrics,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._partition = partition
+        self._metrics = metrics
+        self._failed = failed
+        self._stopping = threading.Event()
+        self._session: Session | None = None
+        self._thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
+
+    def start(self) -> None:
+        """Start the partition's thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for a clean end: push nothing new, wait for what is under way, close."""
+        self._stopping.set()
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._own_for_ever()
+        except BaseException as e:
+            self._failed(e)
+            if not isinstance(e, PulsebridgeError):
+                raise
+
+    def _own_for_ever(self) -> None:
+        wait = _RETRY_S[0]
+        while not self._stopping.is_set():
+            session = self._session = Session(self._settings, self._partition, self._metrics, self._stopping)
+            try:
+                session.run()
+            except FencedError as e:
+                self._metrics.lost.inc()
+                log.info("partition went to another process", partition=self._partition, why=str(e))
+            except TransientError as e:
+                self._metrics.lost.inc()
+                log.warning(
+                    "partition is tried again; see that Pulsar is up", partition=self._partition, why=str(e)
+                )
+                self._stopping.wait(wait)
+                wait = min(2 * wait, _RETRY_S[1])
+                continue
+            wait = _RETRY_S[0]

@@ -1,0 +1,301 @@
+"""One partition's side of Pulsar: the producer that makes us its owner, cursors, commands, receipts, dead letters.
+
+It decides nothing about commands. Receipts of Pulsar and messages come on threads of their own and are handed to
+``post`` as events, to be handled by the partition's one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bridge.commands import CommandPosition
+from bridge.contract import (
+    COMMANDS_TOPIC,
+    CURSORS_TOPIC,
+    DEAD_LETTERS_TOPIC,
+    PUSH_SUBSCRIPTION,
+    RECEIPTS_TOPIC,
+    partition_name,
+)
+from bridge.errors import PulsebridgeError
+from bridge.murmur3 import partition_of
+from bridge.pulsar_client import (
+    EARLIEST,
+    OK,
+    Consumer,
+    Message,
+    MessageId,
+    Producer,
+    PulsarClient,
+    ReceiveTimeout,
+    as_our_error,
+    our_errors,
+)
+from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored", "position_of"]
+
+_READ_PATIENCE_MS: Final = 10_000
+_RECEIVE_MS: Final = 500
+"""How long a receive waits before it looks whether the session is over: closing a client while a thread waits in
+its receive can hang both."""
+_MAX_INDEX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Pulsar has stored what was written for ``token``."""
+
+    token: object
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Pulsar refused a write, or the reading of commands ended. The session is over."""
+
+    error: PulsebridgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message of the commands partition."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """What the cursors partition holds: by device; which are to be written again because an outdated record stands
+    last; whether the former owner left cleanly, or nobody was here.
+    """
+
+    by_device: dict[str, Cursor]
+    stale: set[str]
+    clean: bool
+
+
+class Gate:
+    """Bounds what is taken from Pulsar and not acknowledged, in messages and bytes; full means wait."""
+
+    def __init__(self, messages: int, size: int) -> None:
+        self._room = threading.Condition()
+        self._messages = messages
+        self._bytes = size
+        self._open = True
+
+    def enter(self) -> bool:
+        """Wait until there is room. Returns False when the gate was closed."""
+        with self._room:
+            self._room.wait_for(lambda: not self._open or (self._messages > 0 and self._bytes > 0))
+            return self._open
+
+    def took(self, size: int) -> None:
+        """One message of ``size`` bytes was taken."""
+        with self._room:
+            self._messages -= 1
+            self._bytes -= size
+
+    def gave(self, size: int) -> None:
+        """One message of ``size`` bytes is not held any more."""
+        with self._room:
+            self._messages += 1
+            self._bytes += size
+            self._room.notify_all()
+
+    def close(self) -> None:
+        """Let nobody in any more and wake who waits."""
+        with self._room:
+            self._open = False
+            self._room.notify_all()
+
+
+def position_of(message_id: MessageId) -> CommandPosition:
+    """Return the position that a message id stands for."""
+    return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+
+
+class PartitionLog:
+    """The Pulsar objects of one partition while this process owns it, or tries to."""
+
+    def __init__(
+        self, settings: PulsarSettings, partition: int, *, gate: Gate, post: Callable[[object], None]
+    ) -> None:
+        # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
+        patient = settings.model_copy(update={"operation_timeout_s": min(settings.operation_timeout_s, 5.0)})
+        self._settings = settings
+        self._client = PulsarClient(patient)
+        self._post = post
+        self._gate = gate
+        self.partition = partition
+        self.commands = partition_name(settings.system_topic(COMMANDS_TOPIC), partition)
+        self.cursors = partition_name(settings.system_topic(CURSORS_TOPIC), partition)
+        self._cursor_producer: Producer | None = None
+        self._last_stored: MessageId | None = None
+        self._consumer: Consumer | None = None
+        self._receiver: threading.Thread | None = None
+        self._producers: dict[str, Producer] = {}
+        self._partitions: dict[str, list[str]] = {}
+
+    def own(self) -> None:
+        """Become the owner: wait for the exclusive producer of the cursors partition (H23).
+
+        Raises TransientError after a few seconds as a standby: try again.
+        """
+        self._cursor_producer = self._client.producer(self.cursors, exclusive=True, max_pending=60_000)
+
+    def read_cursors(self, own: OwnerRecord, capacity: int) -> Cursors:
+        """Read the cursors partition up to ``own``, which this owner has written before.
+
+        Raises ContractError for a record of another version, TransientError when Pulsar stops answering.
+        """
+        cursors: dict[str, Cursor] = {}
+        former: OwnerRecord | None = None
+        stale: set[str] = set()
+        for key, payload in self._records(EARLIEST, compacted=True):
+            if key == OWNER_KEY:
+                record = OwnerRecord.decode(payload)
+                if (record.token, record.serial) == (own.token, own.serial):
+                    break
+                former = record
+            elif not payload:
+                cursors.pop(key, None)  # a tombstone
+            else:
+                cursor = Cursor.decode(payload, capacity)
+                earlier = cursors.get(key)
+                if earlier is not None and earlier.position > cursor.position:
+                    # A write of an owner that had been replaced, stored when its successor left.
+                    cursor, earlier = earlier, cursor
+                    stale.add(key)
+                if earlier is not None and key in stale:
+                    cursor.merge(earlier)
+                cursors[key] = cursor
+        return Cursors(cursors, stale, former.clean if former is not None else not cursors)
+
+    def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
+        """Return whether another owner has written between ``start`` and our record ``own``.
+
+        A producer that waits for exclusive access is granted it again when its successor leaves, and nobody is
+        told; then its receipts are Ok, and yet it is not the owner that it was.
+        """
+        for key, payload in self._records(start, compacted=False):
+            if key == OWNER_KEY:
+                record = OwnerRecord.decode(payload)
+                if record.token != own.token:
+                    return True
+                if record.serial == own.serial:
+                    break
+        return False
+
+    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes]]:
+        reader: Any = self._client.reader(self.cursors, start, compacted=compacted)
+        try:
+            while True:
+                with our_errors(f"reading {self.cursors}"):
+                    message = reader.read_next(_READ_PATIENCE_MS)
+                yield message.partition_key(), message.data()
+        finally:
+            with our_errors(f"closing the reader of {self.cursors}"):
+                reader.close()
+
+    def subscribe(self) -> CommandPosition:
+        """Subscribe to the commands partition and start to read. Returns the last position that is there now.
+
+        Raises FencedError while the former owner's connection still holds the subscription: try again.
+        """
+        consumer: Any = self._client.consumer(self.commands, PUSH_SUBSCRIPTION)
+        self._consumer = consumer
+        with our_errors(f"asking for the end of {self.commands}"):
+            last = consumer.get_last_message_id()
+        self._receiver = threading.Thread(
+            target=self._receive, args=(consumer,), name=f"push-receive-{self.partition}", daemon=True
+        )
+        self._receiver.start()
+        return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
+
+    def _receive(self, consumer: Consumer) -> None:
+        while self._gate.enter():
+            try:
+                with our_errors(f"reading {self.commands}"):
+                    try:
+                        message = consumer.receive(_RECEIVE_MS)
+                    except ReceiveTimeout:
+                        continue
+            except PulsebridgeError as e:
+                self._post(Failed(e))
+                return
+            self._gate.took(len(message.data()))
+            self._post(Arrived(message))
+
+    def write_cursor(self, key: str, payload: bytes, token: object) -> None:
+        """Write one record to the cursors partition; ``Stored(token)`` follows, or ``Failed`` with FencedError."""
+        assert self._cursor_producer is not None
+        self._send(self._cursor_producer, self.cursors, key, payload, {}, token)
+
+    def write_receipt(self, device: str, payload: bytes, token: object) -> None:
+        """Write one receipt row; ``Stored(token)`` follows."""
+        topic = self._partition(RECEIPTS_TOPIC, device)
+        self._send(self._producer(topic, batching=True), topic, device, payload, {}, token)
+
+    def write_dead_letter(
+        self, device: str, payload: bytes, properties: dict[str, str], token: object
+    ) -> None:
+        """Write one dead letter, unbatched and chunked (H5); ``Stored(token)`` follows."""
+        topic = self._partition(DEAD_LETTERS_TOPIC, device)
+        self._send(
+            self._producer(topic, batching=False), topic, device or "unknown", payload, properties, token
+        )
+
+    @property
+    def last_stored(self) -> MessageId | None:
+        """The id of the last record that Pulsar has stored in the cursors partition for us."""
+        return self._last_stored
+
+    def _send(
+        self,
+        producer: Producer,
+        topic: str,
+        key: str,
+        payload: bytes,
+        properties: dict[str, str],
+        token: object,
+    ) -> None:
+        def answered(result: object, message_id: MessageId) -> None:  # on a thread of Pulsar's client
+            if result == OK:
+                if topic == self.cursors:
+                    self._last_stored = message_id
+                self._post(Stored(token))
+            else:
+                self._post(Failed(as_our_error(result, f"writing to {topic}")))
+
+        with our_errors(f"writing to {topic}"):
+            producer.send_async(payload, callback=answered, partition_key=key, properties=properties)
+
+    def _partition(self, local: str, device: str) -> str:
+        names = self._partitions.get(local)
+        if names is None:
+            names = self._partitions[local] = self._client.partitions(self._settings.system_topic(local))
+        return names[partition_of(device, len(names))]
+
+    def _producer(self, topic: str, *, batching: bool) -> Producer:
+        found = self._producers.get(topic)
+        if found is None:
+            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=60_000)
+            self._producers[topic] = found
+        return found
+
+    def acknowledge(self, message: Message) -> None:
+        """Acknowledge one command. An ack that does not arrive is made again when the command comes again."""
+        assert self._consumer is not None
+        with our_errors(f"acknowledging on {self.commands}"):
+            self._consumer.acknowledge(message)
+
+    def close(self) -> None:
+        """Close everything; what is not acknowledged comes again, to the next owner."""
+        self._gate.close()
+        if self._receiver is not None:
+            self._receiver.join()
+        self._client.close()

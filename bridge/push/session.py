@@ -1,0 +1,418 @@
+"""One session of a partition: the takeover, and the shell around the core. All on one thread.
+
+Order of a takeover (H23); it ends, and starts again as a standby, wherever Pulsar says that we are fenced
+--------------------------------------------------------------------------------------------------------
+1. The exclusive producer of the cursors partition: Pulsar lets one process have it and fences the former one.
+2. MQTT connect with the client id ``<push.client_id>-<partition>``: the broker's session takeover cuts the link of
+   a former owner that does not know yet.
+3. An owner record, written through that producer: its receipt proves that we are the owner now.
+4. The cursors partition, read up to that record: nobody wrote after it but us.
+5. The commands subscription, exclusive. Then pushes.
+
+When the MQTT connection is lost, step 3 comes before the next attempt and again after it, and nothing is pushed
+before the partition was read from the last record that was surely ours up to the new one. For Pulsar's client does
+not tell an owner that it was replaced: its producer waits, and is granted access again when the successor leaves,
+stale writes included. So a former owner neither cuts its successor's link nor goes on with what it remembers; when
+the proof does not come, it gives everything up, the exclusive subscription as well. Every ack comes after a cursor
+write's receipt.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from bridge.commands import CommandPosition, decode_command
+from bridge.contract import (
+    C_DEVICE,
+    C_ID,
+    C_TOPIC,
+    COMMAND_ID_PROPERTY,
+    COMMAND_POSITION_PROPERTY,
+    COMMAND_REPEAT_PROPERTY,
+    ORIGIN_PROPERTY,
+    ORIGIN_PUSH,
+)
+from bridge.dead_letters import dead_letter
+from bridge.errors import ContractError, FencedError, TerminalError, TransientError
+from bridge.mqtt_client import Link
+from bridge.mqtt_types import (
+    DISCONNECT_TAKEN_OVER,
+    Confirmation,
+    Connected,
+    Disconnected,
+    LinkHandler,
+    PublishProperties,
+)
+from bridge.pulsar_client import Message, MessageId
+from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
+from bridge.push.core import NO_SUBSCRIBERS, Limits, PartitionCore
+from bridge.push.cursor import OWNER_KEY, OwnerRecord
+from bridge.push.killpoints import reach
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored, position_of
+from bridge.settings import Settings
+
+__all__ = ["Session"]
+
+log = structlog.get_logger("push")
+
+_TAKEOVERS_A_MINUTE: Final = 3
+_PROOF_S: Final = 5.0
+
+
+class Session(LinkHandler):
+    """One time of being the owner, or of waiting for it. All methods but ``post`` and ``wake`` on its thread."""
+
+    def __init__(
+        self, settings: Settings, partition: int, metrics: PushMetrics, stopping: threading.Event
+    ) -> None:
+        self._settings = settings
+        self._partition = partition
+        self._metrics = metrics
+        self._stopping = stopping
+        self._inbox: deque[object] = deque()
+        self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
+        push = settings.push
+        self._gate = Gate(push.pending, push.pending_mb * 1024 * 1024)
+        self._limits = Limits(
+            window=push.window,
+            device_window=push.device_window,
+            remembered_ids=push.remembered_ids,
+            pending=push.pending,
+            device_pending=push.device_pending,
+            retry_min_us=int(push.retry_min_s * 1e6),
+            retry_max_us=int(push.retry_max_s * 1e6),
+        )
+        self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post)
+        self._link = Link(
+            settings.mqtt,
+            self,
+            client_id=f"{push.client_id}-{partition}",
+            persistent=False,
+            window=push.window,
+        )
+        self._core: PartitionCore | None = None
+        self._messages: dict[CommandPosition, Message] = {}
+        self._news = threading.Event()  # something was posted
+        self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
+        self._surely_ours: MessageId | None = None  # a record of ours that no successor can have preceded
+        self._serial = 0
+        self._had_link = False
+        self._proven_epoch = 0  # the connection for which Pulsar has confirmed that we are the owner
+        self._taken_over: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
+        self._link_was_lost = False
+
+    # --- from any thread ---
+
+    def post(self, event: object) -> None:
+        """Hand an event to the session's thread."""
+        self._inbox.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the session look at once what there is to do."""
+        self._news.set()
+        self._link.wake()
+
+    # --- the session ---
+
+    def run(self) -> None:
+        """Wait for ownership, take over, push until stopped or fenced. Raises FencedError or TransientError."""
+        try:
+            if self._own() and self._take_over():
+                self._push_until_stopped()
+        finally:
+            self._link.disconnect()
+            self._link.close()
+            self._log.close()
+
+    def _own(self) -> bool:
+        while not self._stopping.is_set():
+            try:
+                self._log.own()
+            except TransientError as e:
+                log.debug("standby", partition=self._partition, why=str(e))
+                self._stopping.wait(0.05)  # a refused lookup answers at once
+                continue
+            reach("after_takeover")
+            return True
+        return False
+
+    def _take_over(self) -> bool:
+        # The proof is written by on_connected; it needs no core to be handled.
+        if not self._turns_until(lambda: self._proven_epoch > 0):
+            return False
+        first = OwnerRecord(self._token, 1)
+        cursors = self._log.read_cursors(first, self._limits.remembered_ids)
+        for device in cursors.stale:
+            self._log.write_cursor(device, cursors.by_device[device].encode(), None)
+        horizon = None
+        while True:
+            try:
+                horizon = self._log.subscribe()
+                break
+            except FencedError:
+                # The former owner's connection to Pulsar is not known to be dead yet.
+                if not self._turns_until(self._after(0.2)):
+                    return False
+        core = PartitionCore(
+            self._partition, self._limits, cursors.by_device, None if cursors.clean else horizon
+        )
+        self._core = core
+        if self._link.connected and self._proven_epoch == self._link.epoch:
+            core.link_up()
+        self._metrics.takeovers.inc()
+        log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
+        return True
+
+    def _after(self, seconds: float) -> Callable[[], bool]:
+        end = time.monotonic() + seconds
+        return lambda: time.monotonic() >= end
+
+    def _turns_until(self, done: Callable[[], bool]) -> bool:
+        while not done():
+            if self._stopping.is_set():
+                return False
+            self._turn(0.2)
+        return True
+
+    def _turn(self, timeout: float) -> None:
+        if self._unproven:
+            self._prove()
+            return
+        stored = self._log.last_stored
+        self._link.turn(timeout)
+        if self._link.connected:
+            # A successor connects before it writes, and would have cut this connection.
+            self._surely_ours = stored or self._surely_ours
+
+    def _prove(self) -> None:
+        """Have Pulsar confirm that we are the owner, without touching MQTT.
+
+        Raises FencedError when another was in between, TransientError when no answer comes.
+        """
+        proof = self._write_owner(0)
+        end = time.monotonic() + _PROOF_S
+        while not proof.stored and not self._stopping.is_set():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TransientError(
+                    f"Pulsar has not confirmed for {_PROOF_S:g} s that partition {self._partition} is ours"
+                )
+            self._news.wait(left)
+            self._news.clear()
+            self.on_turn(time.monotonic())
+        self._unproven = False
+
+    def _write_owner(self, epoch: int, *, clean: bool = False) -> _Proof:
+        self._serial += 1
+        proof = _Proof(OwnerRecord(self._token, self._serial, clean), epoch)
+        self._log.write_cursor(OWNER_KEY, proof.record.encode(), proof)
+        return proof
+
+    def _proven(self, proof: _Proof) -> None:
+        if self._core is not None:
+            start = self._surely_ours
+            if start is None or self._log.replaced_since(start, proof.record):
+                raise FencedError("another process owned it in between")
+        proof.stored = True
+        if proof.epoch:
+            self._proven_epoch = proof.epoch
+            if self._core is not None and self._link.connected and proof.epoch == self._link.epoch:
+                self._core.link_up()
+
+    def _push_until_stopped(self) -> None:
+        core = self._core
+        assert core is not None
+        while not self._stopping.is_set():
+            due = core.next_time_us()
+            self._turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+        self._gate.close()
+        core.drain()
+        end = time.monotonic() + self._settings.push.drain_s
+        while not core.settled and not self._unproven and time.monotonic() < end:
+            self._link.turn(0.2)
+        if core.clean and not self._unproven:
+            proof = self._write_owner(0, clean=True)
+            while not proof.stored and not self._unproven and time.monotonic() < end:
+                self._link.turn(0.2)
+
+    # --- the link's hooks, on this thread ---
+
+    def on_connected(self, event: Connected) -> None:
+        """Triggered by CONNACK: prove that we are still the owner before anything is pushed on this connection."""
+        if self._link_was_lost:
+            self._link_was_lost = False
+            log.info("MQTT is back", partition=self._partition)
+        self._had_link = True
+        self._write_owner(event.epoch)
+
+    def on_disconnected(self, event: Disconnected) -> None:
+        """Triggered by the end of a connection. Raises TerminalError when another process fights for the client id."""
+        self._unproven = self._unproven or self._had_link
+        self._had_link = False
+        self._link.abandon()  # the core decides what goes again, and marks it
+        if self._core is not None:
+            self._core.link_down()
+        if event.reason == DISCONNECT_TAKEN_OVER:
+            now = time.monotonic()
+            self._taken_over.append(now)
+            if len(self._taken_over) == _TAKEOVERS_A_MINUTE and now - self._taken_over[0] < 60:
+                raise TerminalError(
+                    f"another process connects to {self._settings.mqtt.host} as {self._link.client_id!r}, and Pulsar "
+                    "says that this one is the owner",
+                    remedy="give each installation its own push.client_id",
+                )
+        if not self._link_was_lost:
+            self._link_was_lost = True
+            log.warning(
+                "MQTT is away; see that the broker is up",
+                partition=self._partition,
+                broker=f"{self._settings.mqtt.host}:{self._settings.mqtt.port}",
+                why=event.why,
+            )
+
+    def on_turn(self, now: float) -> None:
+        """Triggered at the end of each turn: handle what came, then do what the core decided."""
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        core = self._core
+        if core is None:
+            return
+        now_us = time.time_ns() // 1000
+        due = core.next_time_us()
+        if due is not None and due <= now_us:
+            core.tick(now_us)
+        for action in core.take(now_us):
+            self._do(action)
+        self._metrics.pending.labels(str(self._partition)).set(core.pending)
+        self._metrics.in_flight.labels(str(self._partition)).set(core.in_flight)
+
+    # --- events ---
+
+    def _handle(self, event: object) -> None:
+        if isinstance(event, Arrived):
+            self._arrived(event.message)
+        elif isinstance(event, Failed):
+            raise event.error
+        elif isinstance(event, Stored):
+            self._stored(event.token)
+
+    def _stored(self, token: object) -> None:
+        core = self._core
+        if isinstance(token, _Proof):
+            self._proven(token)
+        elif core is not None and isinstance(token, StoreCursor):
+            reach("after_cursor")
+            core.cursor_stored(token.device)
+        elif core is not None and isinstance(token, StoreReceipt):
+            reach("after_receipt")
+            self._metrics.receipts.labels(token.receipt.state).inc()
+            core.receipt_stored(token.position)
+        elif core is not None and isinstance(token, DeadLetter):
+            self._metrics.dead_letters.inc()
+            core.dead_letter_stored(token.position)
+
+    def _arrived(self, message: Message) -> None:
+        core = self._core
+        assert core is not None
+        position = position_of(message.message_id())
+        if core.holds(position):
+            # It came again after a reconnect: the ack must go through the newest id, which alone counts a batch.
+            self._gate.gave(len(self._messages[position].data()))
+            self._messages[position] = message
+            return
+        self._messages[position] = message
+        properties = message.properties()
+        try:
+            command = decode_command(properties, message.data())
+        except ContractError as e:
+            log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
+            core.arrived_bad(
+                position,
+                str(e),
+                command_id=properties.get(C_ID, ""),
+                device=properties.get(C_DEVICE, message.partition_key()),
+                mqtt_topic=properties.get(C_TOPIC, ""),
+            )
+            return
+        core.arrived(position, command, time.time_ns() // 1000)
+
+    def _confirmed(self, number: int, confirmation: Confirmation) -> None:
+        assert self._core is not None
+        if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
+            self._metrics.refused.inc()
+        else:
+            reach("after_puback")
+        self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
+
+    # --- actions ---
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Push):
+            self._publish(action)
+        elif isinstance(action, StoreCursor):
+            self._log.write_cursor(action.device, action.payload, action)
+        elif isinstance(action, StoreReceipt):
+            self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
+        elif isinstance(action, DeadLetter):
+            message = self._messages[action.position]
+            payload, properties = dead_letter(
+                message.data(),
+                topic=self._log.commands,
+                device=action.device,
+                reason=action.reason,
+                at_us=time.time_ns() // 1000,
+                properties=message.properties(),
+            )
+            self._log.write_dead_letter(action.device, payload, properties, action)
+        elif isinstance(action, Ack):
+            message = self._messages.pop(action.position)
+            self._log.acknowledge(message)
+            self._gate.gave(len(message.data()))
+            reach("after_ack")
+
+    def _publish(self, push: Push) -> None:
+        command = push.command
+        user = [
+            (ORIGIN_PROPERTY, ORIGIN_PUSH),
+            (COMMAND_ID_PROPERTY, command.command_id),
+            (COMMAND_POSITION_PROPERTY, push.position.encode(self._partition)),
+        ]
+        if push.repeat:
+            user.append((COMMAND_REPEAT_PROPERTY, "1"))
+            self._metrics.repeated.inc()
+        left_s = None
+        if command.expires_at_ms:
+            left_s = min(max(1, command.expires_at_ms // 1000 - int(time.time())), 2**32 - 1)
+        self._link.publish(
+            command.mqtt_topic,
+            command.payload,
+            qos=max(1, command.qos),  # PUBACK is what moves the cursor
+            retain=command.retain,
+            properties=PublishProperties(user=tuple(user), expiry_s=left_s),
+            confirmed=partial(self._confirmed, push.number),
+        )
+        self._metrics.pushed.inc()
+        reach("after_publish")
+
+
+class _Proof:
+    """Token of an owner record; ``epoch`` is the MQTT connection that it is for, 0 for none."""
+
+    __slots__ = ("epoch", "record", "stored")
+
+    def __init__(self, record: OwnerRecord, epoch: int) -> None:
+        self.record = record
+        self.epoch = epoch
+        self.stored = False

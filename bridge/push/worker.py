@@ -1,0 +1,88 @@
+"""A push process: provisions, then tries to own every partition of its choice, until it is stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from bridge.errors import ConfigError, TransientError
+from bridge.provisioning import provision_commands
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.push.metrics import PushMetrics
+from bridge.push.owner import PartitionOwner
+from bridge.settings import Settings
+
+__all__ = ["PushWorker"]
+
+log = structlog.get_logger("push")
+
+_WAIT_S: Final = 2.0
+
+
+class PushWorker:
+    """Runs the push tier in this process. ``run`` returns after ``stop``; both sides may go away and come back."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partitions: Sequence[int] = (),
+        *,
+        metrics: PushMetrics | None = None,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """``partitions`` restricts what it may own; ``stopping`` ends ``run`` as ``stop`` does."""
+        self._settings = settings
+        self._wanted = tuple(partitions)
+        self._metrics = metrics or PushMetrics()
+        self._stopping = stopping or threading.Event()
+        self._failure: BaseException | None = None
+
+    def stop(self) -> None:
+        """Ask for a clean end. From any thread or a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Push until stopped. Raises TerminalError or RefusedError when somebody has to change something first."""
+        count = self._provision()
+        if not count:
+            return
+        wrong = [p for p in self._wanted if not 0 <= p < count]
+        if wrong:
+            raise ConfigError(
+                f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}"
+            )
+        owners = [
+            PartitionOwner(self._settings, partition, self._metrics, self._failed)
+            for partition in self._wanted or range(count)
+        ]
+        log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
+        for owner in owners:
+            owner.start()
+        self._stopping.wait()
+        for owner in owners:
+            owner.stop()
+        for owner in owners:
+            owner.join()
+        if self._failure is not None:
+            raise self._failure
+        log.info("push ended")
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error
+        self._stopping.set()
+
+    def _provision(self) -> int:
+        told = False
+        with PulsarAdmin(self._settings.pulsar) as admin:
+            while not self._stopping.is_set():
+                try:
+                    return provision_commands(admin)
+                except TransientError as e:
+                    if not told:
+                        log.warning("Pulsar is away; see that it is up", why=str(e))
+                        told = True
+                    self._stopping.wait(_WAIT_S)
+        return 0

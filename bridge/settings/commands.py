@@ -1,0 +1,102 @@
+"""The commands ``pulsebridge config show|schema|default``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge.options import ConfigOption, JsonOption, SetOption
+
+if TYPE_CHECKING:
+    from bridge.settings.loading import Loaded
+
+__all__ = ["register"]
+
+config = typer.Typer(no_args_is_help=True, help="What the settings are, and where they come from.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(config, name="config")
+
+
+@config.command("show")
+def show(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value came from.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the settings in force; secrets are masked.
+
+    Examples:
+
+        pulsebridge config show --origin
+
+        PULSEBRIDGE_MQTT__PORT=8883 pulsebridge config show --json
+    """
+    from bridge.settings.loading import load_with_origins
+
+    loaded = load_with_origins(config, sets or ())
+    values = loaded.settings.model_dump(mode="json")
+    if as_json:
+        body: dict[str, Any] = {"settings": values, "origins": _all_origins(loaded)} if origin else values
+        typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(_lines(loaded, values, origin))
+
+
+@config.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of the settings file, for editors.
+
+    Example:
+
+        pulsebridge config schema > pulsebridge.schema.json
+    """
+    from bridge.settings import Settings
+
+    typer.echo(json.dumps(Settings.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+@config.command("default")
+def default() -> None:
+    """Print the complete settings file with every default and its description.
+
+    Example:
+
+        pulsebridge config default > pulsebridge.yaml
+    """
+    from bridge.settings.default_file import default_yaml
+
+    typer.echo(default_yaml(), nl=False)
+
+
+def _all_origins(loaded: Loaded) -> dict[str, str]:
+    from bridge.settings import Settings
+    from bridge.settings.fields import leaves
+
+    return {".".join(p): loaded.origins.get(".".join(p), "default") for p, _ in leaves(Settings)}
+
+
+def _lines(loaded: Loaded, values: dict[str, Any], origin: bool) -> str:
+    """Return the settings as YAML, one line each, with their origins beside them when asked for."""
+    from bridge.settings.default_file import yaml_value
+
+    origins = _all_origins(loaded)
+    lines: list[str] = []
+    above: list[str] = []
+    for path, from_where in origins.items():
+        *sections, name = path.split(".")
+        for depth, section in enumerate(sections):
+            if above[: depth + 1] != sections[: depth + 1]:
+                lines.append(f"{'  ' * depth}{section}:")
+                above = sections[: depth + 1]
+        value: Any = values
+        for part in (*sections, name):
+            value = value[part]
+        line = f"{'  ' * len(sections)}{name}: {yaml_value(value)}"
+        lines.append(f"{line:<60}  # {from_where}" if origin else line)
+    return "\n".join(lines)

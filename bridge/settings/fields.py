@@ -1,0 +1,142 @@
+"""What the model of the settings looks like from outside: paths, types, secrets, and the nearest known name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic.fields import FieldInfo
+
+__all__ = [
+    "FILE_SUFFIX",
+    "field_at",
+    "is_optional",
+    "is_secret",
+    "leaves",
+    "nearest",
+    "parts_of",
+    "section_of",
+    "takes_text",
+    "wants_words",
+]
+
+FILE_SUFFIX = "_file"
+"""A secret may be given as its own key or, with this suffix, as the path of a file that holds it."""
+
+
+def parts_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def is_class(annotation: Any, *bases: type) -> bool:
+    """Return whether an annotation is a plain class below one of ``bases``."""
+    # On Python 3.10 tuple[int, ...] passes for a type, and then is none.
+    return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, bases)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that an annotation names, None when it is a plain value."""
+    for part in parts_of(annotation):
+        if is_class(part, BaseModel):
+            found: type[BaseModel] = part
+            return found
+    return None
+
+
+def is_secret(annotation: Any) -> bool:
+    """Return whether a value of this type must never be printed."""
+    return any(is_class(p, SecretStr, SecretBytes) for p in parts_of(annotation))
+
+
+def is_optional(annotation: Any) -> bool:
+    """Return whether the value may be absent."""
+    return type(None) in parts_of(annotation)
+
+
+def takes_text(annotation: Any) -> bool:
+    """Return whether text stands for the value as it is; lists, mappings and choices of numbers are read as YAML."""
+    return not any(
+        get_origin(p) in (tuple, list, dict, set, frozenset)
+        or section_of(p) is not None
+        or (get_origin(p) is Literal and not wants_words(p))
+        for p in parts_of(annotation)
+    )
+
+
+def wants_words(annotation: Any) -> bool:
+    """Return whether only certain words are allowed, so that YAML's ``5`` and ``3.1`` mean the words."""
+    return any(
+        get_origin(p) is Literal and all(isinstance(v, str) for v in get_args(p))
+        for p in parts_of(annotation)
+    )
+
+
+def leaves(
+    model: type[BaseModel], prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Yield the path and the field of every single setting, in the order of the model."""
+    for name, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section is None:
+            yield (*prefix, name), field
+        else:
+            yield from leaves(section, (*prefix, name))
+
+
+def field_at(model: type[BaseModel], path: Iterable[str | int]) -> FieldInfo | None:
+    """Return the field at a path, through lists of models as well; None when there is none."""
+    field: FieldInfo | None = None
+    here: type[BaseModel] | None = model
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if here is None or part not in here.model_fields:
+            return None
+        field = here.model_fields[part]
+        here = model_within(field.annotation)
+    return field
+
+
+def model_within(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a section, or of the members of a list of sections."""
+    for part in parts_of(annotation):
+        for candidate in (part, *get_args(part)):
+            if is_class(candidate, BaseModel):
+                found: type[BaseModel] = candidate
+                return found
+    return None
+
+
+def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
+    """Return the names that are known inside the section at ``path``, with the ``_file`` forms of secrets."""
+    path = tuple(path)
+    here: type[BaseModel] | None = model
+    if path:
+        field = field_at(model, path)
+        here = None if field is None else model_within(field.annotation)
+    if here is None:
+        return []
+    names = list(here.model_fields)
+    return names + [n + FILE_SUFFIX for n, f in here.model_fields.items() if is_secret(f.annotation)]
+
+
+def nearest(model: type[BaseModel], path: tuple[str | int, ...]) -> str | None:
+    """Return the known path that is most like an unknown one, None when nothing is like it."""
+    known = [".".join(p) for p, _ in leaves(model)]
+    joined = "_".join(str(p) for p in path)
+    for name in known:  # MQTT_HOST: one underscore where two belong
+        if name.replace(".", "_") == joined:
+            return name
+    near = difflib.get_close_matches(str(path[-1]), names_at(model, path[:-1]), n=1, cutoff=0.6)
+    if near:
+        return ".".join(str(p) for p in (*path[:-1], near[0]))
+    near = difflib.get_close_matches(".".join(str(p) for p in path), known, n=1, cutoff=0.6)
+    if near:
+        return near[0]
+    # the right name in the wrong section
+    same = [k for k in known if k.rsplit(".", 1)[-1] == path[-1]]
+    return same[0] if len(same) == 1 else None

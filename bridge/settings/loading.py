@@ -1,0 +1,325 @@
+"""Loads the settings: flag > environment > file > default, every problem listed at once, and where each value is from.
+
+It decides precedence and names; the types and limits stand in the sections. Nothing is dialled here. Secrets come
+from the environment, from the file, or from a file of their own (``password_file``), and are never printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bridge.errors import ConfigError
+from bridge.settings import Settings
+from bridge.settings.fields import (
+    FILE_SUFFIX,
+    field_at,
+    is_optional,
+    is_secret,
+    nearest,
+    section_of,
+    takes_text,
+    wants_words,
+)
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "DEFAULT_FILE",
+    "OTHER_VARIABLES",
+    "PREFIX",
+    "Loaded",
+    "conf_path",
+    "load",
+    "load_with_origins",
+]
+
+PREFIX: Final = "PULSEBRIDGE_"
+CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
+"""Names the YAML file when no ``--config`` is given."""
+OTHER_VARIABLES: Final = frozenset(
+    {CONFIG_VARIABLE, "PULSEBRIDGE_BENCH_PEER", "PULSEBRIDGE_IVY_SETTINGS", "PULSEBRIDGE_KILL_AT"}
+)
+"""Variables with our prefix that are no settings: of the local stack's downloads, of tests, of benchmarks."""
+DEFAULT_FILE: Final = Path("pulsebridge.yaml")
+"""Read from the working directory when neither ``--config`` nor the variable names a file."""
+
+# Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
+_SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
+
+Keys = tuple[str, ...]
+Overrides = Mapping[str, object] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, with the origin of every value that is not a default (keyed by its path with dots)."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    file: Path | None
+
+
+@dataclass(slots=True)
+class _Layers:
+    """What the layers say so far, the stronger written over the weaker, and what is wrong with them."""
+
+    values: dict[Keys, Any] = field(default_factory=dict)
+    origins: dict[Keys, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def put(self, path: Keys, value: Any, origin: str) -> None:
+        self.values[path] = value
+        self.origins[path] = origin
+
+    def has(self, path: Keys, origin: str) -> bool:
+        """Return whether the same layer (file, environment, …) gave this value already."""
+        return self.origins.get(path, " ").split()[:1] == origin.split()[:1]
+
+    def refuse(self, path: Keys, why: str, origin: str) -> None:
+        self.problems.append(f"{'.'.join(path)}: {why} ({origin})")
+
+
+def load(config: Path | None = None, overrides: Overrides = ()) -> Settings:
+    """Return the settings. ``overrides``: a mapping of paths to values, or a sequence of ``path=value``.
+
+    Raises ConfigError that lists every problem with its path and its origin.
+    """
+    return load_with_origins(config, overrides).settings
+
+
+def load_with_origins(
+    config: Path | None = None,
+    overrides: Overrides = (),
+    *,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Load like ``load`` and tell where each value came from.
+
+    ``flags`` are what a command's own options say (path → value, None where not given); they win over all.
+    """
+    environ = os.environ if environ is None else environ
+    layers = _Layers()
+    file = _file(config, environ)
+    if file is not None:
+        _put_file(layers, file)
+    _put_environment(layers, environ)
+    for path, value, parse in _pairs(layers, overrides):
+        _put_text(layers, path, value, "--set") if parse else _put_value(
+            layers, path, value, "given by the caller"
+        )
+    for name, value in (flags or {}).items():
+        if value is not None:
+            _put_value(layers, tuple(name.split(".")), value, "flag")
+    settings = _validate(layers)
+    if layers.problems or settings is None:
+        raise ConfigError(_listed(layers.problems, file))
+    return Loaded(settings, {".".join(p): o for p, o in layers.origins.items()}, file)
+
+
+def conf_path(name: str) -> Path:
+    """Return the path of a file that comes with Pulsebridge: ``conf/`` in a checkout, ``bridge/_conf`` in a wheel.
+
+    Raises ConfigError when there is no such file.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_conf", package.parent / "conf"):
+        if (folder / name).exists():
+            return folder / name
+    raise ConfigError(f"no file {name} comes with this installation", remedy="reinstall pulsebridge")
+
+
+# --- the layers ---------------------------------------------------------------------------------------------
+
+
+def _file(config: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if config is not None:
+        return config
+    if environ.get(CONFIG_VARIABLE):
+        return Path(environ[CONFIG_VARIABLE])
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def _put_file(layers: _Layers, file: Path) -> None:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"the settings file {file} cannot be read: {e.strerror}") from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ConfigError(f"the settings file {file} is not YAML: {e}") from e
+    if content is None:
+        return
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"the settings file {file} is not a mapping of sections", remedy="see conf/default.yaml"
+        )
+    origin = f"file {file}"
+    for path, value in _flat(content, ()):
+        _put_value(layers, path, value, origin)
+
+
+def _flat(node: Mapping[Any, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
+    """Yield the settings of a nested mapping; a section that is left empty says nothing."""
+    for key, value in node.items():
+        path = (*above, str(key))
+        known = field_at(Settings, path)
+        if known is not None and section_of(known.annotation) is not None:
+            if isinstance(value, Mapping):
+                yield from _flat(value, path)
+            elif value is not None:
+                yield path, value
+        else:
+            yield path, value
+
+
+def _put_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
+            continue
+        path = tuple(name[len(PREFIX) :].lower().split("__"))
+        if len(path) == 1 and _SERVICE_LINK.search(name):
+            continue
+        _put_text(layers, path, environ[name], f"environment {name}")
+
+
+def _pairs(layers: _Layers, overrides: Overrides) -> Iterator[tuple[Keys, Any, bool]]:
+    """Yield path, value, and whether the value is text that is still to be read."""
+    if isinstance(overrides, Mapping):
+        for name, value in overrides.items():
+            yield tuple(name.split(".")), value, False
+        return
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals:
+            layers.problems.append(
+                f"--set {text}: not of the form path=value, for example mqtt.host=127.0.0.1"
+            )
+            continue
+        yield tuple(name.strip().split(".")), value, True
+
+
+def _put_text(layers: _Layers, path: Keys, text: str, origin: str) -> None:
+    """Put a value that came as text: as it is for words, numbers and switches, as YAML for lists and mappings."""
+    known = field_at(Settings, path)
+    if known is None or is_secret(known.annotation):
+        _put_value(layers, path, text, origin)
+    elif text == "null" and is_optional(known.annotation):
+        _put_value(layers, path, None, origin)
+    elif takes_text(known.annotation):
+        _put_value(layers, path, text, origin)
+    else:
+        try:
+            _put_value(layers, path, yaml.safe_load(text), origin)
+        except yaml.YAMLError:
+            layers.refuse(path, "is neither YAML nor JSON", origin)
+
+
+def _put_value(layers: _Layers, path: Keys, value: Any, origin: str) -> None:
+    known = field_at(Settings, path)
+    if known is None:
+        secret = _secret_of(path)
+        if secret is not None:
+            _put_secret_file(layers, secret, value, origin)
+            return
+        near = nearest(Settings, path)
+        layers.refuse(path, "unknown setting" + (f"; did you mean {near}?" if near else ""), origin)
+        return
+    if section_of(known.annotation) is not None:
+        layers.refuse(path, f"is a section; name one of its settings, as in {'.'.join(path)}.…", origin)
+        return
+    if is_secret(known.annotation) and layers.has(path, origin):
+        layers.refuse(path, f"given twice, as {path[-1]} and as {path[-1]}{FILE_SUFFIX}; keep one", origin)
+        return
+    if wants_words(known.annotation) and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    layers.put(path, value, origin)
+
+
+def _secret_of(path: Keys) -> Keys | None:
+    """Return the path of the secret whose file this path names, None when it names none."""
+    if not path[-1].endswith(FILE_SUFFIX):
+        return None
+    secret = (*path[:-1], path[-1][: -len(FILE_SUFFIX)])
+    known = field_at(Settings, secret)
+    return secret if known is not None and is_secret(known.annotation) else None
+
+
+def _put_secret_file(layers: _Layers, secret: Keys, name: Any, origin: str) -> None:
+    named = (*secret[:-1], secret[-1] + FILE_SUFFIX)
+    if not isinstance(name, str | os.PathLike):
+        layers.refuse(named, "is not a path", origin)
+        return
+    if layers.has(secret, origin):
+        layers.refuse(named, f"given twice, also as {secret[-1]}; keep one", origin)
+        return
+    try:
+        # An editor ends the file with a newline, which is no part of the secret.
+        layers.put(
+            secret,
+            Path(name).expanduser().read_text(encoding="utf-8").rstrip("\r\n"),
+            f"{origin}, from {name}",
+        )
+    except (OSError, UnicodeDecodeError) as e:
+        layers.refuse(named, f"cannot be read: {getattr(e, 'strerror', None) or 'not text'}: {name}", origin)
+
+
+# --- checking -----------------------------------------------------------------------------------------------
+
+
+def _validate(layers: _Layers) -> Settings | None:
+    tree: dict[str, Any] = {}
+    for path, value in layers.values.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as e:
+        layers.problems.extend(
+            _readable(error, layers) for error in e.errors(include_url=False, include_input=True)
+        )
+        return None
+
+
+def _readable(error: ErrorDetails, layers: _Layers) -> str:
+    loc = tuple(error["loc"])
+    path = ".".join(str(p) for p in loc) or "settings"
+    origin = _origin(loc, layers)
+    if error["type"] == "extra_forbidden":
+        near = nearest(Settings, loc)
+        return f"{path}: unknown setting" + (f"; did you mean {near}?" if near else "") + origin
+    why = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not error["msg"].startswith("Value error, ") and error["msg"].startswith("Input should be "):
+        why = f"should be {why}"
+    known = field_at(Settings, loc)
+    shown = ""
+    if (
+        known is not None
+        and not is_secret(known.annotation)
+        and isinstance(error["input"], str | int | float)
+    ):
+        shown = f", not {error['input']!r}"
+    return f"{path}: {why}{shown}{origin}"
+
+
+def _origin(loc: tuple[str | int, ...], layers: _Layers) -> str:
+    names = tuple(str(p) for p in loc)
+    for length in range(len(names), 0, -1):
+        if names[:length] in layers.origins:
+            return f" ({layers.origins[names[:length]]})"
+    return ""
+
+
+def _listed(problems: list[str], file: Path | None) -> str:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    read = f" (file read: {file})" if file else ""
+    return "\n".join([f"{count} in the settings{read}:", *(f"  {p}" for p in problems)])

@@ -1,0 +1,63 @@
+"""Settings of the local stack: the servers that ``pulsebridge up`` starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from bridge.settings.base import Section
+
+__all__ = ["LocalSettings"]
+
+
+class LocalSettings(Section):
+    """Where the local servers keep their data and what they may use."""
+
+    data_dir: Path | None = Field(
+        None,
+        description="Folder of the servers' data; default: in the user's data folder (tests: a temporary one).",
+    )
+    cache_dir: Path | None = Field(
+        None, description="Folder of the downloads; default: in the user's cache folder."
+    )
+    mqtt_server: Literal["artemis", "mosquitto"] = Field(
+        "artemis",
+        description="MQTT broker to start; mosquitto must be on the PATH, and loses its queues at kill -9.",
+    )
+    mqtt_port: int = Field(0, ge=0, le=65535, description="TCP port of the MQTT broker; 0 takes a free one.")
+    pulsar_port: int = Field(
+        0, ge=0, le=65535, description="TCP port of Pulsar's binary service; 0 takes a free one."
+    )
+    admin_port: int = Field(
+        0, ge=0, le=65535, description="TCP port of Pulsar's admin REST; 0 takes a free one."
+    )
+    mqtt_url: str | None = Field(
+        None, description="MQTT broker that runs already (mqtt://host:port); not started."
+    )
+    pulsar_url: str | None = Field(
+        None, description="Pulsar that runs already (pulsar://host:port); not started."
+    )
+    admin_url: str | None = Field(None, description="Admin REST URL of the Pulsar that runs already.")
+    fsync: bool = Field(False, description="Whether both servers flush to the disk before they acknowledge.")
+    offline: bool = Field(False, description="Whether only the cache is used and nothing is downloaded.")
+    quick_start: bool = Field(
+        True,
+        description="Whether the JVMs compile quickly rather than well: half the CPU to start, less at the peak.",
+    )
+    max_disk_usage: float = Field(
+        0.98, gt=0, lt=1, description="Share of the disk in use above which the servers are not started."
+    )
+    start_timeout_s: float = Field(
+        120.0, gt=0, description="How long a server may take to be ready, in seconds."
+    )
+    lifetime_h: float = Field(12.0, gt=0, description="How long servers left running by `up` stay, in hours.")
+
+    def given_ports(self) -> dict[str, int]:
+        """Return the ports that were asked for by the option that names each; 0 where none was."""
+        return {
+            "--mqtt-port": self.mqtt_port,
+            "--pulsar-port": self.pulsar_port,
+            "--admin-port": self.admin_port,
+        }

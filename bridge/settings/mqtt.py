@@ -1,0 +1,54 @@
+"""Settings of the connection to the MQTT broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from bridge.settings.base import Section
+
+__all__ = ["MqttSettings"]
+
+
+class MqttSettings(Section):
+    """Where the MQTT broker is and how the bridge's own sessions with it behave."""
+
+    host: str = Field("127.0.0.1", description="Host name or address of the MQTT broker.")
+    port: int = Field(1883, ge=1, le=65535, description="TCP port of the MQTT broker.")
+    client_id: str = Field(
+        "pulsebridge",
+        min_length=1,
+        description="Client id of the persistent session; fixed, one process each.",
+    )
+    protocol: Literal["3.1", "3.1.1", "5"] = Field("5", description="MQTT version of the link.")
+    username: str | None = Field(None, description="User name at the MQTT broker.")
+    password: SecretStr | None = Field(
+        None, description="Password at the MQTT broker; also as password_file."
+    )
+    tls: bool = Field(False, description="Whether the link uses TLS.")
+    tls_ca: Path | None = Field(
+        None, description="PEM file of the authorities that sign the broker's certificate."
+    )
+    tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
+    tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
+    keep_alive_s: int = Field(30, ge=5, le=65535, description="MQTT keep-alive, in seconds.")
+    session_expiry_s: int = Field(
+        604_800,
+        ge=1,
+        description="How long the broker keeps our session while we are away, in seconds (MQTT 5).",
+    )
+    connect_timeout_s: float = Field(
+        5.0, gt=0, description="How long TCP connect and CONNACK may take, in seconds."
+    )
+    reconnect_min_s: float = Field(0.2, gt=0, description="First wait before a reconnect, in seconds.")
+    reconnect_max_s: float = Field(15.0, gt=0, description="Longest wait before a reconnect, in seconds.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> MqttSettings:
+        if (self.tls_certificate is None) != (self.tls_private_key is None):
+            raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
+        if self.password is not None and self.username is None:
+            raise ValueError("password needs a username")
+        return self

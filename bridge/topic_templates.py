@@ -1,0 +1,223 @@
+"""Rules in compiled form: MQTT filters with named captures, and the templates that are filled from them. Pure.
+
+It decides what a filter or a template may look like and how captured text is encoded into a Pulsar name. Which rule
+applies to a topic, and whether two rules collide, is decided by ``bridge.mapping``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Final
+
+from bridge.topic_patterns import Pattern, Star, filter_pattern
+
+__all__ = ["MAX_LOCAL_NAME", "Filter", "Template", "encode_local", "encode_piece"]
+
+MAX_LOCAL_NAME: Final = 240
+"""Longest local name of a Pulsar topic that mapping makes, in characters; it is part of paths and URLs there."""
+
+_CAPTURE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LEVEL_NAME: Final = re.compile(r"level([1-9][0-9]*)\Z")
+_SAFE: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+_LOCAL_LITERAL: Final = re.compile(r"[A-Za-z0-9_.-]*\Z")
+
+
+def encode_piece(text: str) -> str:
+    """Encode captured text for a Pulsar name: letters, digits and ``_.-`` stay, every other byte becomes ``=XX``.
+
+    It is injective and never empty; what it makes is in the characters that Pulsar allows in any name. ``=`` is
+    taken instead of ``%`` so that no HTTP proxy before Pulsar's admin decodes it. Text of dots alone is encoded
+    too, for it would mean another folder wherever names become paths.
+    """
+    if not text:
+        return "=."  # no other text has a dot after "="
+    if text.strip(".") == "":
+        return "=2E" * len(text)
+    return "".join(chr(b) if b in _SAFE else f"={b:02X}" for b in text.encode())
+
+
+def encode_local(name: str) -> str:
+    """Keep a composed name away from what Pulsar gives a meaning: partitions of topics, and its own ``__`` topics.
+
+    Injective on what templates compose, for neither ``=2D`` nor ``=5F`` comes out of ``encode_piece``.
+    """
+    return re.sub(r"_(?=_)", "=5F", re.sub(r"-(?=partition-)", "=2D", name))
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """An MQTT filter with named captures."""
+
+    mqtt: str
+    """As it is subscribed, without the names."""
+    levels: tuple[str | Star, ...]
+    names: tuple[str | None, ...]
+    """Name of each level's capture, None where there is none."""
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """Compile a filter. Raises ValueError naming the level that is wrong (MQTT-4.7.1)."""
+        levels: list[str | Star] = []
+        names: list[str | None] = []
+        given = text.split("/")
+        for number, level in enumerate(given, 1):
+            star = {"+": Star.LEVEL, "#": Star.REST}.get(level[:1])
+            if star is Star.REST and number < len(given):
+                raise ValueError(
+                    f"filter {text!r}: '#' stands for all the rest, so nothing may follow level {number}"
+                )
+            if star is None and ("+" in level or "#" in level):
+                raise ValueError(
+                    f"filter {text!r}: '+' and '#' must begin level {number} ({level!r}), a name may follow"
+                )
+            if "\0" in level:
+                raise ValueError(f"filter {text!r}: level {number} has U+0000, which MQTT forbids")
+            name = level[1:] if star is not None and len(level) > 1 else None
+            if name is not None and not _CAPTURE_NAME.match(name):
+                raise ValueError(f"filter {text!r}: {name!r} is not a name of letters, digits and _")
+            if name is not None and (name in names or name == "mqtt_topic" or _LEVEL_NAME.match(name)):
+                raise ValueError(f"filter {text!r}: the name {name!r} is taken")
+            levels.append(level if star is None else star)
+            names.append(name)
+        if text.startswith("$"):
+            raise ValueError(
+                f"filter {text!r}: topics that begin with '$' are the broker's own and are not ingested"
+            )
+        mqtt = "/".join({Star.LEVEL: "+", Star.REST: "#"}[x] if isinstance(x, Star) else x for x in levels)
+        return cls(mqtt, tuple(levels), tuple(names))
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The topics that it matches."""
+        return filter_pattern(self.levels)
+
+    def match(self, levels: list[str]) -> dict[str, str] | None:
+        """Return the captures when a topic of these levels matches, else None.
+
+        A named ``#rest`` wants at least one level: without it there would be nothing to capture. Wildcards in
+        the first level do not match ``$`` topics (MQTT-4.7.2-1), which callers leave out anyway.
+        """
+        own = self.levels
+        rest = own[-1] is Star.REST
+        fixed = len(own) - 1 if rest else len(own)
+        if len(levels) < fixed or (not rest and len(levels) > fixed):
+            return None
+        if rest and self.names[-1] is not None and len(levels) == fixed:
+            return None
+        captures: dict[str, str] = {}
+        for mine, name, level in zip(own[:fixed], self.names, levels, strict=False):
+            if isinstance(mine, str):
+                if mine != level:
+                    return None
+            elif name is not None:
+                captures[name] = level
+        if rest and self.names[-1] is not None:
+            captures[self.names[-1]] = "/".join(levels[fixed:])
+        return captures
+
+    def star_of(self, name: str) -> str | Star | None:
+        """Return what a template's ``{name}`` stands for: a fixed level, one level, the rest; None when unknown."""
+        if name == "mqtt_topic":
+            return Star.REST
+        if name in self.names:
+            return self.levels[self.names.index(name)]
+        found = _LEVEL_NAME.match(name)
+        if found is None:
+            return None
+        number = int(found[1]) - 1
+        if number < len(self.levels) and self.levels[number] is not Star.REST:
+            return self.levels[number]
+        return Star.LEVEL if number == 0 else None  # every topic has a first level
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with ``{captures}``: of a rule's filter, ``{level1}`` and so on, and ``{mqtt_topic}``."""
+
+    text: str
+    parts: tuple[tuple[str, str | None], ...]
+    """Pairs of a literal and the capture after it, None at the end."""
+
+    @classmethod
+    def parse(cls, text: str, of: Filter) -> Template:
+        """Compile a template for a filter's captures. Raises ValueError naming what is not known."""
+        try:
+            parsed = list(Formatter().parse(text))
+        except ValueError as e:
+            raise ValueError(f"template {text!r}: {e}") from e
+        parts: list[tuple[str, str | None]] = []
+        for literal, name, spec, conversion in parsed:
+            if spec or conversion:
+                raise ValueError(f"template {text!r}: {{{name}}} takes no format")
+            if name is not None and of.star_of(name) is None:
+                known = [n for n in of.names if n] + ["level1", "mqtt_topic"]
+                raise ValueError(
+                    f"template {text!r}: {{{name}}} is not there in every topic that {of.mqtt!r} matches; "
+                    f"known: {', '.join(known)}"
+                )
+            parts.append((literal, name))
+        if not parts:
+            raise ValueError("a template is not empty")
+        return cls(text, tuple(parts))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The captures it uses."""
+        return tuple(name for _, name in self.parts if name is not None)
+
+    def fill(self, captures: Mapping[str, str]) -> str:
+        """Return the text with the captures as they are."""
+        return "".join(
+            f"{literal}{captures[name]}" if name is not None else literal for literal, name in self.parts
+        )
+
+    def fill_encoded(self, captures: Mapping[str, str]) -> str:
+        """Return the text as the local name of a Pulsar topic."""
+        filled = "".join(
+            f"{literal}{encode_piece(captures[name])}" if name is not None else literal
+            for literal, name in self.parts
+        )
+        return encode_local(filled)
+
+    def pattern(self, of: Filter, *, encoded: bool = False) -> Pattern:
+        """Return the strings that it can make. With ``encoded``, before ``encode_local``, which keeps them apart."""
+        found: list[str | Star] = []
+        for literal, name in self.parts:
+            if literal:
+                found.append(literal)
+            if name is None:
+                continue
+            star = of.star_of(name)
+            if isinstance(star, str):
+                found.append(encode_piece(star) if encoded else star)
+            elif star is not None:
+                found.append(Star.LEVEL if encoded else star)
+        return tuple(found)
+
+    def local_problem(self) -> str | None:
+        """Return why it cannot name a Pulsar topic, None when it can."""
+        for literal, _ in self.parts:
+            if not _LOCAL_LITERAL.match(literal):
+                return f"template {self.text!r}: a Pulsar topic has only letters, digits and _.- in its fixed parts"
+        if not self.names and self.text.strip(".") == "":
+            return f"template {self.text!r}: dots alone are not a name"
+        return None
+
+    def ambiguity(self, of: Filter) -> str | None:
+        """Return why two different sets of captures could make the same text, None when they cannot.
+
+        A slash tells two levels apart, since a level has none; nothing tells what follows a rest.
+        """
+        for (_, before), (literal, after) in zip(self.parts, self.parts[1:], strict=False):
+            if before is None or after is None:
+                continue
+            varies = isinstance(of.star_of(before), Star)
+            if varies and (of.star_of(before) is Star.REST or "/" not in literal):
+                return (
+                    f"template {self.text!r}: where {{{before}}} ends and {{{after}}} begins cannot be told, so two "
+                    "devices could become one: put a slash between them, and the rest last"
+                )
+        return None
