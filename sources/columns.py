@@ -1,0 +1,219 @@
+"""Arrow record batches from Pulsar messages, column by column, only the columns asked for.
+
+Bytes of payload and key are untouched, times are UTC with microseconds, what a message does not have is null. The
+column names and types are those of ``bridge.contract.SOURCE_COLUMNS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from bridge import contract
+from bridge.contract import SOURCE_COLUMNS
+from bridge.errors import ContractError
+from sources.offsets import partition_number
+
+__all__ = ["ARROW_TYPES", "Entry", "arrow_schema", "record_batch"]
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+ARROW_TYPES: Final[Mapping[str, Any]] = {
+    "binary": pa.binary(),
+    "string": pa.string(),
+    "timestamp": _TIME,
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "array<struct<name:string,value:string>>": pa.list_(
+        pa.field("element", pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())]))
+    ),
+}
+"""Spark SQL type to the Arrow type that Spark expects for it."""
+
+_TYPES: Final = dict(SOURCE_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: how many of the messages of the batch are its own, and its id as the first message shows it."""
+
+    ledger: int
+    entry: int
+    size: int
+    serialized: bytes
+    batched: bool
+
+
+def arrow_schema(columns: Sequence[str]) -> Any:
+    """Return the Arrow schema of these columns, in this order."""
+    return pa.schema([pa.field(name, ARROW_TYPES[_TYPES[name]]) for name in columns])
+
+
+def record_batch(
+    schema: Any, topic: str, partition: str, entries: Sequence[Entry], messages: Sequence[Any]
+) -> Any:
+    """Build one batch. ``messages`` are those of ``entries``, in order; ``topic`` is written to ``__topic``."""
+    batch = _Batch(topic, partition, entries, messages)
+    arrays = [
+        pa.array(_BUILD[field.name](batch), type=field.type)
+        if field.name not in _ARRAYS
+        else _ARRAYS[field.name](batch)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _Batch:
+    """The messages with what several columns share, computed once."""
+
+    def __init__(self, topic: str, partition: str, entries: Sequence[Entry], messages: Sequence[Any]) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.entries = entries
+        self.messages = messages
+        self._properties: list[dict[str, str]] | None = None
+        self._payloads: list[bytes | None] | None = None
+
+    @property
+    def properties(self) -> list[dict[str, str]]:
+        if self._properties is None:
+            self._properties = [message.properties() for message in self.messages]
+        return self._properties
+
+    @property
+    def payloads(self) -> list[bytes | None]:
+        if self._payloads is None:
+            # An empty payload and a null one look alike until asked.
+            self._payloads = [m.data() or (None if m.has_null_value() else b"") for m in self.messages]
+        return self._payloads
+
+    def get(self, name: str) -> list[str | None]:
+        return [properties.get(name) for properties in self.properties]
+
+    def per_entry(self, value: Callable[[Entry], int]) -> list[int]:
+        found: list[int] = []
+        for entry in self.entries:
+            found.extend([value(entry)] * entry.size)
+        return found
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_INDEXES: Final = [_varint(index) for index in range(4096)]
+
+
+def _message_ids(batch: _Batch) -> list[bytes]:
+    # The ids of a batch differ in field 4, the index, which stands before field 6, the size: 20 <index> 30 <size>.
+    found: list[bytes] = []
+    for entry in batch.entries:
+        if not entry.batched:
+            found.append(entry.serialized)
+            continue
+        tail = b"\x30" + _varint(entry.size)
+        head = entry.serialized[: -len(tail) - 1]
+        if entry.size <= len(_INDEXES):
+            found.extend([head + index + tail for index in _INDEXES[: entry.size]])
+        else:
+            found.extend([head + _varint(index) + tail for index in range(entry.size)])
+    return found
+
+
+def _indexes(batch: _Batch) -> list[int]:
+    found: list[int] = []
+    for entry in batch.entries:
+        found.extend(range(entry.size))
+    return found
+
+
+def _publish_times(batch: _Batch) -> list[int]:
+    return [message.publish_timestamp() * 1000 for message in batch.messages]
+
+
+def _event_times(batch: _Batch) -> list[int | None]:
+    return [time * 1000 if (time := message.event_timestamp()) else None for message in batch.messages]
+
+
+def _map_of_properties(batch: _Batch) -> Any:
+    offsets = [0]
+    keys: list[str] = []
+    items: list[str] = []
+    for properties in batch.properties:
+        keys.extend(properties.keys())
+        items.extend(properties.values())
+        offsets.append(len(keys))
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()), pa.array(keys, pa.string()), pa.array(items, pa.string())
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _truth(text: str | None) -> bool | None:
+    return None if text is None else text in ("1", "true")
+
+
+def _retained(batch: _Batch) -> list[bool | None]:
+    # Absent means false on a message that ingest wrote, and nothing on any other.
+    return [
+        properties.get(contract.P_RETAINED) in ("1", "true") if contract.P_VERSION in properties else None
+        for properties in batch.properties
+    ]
+
+
+def _correlation(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else contract.decode_correlation(text)
+    except ContractError:  # a stranger's property; it stands as it is in __messageProperties
+        return None
+
+
+def _user_properties(text: str | None) -> list[dict[str, str]] | None:
+    try:
+        return (
+            None
+            if text is None
+            else [{"name": name, "value": value} for name, value in contract.decode_user_properties(text)]
+        )
+    except ContractError:  # likewise
+        return None
+
+
+_BUILD: Final[Mapping[str, Callable[[_Batch], Any]]] = {
+    "value": lambda b: b.payloads,
+    "__key": lambda b: [message.partition_key() or None for message in b.messages],
+    "__topic": lambda b: [b.topic] * len(b.messages),
+    "__messageId": _message_ids,
+    "__publishTime": _publish_times,
+    "__eventTime": _event_times,
+    "partition": lambda b: [partition_number(b.partition)] * len(b.messages),
+    "ledger_id": lambda b: b.per_entry(lambda e: e.ledger),
+    "entry_id": lambda b: b.per_entry(lambda e: e.entry),
+    "batch_index": _indexes,
+    "mqtt_topic": lambda b: b.get(contract.P_TOPIC),
+    "device": lambda b: b.get(contract.P_DEVICE),
+    "payload": lambda b: b.payloads,
+    "qos": lambda b: [_number(text) for text in b.get(contract.P_QOS)],
+    "retain": lambda b: [_truth(text) for text in b.get(contract.P_RETAIN)],
+    "retained": _retained,
+    "arrival_time": lambda b: [_number(text) for text in b.get(contract.P_ARRIVAL)],
+    "command_topic": lambda b: b.get(contract.P_COMMAND_TOPIC),
+    "content_type": lambda b: b.get(contract.P_CONTENT_TYPE),
+    "response_topic": lambda b: b.get(contract.P_RESPONSE_TOPIC),
+    "correlation_data": lambda b: [_correlation(text) for text in b.get(contract.P_CORRELATION)],
+    "user_properties": lambda b: [_user_properties(text) for text in b.get(contract.P_USER)],
+}
+_ARRAYS: Final[Mapping[str, Callable[[_Batch], Any]]] = {"__messageProperties": _map_of_properties}

@@ -1,0 +1,203 @@
+"""The shell around Spark's Python Data Source API: format ``pulsebridge``, streaming and batch.
+
+Makes no connection while a query is only being described: readers are built in several processes and travel by
+pickle; the planner process of a query connects at its first call, a task in its own worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from bridge.contract import SOURCE_COLUMNS
+from bridge.errors import ConfigError
+from sources.offsets import Offset
+from sources.options import SourceOptions, parse
+from sources.planning import Limits
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from sources.reading import ReadTask
+    from sources.stream import StreamPlanner
+
+__all__ = ["PulsebridgeDataSource", "PulsebridgeStreamReader", "register"]
+
+FORMAT = "pulsebridge"
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("pulsebridge")`` known to this session. Doing it twice is harmless."""
+    spark.dataSource.register(PulsebridgeDataSource)
+
+
+class Range(InputPartition):
+    """One task's part of a batch."""
+
+    def __init__(self, task: ReadTask) -> None:
+        super().__init__(None)
+        self.task = task
+
+
+class PulsebridgeDataSource(DataSource):
+    """Pulsar topics as rows; the options are those of ``sources.options``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return the columns of ``bridge.contract.SOURCE_COLUMNS``, or those that option ``columns`` names.
+
+        Called by Spark at ``load()``, unless the user gave a schema. Raises ConfigError for options that are wrong.
+        """
+        parse(self.options, streaming=None)
+        types = dict(SOURCE_COLUMNS)
+        asked = self.options.get("columns")
+        names = [n.strip() for n in asked.split(",") if n.strip() in types] if asked else list(types)
+        return ", ".join(f"`{name}` {types[name]}" for name in names or types)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch query. Raises ConfigError for options that are wrong."""
+        return PulsebridgeReader(_asked(parse(self.options, streaming=False), schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a streaming query; it raises ConfigError at its first use for options that are wrong."""
+        try:
+            return PulsebridgeStreamReader(_asked(parse(self.options, streaming=True), schema))
+        except ConfigError as e:
+            # Spark's runner hides what is raised here behind an error of its own.
+            return PulsebridgeStreamReader(e)
+
+
+def _asked(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """Return the options with the columns of a schema that the user gave; each must be one of the source's."""
+    types = dict(SOURCE_COLUMNS)
+    wrong = [f.name for f in schema.fields if types.get(f.name) != f.dataType.simpleString()]
+    if wrong:
+        raise ConfigError(
+            f"the schema asks for columns that the source does not have with that type: {', '.join(wrong)}",
+            remedy="take names and types from: " + ", ".join(f"{n} {t}" for n, t in SOURCE_COLUMNS),
+        )
+    return replace(options, columns=tuple(schema.fieldNames()))
+
+
+class PulsebridgeReader(DataSourceReader):
+    """A batch query: the range is resolved once, when the query is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Called by Spark on the driver when it plans the query; what raises here fails the query."""
+        from sources.batch import batch_tasks
+
+        return [Range(task) for task in batch_tasks(self._options)] or [Range(_nothing(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Called by Spark in a Python worker, for each task."""
+        return _read(partition)
+
+
+class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming query. All but ``read`` is called in the planner process, on the query's thread."""
+
+    def __init__(self, options: SourceOptions | ConfigError) -> None:
+        self._checked = options
+        self._planner: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_checked": self._checked, "_planner": None}
+
+    @property
+    def _options(self) -> SourceOptions:
+        if isinstance(self._checked, ConfigError):
+            raise self._checked
+        return self._checked
+
+    @property
+    def planner(self) -> StreamPlanner:
+        """The driver's side, connected at the first call."""
+        if self._planner is None:
+            from sources.stream import StreamPlanner
+
+            self._planner = StreamPlanner(self._options)
+        return self._planner
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Called while no batch is committed, several times; what raises here fails the query."""
+        return self.planner.initial_offset().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Called before each trigger: one of Spark's limits stands for all those of the options."""
+        limits = self._options.limits
+        if limits.rows is not None:
+            return ReadMaxRows(limits.rows)
+        if limits.size is not None:
+            return ReadMaxBytes(limits.size)
+        if limits.entries is not None:
+            return ReadMaxFiles(
+                limits.entries
+            )  # the one of Spark's own kinds that counts neither rows nor bytes
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Called for each trigger with the last offset; returns it unchanged when there is nothing new."""
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
+        return self.planner.latest_offset(Offset.from_json(start), limits).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Called for the query's progress: the end as the last trigger saw it."""
+        latest = None if self._planner is None else self._planner.report_latest()
+        return None if latest is None else latest.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Called once, first, with Trigger.AvailableNow."""
+        self.planner.note_ceiling()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Called for each batch, and again when it is replayed after a restart."""
+        tasks = self.planner.tasks(Offset.from_json(start), Offset.from_json(end))
+        return [Range(task) for task in tasks] or [Range(_nothing(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Called in a Python worker, for each task; uses nothing of this object."""
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Called when the batch that ended at ``end`` is in the commit log; raising fails the query."""
+        self.planner.commit(Offset.from_json(end))
+
+    def stop(self) -> None:
+        """Called when the query stops or its driver is gone; the subscription stays."""
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+
+def _read(partition: InputPartition) -> Iterator[Any]:
+    from sources.reading import read_range  # Pulsar's client and Arrow: only where data is read
+
+    assert isinstance(partition, Range)
+    return read_range(partition.task)
+
+
+def _nothing(options: SourceOptions) -> ReadTask:
+    from sources.reading import ReadTask
+
+    return ReadTask(
+        options.pulsar, "", "", (), options.columns, options.read_idle_timeout_ms, options.fail_on_data_loss
+    )

@@ -1,0 +1,233 @@
+"""The durable subscription that keeps in Pulsar what a query has not read yet.
+
+Rules (H12, H16): it is created at a known place, with what it was created for in its properties, before the first
+offset is given out; it is used Exclusive, one consumer for each partition, so that no second query trims under it;
+``commit`` first records that a batch was committed, then acknowledges the last entry that exists before the offset,
+and the next snapshot shows whether Pulsar followed; it stays when the query stops. Where it begins is decided by
+``sources.stream``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import structlog
+
+from bridge.contract import Position
+from bridge.errors import ContractError, FencedError, RefusedError, TransientError
+from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_client import Consumer, MessageId, PulsarClient, our_errors
+from sources.planning import PartitionView
+
+__all__ = ["Hold", "HoldRecord"]
+
+_log = structlog.get_logger("source")
+_PROPERTY: Final = "pulsebridge.hold"
+_RETRY_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class HoldRecord:
+    """What the properties of the subscription of one partition say."""
+
+    starting: str
+    """startingOffsets, as the user gave it."""
+    start: Position
+    """The place that it led to."""
+    committed: bool
+    """Whether a batch was committed: from then on the checkpoint, not the subscription, knows the place."""
+
+    def encode(self) -> dict[str, str]:
+        """Return the properties."""
+        body = {
+            "v": 1,
+            "startingOffsets": self.starting,
+            "start": list(self.start),
+            "committed": self.committed,
+        }
+        return {_PROPERTY: json.dumps(body, sort_keys=True)}
+
+    @classmethod
+    def decode(cls, properties: Mapping[str, str]) -> HoldRecord | None:
+        """Read the properties back; None when the subscription was not made by this source."""
+        if _PROPERTY not in properties:
+            return None
+        try:
+            body = json.loads(properties[_PROPERTY])
+            return cls(
+                str(body["startingOffsets"]), Position(*map(int, body["start"])), bool(body["committed"])
+            )
+        except (ValueError, KeyError, TypeError) as e:
+            raise ContractError(
+                f"subscription property {_PROPERTY} cannot be read: {properties[_PROPERTY]!r}"
+            ) from e
+
+
+class Hold:
+    """The subscription ``name`` on every partition of one query. Not for use by several threads."""
+
+    def __init__(self, name: str, admin: PulsarAdmin, client: PulsarClient, *, wait_s: float) -> None:
+        self.name = name
+        self._admin = admin
+        self._client = client
+        self._deadline_s = wait_s
+        self._consumers: dict[str, Consumer] = {}
+        self._records: dict[str, HoldRecord] = {}
+        self._acked: dict[str, tuple[Position, float]] = {}
+
+    def record(self, partition: str) -> HoldRecord | None:
+        """Return what stands in the subscription's properties, None when it is not there or not ours."""
+        answer = self._admin.request("GET", self._path(partition) + "/properties", accept=(404,))
+        return None if answer is None else HoldRecord.decode(answer)
+
+    def create(self, partition: str, record: HoldRecord) -> None:
+        """Create the subscription at ``record.start`` with its properties, in one request of the admin."""
+        self._admin.request(
+            "PUT",
+            self._path(partition),
+            body={
+                "ledgerId": record.start.ledger,
+                "entryId": record.start.entry,
+                "partitionIndex": -1,
+                "batchIndex": -1,
+                "isExcluded": False,
+                "properties": record.encode(),
+            },
+        )
+        self._records[partition] = record
+
+    def move(self, partition: str, record: HoldRecord) -> None:
+        """Set an existing subscription back or forth to ``record.start``; only done when the user asked for it."""
+        self._admin.request(
+            "POST",
+            self._path(partition) + "/resetcursor",
+            body={
+                "ledgerId": record.start.ledger,
+                "entryId": record.start.entry,
+                "partitionIndex": -1,
+                "batchIndex": -1,
+                "isExcluded": False,
+            },
+        )
+        self._write(partition, record)
+
+    def adopt(self, partition: str, record: HoldRecord) -> None:
+        """Write another record to an existing subscription, which stays where it stands."""
+        self._write(partition, record)
+
+    def known(self, partition: str) -> HoldRecord | None:
+        """Return the record as this process last saw it, without asking."""
+        return self._records.get(partition)
+
+    def remember(self, partition: str, record: HoldRecord) -> None:
+        """Keep a record that was read, so that it is not asked for again."""
+        self._records[partition] = record
+
+    def attach(self, partitions: Iterable[str]) -> None:
+        """Take the subscription of each partition for this query alone.
+
+        Raises FencedError with the remedy when another consumer holds one for longer than the wait: a query that was
+        killed leaves its connection for a moment, a query that runs keeps it.
+        """
+        until = time.monotonic() + self._deadline_s
+        for partition in partitions:
+            if partition not in self._consumers:
+                self._consumers[partition] = self._subscribe(partition, until)
+
+    def commit(self, views: Mapping[str, PartitionView], ends: Mapping[str, Position]) -> None:
+        """Let Pulsar trim what lies before ``ends``.
+
+        1. Record on each partition that a batch was committed: after that no other checkpoint takes the position.
+        2. Acknowledge the last existing entry before the end; where there is none, nothing.
+        Cut between 1 and 2, more is kept than needed, until the next commit.
+        """
+        for partition, end in ends.items():
+            if partition not in self._consumers:
+                continue
+            record = self._records.get(partition) or self.record(partition)
+            if record is None:
+                record = HoldRecord("checkpoint", end, True)
+                self._write(partition, record)
+            elif not record.committed:
+                self._write(partition, HoldRecord(record.starting, record.start, True))
+            else:
+                self._records[partition] = record
+            self._acknowledge(partition, views.get(partition), end)
+
+    def check(self, views: Mapping[str, PartitionView]) -> list[str]:
+        """Return the partitions whose subscription did not follow the last commit, warning of each once (H16).
+
+        Their consumers are made anew: a client that once acknowledged a place ignores each earlier one for good.
+        """
+        behind = []
+        now = time.monotonic()
+        for partition, (place, at) in list(self._acked.items()):
+            held = views[partition].holds.get(self.name) if partition in views else None
+            if held is not None and held >= place:
+                del self._acked[partition]
+            elif now - at > 1.0:  # the client sends acknowledgements within 100 ms
+                del self._acked[partition]
+                behind.append(partition)
+                _log.warning(
+                    "the subscription did not follow the commit; its backlog grows: look for who moves it, "
+                    "the next commit tries again",
+                    subscription=self.name,
+                    partition=partition,
+                    committed=list(place),
+                    position=None if held is None else list(held),
+                )
+        self._leave(behind)
+        self.attach(behind)
+        return behind
+
+    def close(self) -> None:
+        """Give the subscriptions free; they stay in Pulsar and go on holding."""
+        self._leave(list(self._consumers))
+
+    def _leave(self, partitions: Iterable[str]) -> None:
+        for partition in partitions:
+            consumer = self._consumers.pop(partition)
+            try:
+                with our_errors(f"leaving {self.name} on {partition}"):
+                    consumer.close()
+            except (TransientError, RefusedError, FencedError) as e:
+                _log.debug("a subscription was not left cleanly", partition=partition, error=str(e))
+
+    def _subscribe(self, partition: str, until: float) -> Consumer:
+        while True:
+            try:
+                # No receiver queue: the consumer only acknowledges, data is read by the tasks' own readers.
+                return self._client.consumer(partition, self.name, kind="Exclusive", queue=0)
+            except FencedError as e:
+                if time.monotonic() > until:
+                    raise FencedError(
+                        f"subscription {self.name!r} on {partition} is in use by another query",
+                        remedy="stop that query, or give this one a predefinedSubscription of its own",
+                    ) from e
+            except TransientError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _acknowledge(self, partition: str, view: PartitionView | None, end: Position) -> None:
+        place = None if view is None else view.last_before(end)
+        if place is None:
+            return
+        held = view.holds.get(self.name) if view is not None else None
+        if held is not None and held >= place:
+            return
+        with our_errors(f"acknowledging {partition} up to {place} on {self.name}"):
+            self._consumers[partition].acknowledge_cumulative(MessageId(-1, place.ledger, place.entry, -1))
+        self._acked[partition] = (place, time.monotonic())
+
+    def _write(self, partition: str, record: HoldRecord) -> None:
+        self._admin.request("PUT", self._path(partition) + "/properties", body=record.encode())
+        self._records[partition] = record
+
+    def _path(self, partition: str) -> str:
+        return f"/{rest_path(partition)}/subscription/{quote(self.name, safe='')}"

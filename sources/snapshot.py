@@ -1,0 +1,195 @@
+"""What the admin REST tells the planner: one snapshot of every partition, and what identifies cluster and topics.
+
+All partitions are asked at once, on a few threads. What follows from a snapshot is decided in ``sources.planning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final
+
+import structlog
+
+from bridge.contract import Position, partition_name
+from bridge.errors import RefusedError, TransientError
+from bridge.pulsar_admin import PulsarAdmin, rest_path
+from sources.planning import Ledger, PartitionView
+
+__all__ = ["INCARNATION_PROPERTY", "Catalog", "view_of"]
+
+INCARNATION_PROPERTY: Final = "pulsebridge.incarnation"
+"""Property of a topic that is set once, when it is first read; it goes with the topic when that is deleted."""
+
+_log = structlog.get_logger("source")
+
+
+class Catalog:
+    """The admin's view of the topics of one query. Raises TransientError when the admin cannot be reached."""
+
+    def __init__(self, admin: PulsarAdmin, topics: Sequence[str]) -> None:
+        self.admin = admin
+        self.topics = tuple(topics)
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pulsebridge-snapshot")
+        self._counts: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Stop the threads and close the connection."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.admin.close()
+
+    def cluster(self) -> str:
+        """Return the name of the cluster."""
+        return self.admin.cluster()
+
+    def partitions(self) -> dict[str, str]:
+        """Return every partition of the topics, with its topic. Raises RefusedError for a topic that is not there."""
+        found: dict[str, str] = {}
+        for topic, count in zip(
+            self.topics, self._pool.map(self.admin.partition_count, self.topics), strict=True
+        ):
+            known = self._counts.get(topic)
+            if known is not None and count > known:
+                _log.info("new partitions found", topic=topic, before=known, now=count)
+            self._counts[topic] = count
+            for number in range(count):
+                found[partition_name(topic, number)] = topic
+            if count == 0:
+                found[topic] = topic
+        return found
+
+    def refuse_missing(self, partitions: Mapping[str, str], views: Mapping[str, PartitionView]) -> None:
+        """Refuse to begin on a topic that does not exist. Raises RefusedError naming it."""
+        missing = sorted({topic for name, topic in partitions.items() if name not in views})
+        if missing:
+            raise RefusedError(
+                f"topic {', '.join(missing)} does not exist at {self.admin.settings.admin_url}",
+                remedy="create it, start what writes to it, or correct the topic option",
+            )
+
+    def expiry(self, topics: Iterable[str]) -> list[str]:
+        """Return what can consume the data that a subscription holds on these topics, a sentence each (H13).
+
+        What this role may not ask counts as off.
+        """
+        found = []
+        for namespace in sorted({"/".join(rest_path(topic).split("/")[1:3]) for topic in topics}):
+            try:
+                ttl = self.admin.request("GET", f"/namespaces/{namespace}/messageTTL", accept=(404,))
+                quotas = (
+                    self.admin.request("GET", f"/namespaces/{namespace}/backlogQuotaMap", accept=(404,)) or {}
+                )
+            except RefusedError:
+                continue
+            if ttl:
+                found.append(f"message TTL of namespace {namespace} is {ttl} s")
+            if any(quota.get("policy") == "consumer_backlog_eviction" for quota in quotas.values()):
+                found.append(f"backlog quota of namespace {namespace} evicts")
+        return found
+
+    def snapshot(self, partitions: Iterable[str]) -> dict[str, PartitionView]:
+        """Return a view of each partition that exists, from one ``internalStats`` each, all asked at once."""
+        names = list(partitions)
+        views = self._pool.map(self._view, names)
+        return {name: view for name, view in zip(names, views, strict=True) if view is not None}
+
+    def rows_per_entry(self, places: Mapping[str, Position]) -> dict[str, float]:
+        """Return how many messages an entry holds: on average since the broker loaded the partition, or, where
+        nothing was written since, in the entry at the place given.
+        """
+        return dict(zip(places, self._pool.map(self._rows_per_entry, places, places.values()), strict=True))
+
+    def incarnations(self, topics: Iterable[str], *, mark: bool) -> dict[str, str]:
+        """Return the mark of each topic's present life, setting it where there is none yet and ``mark`` is true.
+
+        Where the role may not touch topic properties the mark stays empty: then a topic made anew is noticed by its
+        ledgers alone, which is said once.
+        """
+        names = list(topics)
+        return dict(
+            zip(names, self._pool.map(lambda topic: self._incarnation(topic, mark), names), strict=True)
+        )
+
+    def position_at(self, partition: str, time_ms: int) -> Position | None:
+        """Return the first entry published at ``time_ms`` or later, None when there is none yet."""
+        answer = self.admin.request("GET", f"/{rest_path(partition)}/messageid/{time_ms}", accept=(404,))
+        if answer is None or int(answer["ledgerId"]) < 0:
+            return None
+        return Position(int(answer["ledgerId"]), max(0, int(answer["entryId"])))
+
+    def _view(self, partition: str) -> PartitionView | None:
+        stats = self.admin.request("GET", f"/{rest_path(partition)}/internalStats", accept=(404,))
+        return None if stats is None else view_of(partition, stats)
+
+    def _rows_per_entry(self, partition: str, place: Position) -> float:
+        try:
+            entries = int(self.admin.internal_stats(partition).get("entriesAddedCounter", 0))
+            rows = int(self.admin.stats(partition).get("msgInCounter", 0))
+        except RefusedError:
+            return 1.0
+        if not entries:
+            entries, rows = 1, self._batch_at(partition, place)
+        return max(1.0, rows / entries)
+
+    def _batch_at(self, partition: str, place: Position) -> int:
+        status, headers = self.admin.entry_headers(partition, place.ledger, place.entry)
+        return int(headers.get("x-pulsar-num-batch-message", 1)) if status == 200 else 1
+
+    def _incarnation(self, topic: str, mark: bool) -> str:
+        path = f"/{rest_path(topic)}/properties"
+        try:
+            found = self.admin.request("GET", path, accept=(404,)) or {}
+            if INCARNATION_PROPERTY in found or not mark:
+                return str(found.get(INCARNATION_PROPERTY, ""))
+            first = partition_name(topic, 0) if self._counts.get(topic) else topic
+            self.admin.request(
+                "PUT", path, body={INCARNATION_PROPERTY: _mark(self.admin.internal_stats(first))}
+            )
+            found = self.admin.request("GET", path) or {}
+        except RefusedError as e:
+            _log.warning(
+                "a topic made anew is noticed by its ledgers only; allow topic properties to this role",
+                topic=topic,
+                error=str(e),
+            )
+            return ""
+        return str(found.get(INCARNATION_PROPERTY, ""))
+
+
+def _mark(stats: Mapping[str, Any]) -> str:
+    # Two queries that see a topic first at the same time must write the same mark, so it is computed, not drawn:
+    # ledger ids only grow in a cluster, and the time tells clusters apart that both begin at ledger 0.
+    ledgers = stats.get("ledgers") or [{"ledgerId": -1}]
+    text = str(stats.get("lastLedgerCreatedTimestamp", ""))
+    try:
+        created = int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
+    except ValueError:
+        created = 0
+    return f"{ledgers[0]['ledgerId']}-{created}"
+
+
+def view_of(partition: str, stats: Mapping[str, Any]) -> PartitionView:
+    """Return the view that one ``internalStats`` gives.
+
+    The list of ledgers counts 0 entries for the one that is open; the last confirmed entry tells how many of it can
+    be read. Raises TransientError when the answer is not complete.
+    """
+    try:
+        confirmed = _position(stats["lastConfirmedEntry"])
+        listed = [(int(of["ledgerId"]), int(of["entries"]), int(of["size"])) for of in stats["ledgers"]]
+        ledgers = []
+        for index, (number, entries, size) in enumerate(listed):
+            if index == len(listed) - 1 and entries == 0:
+                entries = confirmed.entry + 1 if number == confirmed.ledger else 0
+                size = int(stats.get("currentLedgerSize", 0)) if entries else 0
+            ledgers.append(Ledger(number, entries, size))
+        holds = {name: _position(of["markDeletePosition"]) for name, of in stats.get("cursors", {}).items()}
+    except (KeyError, ValueError, TypeError) as e:
+        raise TransientError(f"internalStats of {partition} cannot be read: {e}") from e
+    return PartitionView(partition, tuple(ledgers), holds)
+
+
+def _position(text: str) -> Position:
+    ledger, _, entry = str(text).partition(":")
+    return Position(int(ledger), int(entry))

@@ -1,0 +1,287 @@
+"""What a streaming query does on the driver: first offset, planning of each trigger, commit.
+
+Lives in the planner process that Spark keeps for a running query; every call comes from the query's own thread, one
+at a time. The arithmetic is in ``sources.planning``, the subscription in ``sources.hold``. A query whose admin or
+broker is away for a while gets no new data and goes on when it is back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import structlog
+
+from bridge.contract import Position
+from bridge.errors import RefusedError, TerminalError, TransientError
+from bridge.logs import configure as configure_logs
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from bridge.settings.log import LogSettings
+from sources.hold import Hold, HoldRecord
+from sources.offsets import Offset
+from sources.options import SourceOptions
+from sources.planning import Limits, PartitionView, loss_error, losses, plan
+from sources.reading import ReadTask
+from sources.snapshot import Catalog
+from sources.starting import resolve
+from sources.tasks import read_tasks
+
+__all__ = ["StreamPlanner"]
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("source")
+_RETRY_S: Final = 30.0
+_ROWS_S: Final = 10.0
+"""How long the rows per entry of a partition are believed."""
+_NEW_PARTITION: Final = "new partition: earliest"
+
+
+class StreamPlanner:
+    """The driver's side of one streaming query. Close it when the query stops; the subscription stays."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        assert options.subscription is not None, "parse() requires the name"
+        if not structlog.is_configured():  # the planner process is Spark's, nobody else configures it
+            configure_logs(LogSettings())
+        self._options = options
+        self._catalog = Catalog(PulsarAdmin(options.pulsar), options.topics)
+        self._client = PulsarClient(options.pulsar)
+        self._hold = Hold(
+            options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s
+        )
+        self._views: dict[str, PartitionView] = {}
+        self._ceiling: dict[str, Position] | None = None
+        self._initial: Offset | None = None
+        self._planned: Offset | None = None
+        self._resumed = False
+        self._away = False
+        self._rows: tuple[float, dict[str, float]] = (0.0, {})
+
+    def close(self) -> None:
+        """Give everything free; the subscription stays and goes on holding."""
+        self._hold.close()
+        self._client.close()
+        self._catalog.close()
+
+    # --- what Spark calls ---
+
+    def initial_offset(self) -> Offset:
+        """Return where a query without a committed batch begins, the same each time (H12)."""
+        if self._initial is None:
+            self._initial = _patiently(self._first_offset)
+            self._resumed = True
+        return self._initial
+
+    def note_ceiling(self) -> None:
+        """Note the present end: Trigger.AvailableNow reads no further."""
+        views = _patiently(lambda: self._catalog.snapshot(self._catalog.partitions()))
+        self._ceiling = {name: view.end for name, view in views.items()}
+
+    def latest_offset(self, start: Offset, limits: Limits) -> Offset:
+        """Return where the next trigger ends: ``start`` itself when there is nothing new."""
+        self._resume(start)
+        if self._ceiling is not None:  # Trigger.AvailableNow: no data would mean that all is read
+            return _patiently(lambda: self._plan(start, limits))
+        try:
+            end = self._plan(start, limits)
+        except TransientError as e:
+            if not self._away:
+                _log.warning("Pulsar is away, the query waits for it", error=str(e))
+            self._away = True
+            return start
+        if self._away:
+            _log.info("Pulsar is back, the query goes on")
+            self._away = False
+        self._latest = end.moved_to(
+            {name: self._views[name].end for name in end.positions if name in self._views}
+        )
+        return end
+
+    def report_latest(self) -> Offset | None:
+        """Return the end of the partitions as the last trigger saw it, for the query's progress."""
+        if self._planned is None:
+            return None
+        return self._planned.moved_to(
+            {n: self._views[n].end for n in self._planned.positions if n in self._views}
+        )
+
+    def tasks(self, start: Offset, end: Offset) -> list[ReadTask]:
+        """Return the tasks that read from ``start`` to ``end``; the same rows each time they are run."""
+        self._resume(start)
+        if not _covers(self._views, end.positions):
+            self._views = _patiently(lambda: self._catalog.snapshot(end.positions))
+            self._refuse_loss(start.positions)
+        begins = {name: start.positions.get(name) or self._found(name).start for name in end.positions}
+        return read_tasks(self._options, self._views, begins, end.positions)
+
+    def commit(self, end: Offset) -> None:
+        """Let Pulsar trim what lies before ``end``; the checkpoint has it."""
+        try:
+            if not _covers(self._views, end.positions):
+                self._views = self._catalog.snapshot(end.positions)
+            self._hold.commit(self._views, end.positions)
+        except TransientError as e:
+            _log.warning(
+                "the commit did not reach Pulsar, the next one will: more is kept until then", error=str(e)
+            )
+
+    # --- the first offset, and going on from a checkpoint ---
+
+    def _first_offset(self) -> Offset:
+        partitions = self._catalog.partitions()
+        views = self._views = self._catalog.snapshot(partitions)
+        self._catalog.refuse_missing(partitions, views)
+        self._warn_of_expiry()
+        marks = self._catalog.incarnations(self._options.topics, mark=True)
+        name = self._hold.name
+        existing = [partition for partition in partitions if name in views[partition].holds]
+        self._hold.attach(existing)
+        starts: dict[str, Position] = {}
+        for partition in partitions:
+            starts[partition] = self._begin(partition, views[partition], partition in existing)
+        self._hold.attach(partitions)
+        return Offset(self._catalog.cluster(), starts, marks)
+
+    def _begin(self, partition: str, view: PartitionView, existing: bool) -> Position:
+        """Return where one partition begins, having made its subscription stand there."""
+        text = self._options.starting.text
+        if (
+            self._options.reuse is not None
+        ):  # told apart from a subscription that was made without being told to
+            text = f"{self._options.reuse}: {text}"
+        record = self._hold.record(partition) if existing else None
+        if record is not None and not record.committed and record.starting in (text, _NEW_PARTITION):
+            return record.start
+        if not existing:
+            start = resolve(self._options.starting, view, self._catalog)
+            self._hold.create(partition, HoldRecord(text, start, False))
+            return start
+        if self._options.reuse == "position":
+            start = _following(view.holds[self._hold.name], view)
+            self._hold.adopt(partition, HoldRecord(text, start, False))
+            return start
+        if self._options.reuse == "resolve":
+            start = resolve(self._options.starting, view, self._catalog)
+            self._hold.move(partition, HoldRecord(text, start, False))
+            return start
+        raise TerminalError(
+            _in_use(self._hold.name, partition, record, text),
+            remedy=(
+                "start from the checkpoint that used it, or give predefinedSubscription a new name, or delete the "
+                "subscription, or set reuseSubscription=position (go on where it stands) or =resolve (move it to "
+                "startingOffsets)"
+            ),
+        )
+
+    def _resume(self, start: Offset) -> None:
+        """Once, when the query goes on from a checkpoint: it must belong here, and the hold must stand."""
+        if self._resumed:
+            return
+        _patiently(lambda: self._attach_to(start))
+        self._resumed = True
+
+    def _attach_to(self, start: Offset) -> None:
+        marks = self._catalog.incarnations(start.incarnations, mark=False)
+        start.refuse_strangers(self._catalog.cluster(), marks)
+        self._views = self._catalog.snapshot(start.positions)
+        self._refuse_loss(start.positions)
+        self._warn_of_expiry()
+        for partition, place in start.positions.items():
+            if partition in self._views and self._hold.name not in self._views[partition].holds:
+                _log.warning(
+                    "the subscription that holds the query's data was gone, made anew at the checkpoint; "
+                    "do not delete it while the query is in use",
+                    subscription=self._hold.name,
+                    partition=partition,
+                )
+                self._hold.create(partition, HoldRecord("checkpoint", place, True))
+        self._hold.attach(name for name in start.positions if name in self._views)
+
+    # --- a trigger ---
+
+    def _plan(self, start: Offset, limits: Limits) -> Offset:
+        partitions = self._catalog.partitions()
+        views = self._catalog.snapshot({**partitions, **start.positions})
+        self._views = views
+        self._refuse_loss(start.positions)
+        self._hold.check(views)
+        begins = dict(start.positions)
+        for name in partitions:
+            if name not in begins and name in views and (self._ceiling is None or name in self._ceiling):
+                begins[name] = self._found(name).start
+        rows = self._rows_per_entry(views, begins) if limits.rows is not None else None
+        ends = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
+        # A new partition enters the offset with its first data, so that an idle query makes no batch.
+        self._planned = start.moved_to(
+            {name: end for name, end in ends.items() if name in start.positions or end != begins[name]}
+        )
+        return self._planned
+
+    def _found(self, partition: str) -> HoldRecord:
+        """Return the record of a partition that was found while running; it is held from its first entry on (H11)."""
+        record = self._hold.known(partition) or self._hold.record(partition)
+        if record is None:
+            record = HoldRecord(_NEW_PARTITION, self._views[partition].start, False)
+            self._hold.create(partition, record)
+        self._hold.attach([partition])
+        self._hold.remember(partition, record)
+        return record
+
+    def _warn_of_expiry(self) -> None:
+        for what in self._catalog.expiry(self._options.topics):
+            _log.warning("what the query has not read can be deleted under it: switch it off", reason=what)
+
+    def _refuse_loss(self, positions: Mapping[str, Position]) -> None:
+        found = losses(self._views, positions, self._hold.name)
+        if not found:
+            return
+        strangers = [n for n, place in positions.items() if n in self._views and self._views[n].beyond(place)]
+        if self._options.fail_on_data_loss or strangers:
+            raise loss_error(found)
+        _log.warning("data is gone; failOnDataLoss is off, going on with what is left", lost=found)
+
+    def _rows_per_entry(
+        self, views: Mapping[str, PartitionView], starts: Mapping[str, Position]
+    ) -> dict[str, float]:
+        at, rows = self._rows
+        if not rows or time.monotonic() - at > _ROWS_S:
+            following = {n: views[n].segments(place) for n, place in starts.items() if n in views}
+            rows = self._catalog.rows_per_entry(
+                {n: Position(found[0].ledger, found[0].first) for n, found in following.items() if found}
+            )
+            self._rows = (time.monotonic(), rows)
+        return rows
+
+
+def _covers(views: Mapping[str, PartitionView], ends: Mapping[str, Position]) -> bool:
+    return all(name in views and views[name].end >= end for name, end in ends.items())
+
+
+def _following(mark_delete: Position, view: PartitionView) -> Position:
+    return max(Position(mark_delete.ledger, mark_delete.entry + 1), view.start)
+
+
+def _in_use(name: str, partition: str, record: HoldRecord | None, text: str) -> str:
+    what = f"subscription {name!r} on {partition}"
+    if record is None:
+        return f"{what} was not made by this source"
+    if record.committed:
+        return f"{what} belongs to a query that has committed batches already, and this checkpoint is new"
+    return f"{what} was made for startingOffsets={record.starting}, this query says {text}"
+
+
+def _patiently(act: Callable[[], T]) -> T:
+    """Do ``act``, again while it fails for a passing reason, for half a minute."""
+    until = time.monotonic() + _RETRY_S
+    while True:
+        try:
+            return act()
+        except RefusedError:
+            raise
+        except TransientError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)

@@ -1,0 +1,55 @@
+"""From ranges to tasks: which entries each task reads, split where the user asked for more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bridge.contract import Position
+from sources.offsets import base_topic
+from sources.options import SourceOptions
+from sources.planning import PartitionView, split
+from sources.reading import ReadTask
+
+__all__ = ["read_tasks"]
+
+_LOOK_BACK_ENTRIES: Final = 1000
+"""How far before a range the first chunk of a message is looked for: 5 GB at Pulsar's default message size (H14)."""
+
+
+def read_tasks(
+    options: SourceOptions,
+    views: Mapping[str, PartitionView],
+    starts: Mapping[str, Position],
+    ends: Mapping[str, Position],
+) -> list[ReadTask]:
+    """Return the tasks that read every existing entry from ``starts`` to ``ends`` once."""
+    ranges = {n: views[n].segments(starts[n], end) for n, end in sorted(ends.items()) if n in views}
+    total = sum(sum(s.entries for s in segments) for segments in ranges.values())
+    found = []
+    for name, segments in ranges.items():
+        entries = sum(segment.entries for segment in segments)
+        if not entries:
+            continue
+        size = views[name].backlog(starts[name], ends[name])[1]
+        parts = 1
+        if options.min_partitions is not None:
+            parts = -(-options.min_partitions * entries // total)
+        if options.max_bytes_per_partition is not None:
+            parts = max(parts, -(-size // options.max_bytes_per_partition))
+        for piece in split(segments, parts):
+            begin = Position(piece[0].ledger, piece[0].first)
+            found.append(
+                ReadTask(
+                    pulsar=options.pulsar,
+                    topic=base_topic(name),
+                    partition=name,
+                    segments=piece,
+                    columns=options.columns,
+                    idle_timeout_ms=options.read_idle_timeout_ms,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                    entry_bytes=max(1, size // entries),
+                    before=views[name].preceding(begin, _LOOK_BACK_ENTRIES),
+                )
+            )
+    return found
