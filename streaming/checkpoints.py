@@ -1,0 +1,154 @@
+"""What a query keeps beside Spark's own checkpoint: who runs it, its identity in Delta's log, each batch's recipe.
+
+The recipe (decoders, suite, limits) by which a batch was judged is stored before the batch's first write. When a
+driver dies between two tables and its rules are edited meanwhile, the batch is judged again by the recipe that it
+began with, so that each row is in exactly one table (H18). Spark's own files are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.errors import TerminalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Checkpoint", "CheckpointLock", "recipe_hash"]
+
+_OURS: Final = "pulsebridge"
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_KEPT_BATCHES: Final = 100
+"""As many as Spark itself keeps of its logs (spark.sql.streaming.minBatchesToRetain)."""
+
+
+def recipe_hash(recipe: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a recipe in canonical JSON."""
+    return hashlib.sha256(_canonical(recipe).encode()).hexdigest()
+
+
+def _canonical(recipe: Mapping[str, Any]) -> str:
+    return json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+class Checkpoint:
+    """Our files in a query's checkpoint folder, on any file system that Spark reaches."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self.folder = folder
+        self._jvm: Any = spark.sparkContext._jvm
+        base: Any = self._path("app_id")
+        self._fs: Any = base.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+        self._app_id = ""
+
+    def app_id(self) -> str:
+        """Return the name under which this query's batches stand in Delta's log; made once per checkpoint."""
+        if not self._app_id:
+            self._app_id = self._read("app_id").strip()
+        if not self._app_id:
+            found = f"pulsebridge-{uuid.uuid4()}"
+            self._write("app_id", found)
+            self._app_id = found
+        return self._app_id
+
+    def recipe_for(self, batch_id: int, current: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recipe that a batch began with, or store the current one for it, before its first write.
+
+        A record that was not written to its end counts as none: then nothing of the batch was written either.
+        """
+        known = self._read(f"batches/{batch_id}").strip()
+        if _HASH.fullmatch(known):
+            text = self._read(f"recipes/{known}.json")
+            if hashlib.sha256(text.encode()).hexdigest() != known:
+                raise TerminalError(
+                    f"{self.folder}/{_OURS}/recipes/{known}.json is gone or was changed, batch {batch_id} needs it",
+                    remedy="put the file back: it is the copy of the rules that the batch began with",
+                )
+            stored: dict[str, Any] = json.loads(text)
+            return stored
+        text, name = _canonical(current), recipe_hash(current)
+        if self._read(f"recipes/{name}.json") != text:
+            self._write(f"recipes/{name}.json", text)
+        self._write(f"batches/{batch_id}", name)
+        if batch_id >= _KEPT_BATCHES:
+            self._fs.delete(self._path(f"batches/{batch_id - _KEPT_BATCHES}"), False)
+        return dict(current)
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.folder}/{_OURS}/{name}")
+
+    def _read(self, name: str) -> str:
+        path = self._path(name)
+        if not self._fs.exists(path):
+            return ""
+        stream = self._fs.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def _write(self, name: str, text: str) -> None:
+        stream = self._fs.create(self._path(name), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+
+class CheckpointLock:
+    """Holds a checkpoint folder for one driver. The kernel frees it when the driver's JVM ends, however it ends.
+
+    Only local folders are locked; on an object store Spark itself stops the second query, at its first commit.
+    """
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self.folder = folder
+        self._jvm: Any = spark.sparkContext._jvm
+        self._file: Any = None
+
+    def acquire(self, wait_s: float = 5.0) -> None:
+        """Take the folder. Raises TerminalError when another driver holds it for longer than ``wait_s`` seconds."""
+        if "://" in self.folder:
+            return
+        os.makedirs(f"{self.folder}/{_OURS}", exist_ok=True)  # noqa: PTH103 — a Spark path, kept as text
+        name = f"{self.folder}/{_OURS}/running"
+        deadline = time.monotonic() + wait_s
+        # The JVM holds the lock, not Python: it is the JVM that goes on writing when Python alone was killed.
+        self._file = self._jvm.java.io.RandomAccessFile(name, "rw")
+        while not self._try():
+            if time.monotonic() > deadline:
+                holder = self._file.readLine() or "another driver"
+                self._file.close()
+                self._file = None
+                raise TerminalError(
+                    f"checkpoint {self.folder} is in use by {holder}",
+                    remedy="stop that driver, or give this one a streaming.root of its own",
+                )
+            time.sleep(0.2)
+        pid = self._jvm.java.lang.ProcessHandle.current().pid()
+        self._file.setLength(0)
+        self._file.writeBytes(f"pid {pid} on {socket.gethostname()}\n")
+
+    def _try(self) -> bool:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._file.getChannel().tryLock() is not None
+        except Py4JJavaError as e:
+            if "OverlappingFileLockException" in str(e.java_exception):
+                return False  # held within this very JVM
+            raise
+
+    def release(self) -> None:
+        """Give the folder back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

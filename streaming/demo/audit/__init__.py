@@ -1,0 +1,1 @@
+"""The audit: three independent records of one run, joined record by record."""

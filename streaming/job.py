@@ -1,0 +1,318 @@
+"""The job that spark-submit runs: bronze, silver and alerts in one driver, until it is stopped or all is done.
+
+``spark-submit --properties-file conf/spark-defaults.conf --jars DELTA_JARS streaming/job.py [--config PATH]``; on a
+cluster with ``--py-files`` of a zip of the four packages. ``pulsebridge stream`` writes that line for this machine.
+It decides what runs and how it ends: SIGTERM or SIGINT lets the running batches end (exit 0), a query that fails ends
+the job with its error (exit 1), ``--available-now`` ends it when all that was there at the start is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if __name__ == "__main__":
+    # Python puts a script's folder first: this package's modules would pass for top-level ones.
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
+
+import structlog
+
+from bridge import errors, logs
+from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
+from bridge.settings import Settings
+from bridge.settings.loading import conf_path, load
+from streaming import alerts, bronze, silver
+from streaming.checkpoints import Checkpoint, CheckpointLock
+from streaming.predicates import Suite, load_suite
+from streaming.quality import QualityWatch
+from streaming.readings import Decoder, load_decoders
+from streaming.rules import AlertRule, load_rules
+from streaming.stopping import StopRequest
+from streaming.tables import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+__all__ = ["QUERIES", "Job", "Plan", "await_topics", "main", "plan_of", "topics_of"]
+
+QUERIES: Final = ("bronze", "silver", "alerts")
+_TOPICS_WARN_S: Final = 20.0
+_RESTARTS: Final = 5
+"""How often a query is started again in the life of a driver before its failure ends the job."""
+_log = structlog.get_logger("stream")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the files of the settings say, read and checked before Spark is started."""
+
+    settings: Settings
+    tables: Tables
+    decoders: tuple[Decoder, ...]
+    suite: Suite
+    rules: tuple[AlertRule, ...]
+
+
+def plan_of(settings: Settings) -> Plan:
+    """Read suite and rules. Raises ConfigError naming the file and what is wrong in it."""
+    streaming = settings.streaming
+    rules_file = streaming.rules or conf_path("rules.yaml")
+    suite_file = streaming.expectations or conf_path("expectations/silver.json")
+    return Plan(
+        settings,
+        Tables.of(streaming),
+        load_decoders(rules_file),
+        load_suite(suite_file),
+        load_rules(rules_file),
+    )
+
+
+def topics_of(settings: Settings) -> list[str]:
+    """Return the full names of the topics to read.
+
+    They are those of ``streaming.topics``, else those that the ingest rules name without a placeholder, else all
+    that the readings namespace holds now. Raises ConfigError when there is none.
+    """
+    pulsar = settings.pulsar
+    given = list(settings.streaming.topics) or [r.topic for r in settings.ingest.rules if "{" not in r.topic]
+    if given:
+        return [pulsar.readings_topic(name) for name in dict.fromkeys(given)]
+    from bridge.pulsar_admin import PulsarAdmin
+
+    with PulsarAdmin(pulsar) as admin:
+        found = admin.topics(f"{pulsar.tenant}/{pulsar.namespace}")
+    if not found:
+        raise ConfigError(
+            f"no topic in {pulsar.tenant}/{pulsar.namespace}",
+            remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
+        )
+    return found
+
+
+@dataclass
+class Job:
+    """The running queries and what they hold."""
+
+    spark: SparkSession
+    plan: Plan
+    only: Sequence[str] = QUERIES
+    available_now: bool = False
+    after_silver_step: Callable[[str], None] = lambda step: None
+    queries: list[StreamingQuery] = field(default_factory=list)
+    _locks: list[CheckpointLock] = field(default_factory=list)
+    _quality: QualityWatch | None = None
+    _restarts: dict[str, int] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Take the checkpoints: nobody else may run these queries on them."""
+        for name in self.only:
+            lock = CheckpointLock(self.spark, self.plan.tables.checkpoint(name))
+            lock.acquire()
+            self._locks.append(lock)
+        streaming = self.plan.settings.streaming
+        if "silver" in self.only and streaming.quality_interval_s > 0:
+            self._quality = QualityWatch(
+                self.spark,
+                self.plan.tables,
+                self.plan.suite,
+                streaming.quality_interval_s,
+                streaming.quality_rows,
+            )
+
+    def run(self, stop: StopRequest) -> None:
+        """Run the queries to their end. Raises TerminalError when one failed.
+
+        With ``available_now`` one runs after the other, so that each sees all that the one before wrote.
+        """
+        if self.available_now:
+            for name in self.only:
+                self._start(name)
+                if not self._watch(stop):
+                    break
+            if self._quality is not None and not stop.asked:
+                self._quality.once()
+        else:
+            for name in self.only:
+                self._start(name)
+            if self._quality is not None:
+                self._quality.start()
+            _log.info("running", queries=", ".join(self.only), root=self.plan.tables.root)
+            self._watch(stop)
+        self.close()
+
+    def close(self) -> None:
+        """Let the running batches end, then stop."""
+        if self._quality is not None:
+            self._quality.stop()
+            self._quality = None
+        for query in self.queries:
+            if query.isActive:
+                _end_batch(query)
+                query.stop()
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+
+    def _watch(self, stop: StopRequest) -> bool:
+        """Return True when all queries have ended, False when somebody asked to stop."""
+        while True:
+            for query in list(self.queries):
+                failure: Any = query.exception()
+                if failure is not None:
+                    self._again(query, _cause(failure))
+            if not any(query.isActive for query in self.queries):
+                return True
+            if stop.wait(0.2):
+                return False
+
+    def _again(self, query: StreamingQuery, cause: Cause) -> None:
+        """Start a failed query again from its checkpoint; raise TerminalError where that cannot help.
+
+        A worker that did not come up in time on a busy machine, or a server that was away, is no reason to end.
+        """
+        name = str(query.name)
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+        if cause.terminal or self._restarts[name] > _RESTARTS:
+            raise TerminalError(f"query {name} failed: {cause.text}")
+        _log.warning(
+            "query failed and is started again; see the error if it repeats", query=name, error=cause.text
+        )
+        self.queries.remove(query)
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        self._create_tables(name)
+        writer = self._writer(name)
+        seconds = self.plan.settings.streaming.trigger_s
+        if self.available_now:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{seconds * 1000:.0f} milliseconds")
+        bronze_table = self.plan.tables.bronze
+        if name != "bronze":
+            self.queries.append(writer.start())
+        elif bronze_table.by_name:
+            self.queries.append(writer.toTable(bronze_table.sql))
+        else:
+            self.queries.append(writer.start(bronze_table.where))
+
+    def _create_tables(self, name: str) -> None:
+        """Create the tables that a query reads and writes, just before it: the query before it runs already."""
+        if name in ("bronze", "silver"):
+            bronze.create_tables(self.spark, self.plan.tables)
+        if name in ("silver", "alerts"):
+            silver.create_tables(self.spark, self.plan.tables)
+
+    def _writer(self, name: str) -> DataStreamWriter:
+        plan = self.plan
+        if name == "bronze":
+            messages = bronze.source(self.spark, plan.settings, topics_of(plan.settings))
+            return bronze.query(messages, plan.tables)
+        if name == "silver":
+            recipe = silver.recipe_of(plan.decoders, plan.suite, plan.settings.streaming.clock_skew_s)
+            checkpoint = Checkpoint(self.spark, plan.tables.checkpoint("silver"))
+            batches = silver.SilverBatches(plan.tables, checkpoint, recipe, self.after_silver_step)
+            return silver.query(self.spark, plan.tables, batches)
+        found = alerts.commands(plan.tables.silver.read_stream(self.spark), plan.rules)
+        return alerts.query(found, plan.tables, plan.settings.pulsar)
+
+
+def _end_batch(query: StreamingQuery, timeout_s: float = 60.0) -> None:
+    """Wait until the query is between two batches, so that stopping it interrupts none."""
+    deadline = time.monotonic() + timeout_s
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+class Cause(NamedTuple):
+    """Why a query failed: in one line, and whether trying again cannot help."""
+
+    text: str
+    terminal: bool
+
+
+def _cause(failure: Any) -> Cause:
+    """Read the cause from Spark's error: our own error where one is named in the worker's traceback."""
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    for line in reversed(lines):
+        kind, mark, text = line.removeprefix("bridge.errors.").partition(": ")
+        known = getattr(errors, kind, None) if line.startswith("bridge.errors.") and mark else None
+        if known is not None:
+            return Cause(text, issubclass(known, TerminalError))
+    return Cause(lines[0] if lines else "no message", False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; return the exit code."""
+    parser = argparse.ArgumentParser(prog="job.py", description="The Spark jobs of Pulsebridge.")
+    parser.add_argument("--config", "-c", type=Path, help="YAML file of the settings")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set one value")
+    parser.add_argument(
+        "--only", choices=QUERIES, action="append", help="run this query only; may be repeated"
+    )
+    parser.add_argument("--available-now", action="store_true", help="process what is there, then end")
+    given = parser.parse_args(argv)
+    try:
+        settings = load(given.config, given.set)
+        logs.configure(settings.log)
+        plan = plan_of(settings)
+        only = [name for name in QUERIES if name in (given.only or QUERIES)]
+        return _run(plan, only, given.available_now)
+    except PulsebridgeError as e:
+        _log.error(str(e))
+        return 1
+
+
+def await_topics(settings: Settings, stop: StopRequest) -> None:
+    """Wait until the topics that the settings name are there: Pulsar or ingest may be started after the job.
+
+    Returns early when somebody asked to stop. Raises RefusedError when Pulsar's admin does not let us look.
+    """
+    from bridge.pulsar_admin import PulsarAdmin
+
+    named = bool(settings.streaming.topics) or any("{" not in r.topic for r in settings.ingest.rules)
+    wanted = set(topics_of(settings)) if named else set()
+    began, told = time.monotonic(), False
+    with PulsarAdmin(settings.pulsar) as admin:
+        while wanted:
+            try:
+                wanted -= set(admin.topics(f"{settings.pulsar.tenant}/{settings.pulsar.namespace}"))
+            except TransientError as e:
+                why = e.what
+            else:
+                why = f"missing: {', '.join(sorted(wanted))}"
+            if not wanted or stop.wait(0.25):
+                return
+            if not told and time.monotonic() - began > _TOPICS_WARN_S:
+                told = True
+                _log.warning(
+                    "the topics are not there yet, waiting: start Pulsar and pulsebridge ingest", why=why
+                )
+
+
+def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
+    from streaming.session import job_session
+
+    spark = job_session(plan.tables.root)
+    stop = StopRequest()
+    stop.listen(spark)
+    job = Job(spark, plan, only, available_now)
+    try:
+        job.prepare()
+        if "bronze" in only:
+            await_topics(plan.settings, stop)
+        job.run(stop)
+    finally:
+        job.close()
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

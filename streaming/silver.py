@@ -1,0 +1,197 @@
+"""The query silver: bronze decoded, judged and split into silver and quarantine.
+
+One micro-batch, in this order; a test cuts it after each step:
+
+1. *recipe*: the decoders, the suite and the limits that judge the batch are stored beside the checkpoint, unless the
+   batch was begun before: then the stored ones are taken (H18).
+2. *judged*: rows are decoded, and the names of the rules that each fails are computed once, as a column.
+3. *silver*: rows that fail none are merged into silver, insert only, on device, reading id and event day (H17: no
+   watermark, so nothing is too late). Of several in one batch the first in Pulsar's order is kept.
+4. *quarantine*: the others are appended to quarantine with the names of the rules, the reason and the payload.
+
+Both writes carry the checkpoint's name and the batch's number in Delta's log: a batch that is run again skips what
+it has committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from streaming.checkpoints import Checkpoint, recipe_hash
+from streaming.predicates import Suite, failed_rules, parse_suite
+from streaming.readings import UNDECODABLE, UNKNOWN_TOPIC, Decoder, as_recipe, decode, parse_decoders
+from streaming.tables import POSITION_COLUMNS, QUARANTINE_COLUMNS, SILVER_COLUMNS, Table, Tables, create
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
+
+__all__ = [
+    "CLOCK_SKEW",
+    "KEY",
+    "SilverBatches",
+    "create_tables",
+    "first_of_each",
+    "judged",
+    "query",
+    "recipe_of",
+]
+
+CLOCK_SKEW: Final = "clock_skew"
+"""Rule that a row fails when the device's time is too far ahead of arrival (H20)."""
+KEY: Final = ("device", "reading_id", "event_day")
+"""What makes two rows the same reading."""
+
+_REASONS: Final = {
+    UNKNOWN_TOPIC: "no decoder's filter matches the MQTT topic",
+    UNDECODABLE: "the payload is not UTF-8 JSON",
+    CLOCK_SKEW: "the device's time is ahead of arrival by more than streaming.clock_skew_s",
+}
+
+
+def create_tables(spark: SparkSession, tables: Tables) -> None:
+    """Create silver and quarantine unless they are there."""
+    create(
+        spark,
+        tables.silver,
+        SILVER_COLUMNS,
+        comment="Readings that passed every rule, each once",
+        statistics=("event_day", "event_time", "device", "reading_id", "processed_at"),
+    )
+    create(
+        spark,
+        tables.quarantine,
+        QUARANTINE_COLUMNS,
+        comment="Messages that failed a rule, with the names of the rules and the payload",
+        statistics=("device", "arrival_time", "processed_at"),
+    )
+
+
+def recipe_of(decoders: tuple[Decoder, ...], suite: Suite, clock_skew_s: float) -> dict[str, Any]:
+    """Return all that decides where a row goes, as plain data."""
+    return {"v": 1, "readings": as_recipe(decoders), "suite": suite.body, "clock_skew_s": clock_skew_s}
+
+
+def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
+    """Decode bronze rows and add ``failed_rules``: what a row failed, empty for silver."""
+    from pyspark.sql import functions as F
+
+    decoders = parse_decoders(recipe["readings"], "recipe")
+    suite = parse_suite(recipe["suite"], "recipe")
+    limit = F.make_dt_interval(secs=F.lit(float(recipe["clock_skew_s"])))
+    skewed = F.when(
+        F.col("event_time") > F.coalesce("arrival_time", "publish_time") + limit, F.lit(CLOCK_SKEW)
+    )
+    failed = F.concat("decoding_failures", F.array_compact(F.array(skewed)), failed_rules(suite))
+    return decode(bronze, decoders).withColumn("failed_rules", failed).drop("decoding_failures")
+
+
+def first_of_each(rows: DataFrame) -> DataFrame:
+    """Keep the first row of each reading in Pulsar's order, whatever the order of the rows."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    place = F.row_number().over(Window.partitionBy(*KEY).orderBy(*POSITION_COLUMNS))
+    return rows.withColumn("place", place).where("place = 1").drop("place")
+
+
+def reason_of(suite: Suite) -> Any:
+    """Return the column that puts the first failed rule into words."""
+    from pyspark.sql import functions as F
+
+    first = F.col("failed_rules")[0]
+    text = F.concat(F.lit("fails the rule "), first)
+    for rule in suite.row_rules:
+        text = F.when(
+            first == rule.name, F.lit(f"{rule.expectation} on {', '.join(rule.columns)}")
+        ).otherwise(text)
+    for name, words in _REASONS.items():
+        text = F.when(first == name, F.lit(words)).otherwise(text)
+    return text
+
+
+@dataclass
+class SilverBatches:
+    """Writes the micro-batches of silver. ``after`` is told each step that is done, by its name in the module's text."""
+
+    tables: Tables
+    checkpoint: Checkpoint
+    recipe: Mapping[str, Any]
+    after: Callable[[str], None] = lambda step: None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch. Called by Spark's query thread; what it raises stops the query, and the batch
+        is run again at the next start.
+        """
+        from pyspark.sql import functions as F
+
+        spark = rows.sparkSession
+        recipe = self.checkpoint.recipe_for(batch_id, self.recipe)
+        self.after("recipe")
+        # Delta's log remembers both per table; the session is this query's own.
+        spark.conf.set("spark.databricks.delta.write.txnAppId", self.checkpoint.app_id())
+        spark.conf.set("spark.databricks.delta.write.txnVersion", str(batch_id))
+        split = judged(rows, recipe).persist()
+        try:
+            good = F.size("failed_rules") == 0
+            counts = split.agg(
+                F.count_if(good).alias("good"),
+                F.count_if(~good).alias("bad"),
+                F.min(F.when(good, F.col("event_day"))).alias("first_day"),
+                F.max(F.when(good, F.col("event_day"))).alias("last_day"),
+            ).first()
+            assert counts is not None  # an aggregate without keys gives one row
+            self.after("judged")
+            if counts["good"]:
+                passed = split.where(good).select(*(c.name for c in SILVER_COLUMNS))
+                _merge(
+                    self.tables.silver,
+                    first_of_each(passed),
+                    str(counts["first_day"]),
+                    str(counts["last_day"]),
+                )
+            self.after("silver")
+            if counts["bad"]:
+                self._quarantine(split.where(~good), recipe, batch_id)
+            self.after("quarantine")
+        finally:
+            split.unpersist()
+
+    def _quarantine(self, rows: DataFrame, recipe: Mapping[str, Any], batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        suite = parse_suite(recipe["suite"], "recipe")
+        failed = rows.withColumn("reason", reason_of(suite)).withColumn("recipe", F.lit(recipe_hash(recipe)))
+        writer = (
+            failed.select(*(c.name for c in QUARANTINE_COLUMNS))
+            .coalesce(1)
+            .write.format("delta")
+            .mode("append")
+        )
+        table = self.tables.quarantine
+        if table.by_name:
+            writer.saveAsTable(table.sql)
+        else:
+            writer.save(table.where)
+
+
+def _merge(silver: Table, rows: DataFrame, first_day: str, last_day: str) -> None:
+    same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+    # The batch's own days as literals let Delta skip the files of all other days.
+    days = f"t.event_day BETWEEN DATE '{first_day}' AND DATE '{last_day}'"
+    rows.sparkSession.sql(
+        f"MERGE INTO {silver.sql} t USING {{rows}} s ON {same} AND {days} WHEN NOT MATCHED THEN INSERT *",
+        rows=rows,
+    )
+
+
+def query(spark: SparkSession, tables: Tables, batches: SilverBatches) -> DataStreamWriter:
+    """Return the writer of the query; the caller sets its trigger and starts it."""
+    return (
+        tables.bronze.read_stream(spark)
+        .writeStream.queryName("silver")
+        .foreachBatch(batches)
+        .option("checkpointLocation", tables.checkpoint("silver"))
+    )

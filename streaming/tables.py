@@ -1,0 +1,233 @@
+"""Where the tables are and what they look like: columns with comments, properties, creation.
+
+A table is given as a name (``catalog.schema.table``), a path or URI, or the name of a folder below the root. What is
+written into the tables is decided by the modules of the queries.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.contract import SOURCE_COLUMNS
+from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from bridge.settings import StreamingSettings
+
+__all__ = [
+    "BRONZE_COLUMNS",
+    "POSITION_COLUMNS",
+    "QUALITY_COLUMNS",
+    "QUARANTINE_COLUMNS",
+    "SILVER_COLUMNS",
+    "Column",
+    "Table",
+    "Tables",
+    "create",
+    "resolve_root",
+    "schema_of",
+]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: Spark SQL type and what it means."""
+
+    name: str
+    type: str
+    comment: str
+
+
+_MEANINGS: Final = {
+    "__key": "key of the Pulsar message: the device where a rule names it, else the MQTT topic",
+    "__topic": "Pulsar topic, with its partition",
+    "__messageId": "Pulsar message id, serialized",
+    "__publishTime": "when Pulsar took the message",
+    "__eventTime": "event time of the Pulsar message: arrival at ingest, in ms",
+    "__messageProperties": "the envelope as ingest wrote it",
+    "partition": "partition number of the Pulsar topic",
+    "ledger_id": "ledger of the message",
+    "entry_id": "entry in the ledger",
+    "batch_index": "index in the producer's batch, 0 when unbatched",
+    "mqtt_topic": "MQTT topic that the device published on",
+    "device": "device that a topic rule names",
+    "payload": "payload as it came",
+    "qos": "QoS of the publish",
+    "retain": "retain flag of the publish",
+    "retained": "whether the broker sent it because of a subscribe, not because it was published just then",
+    "arrival_time": "when ingest took the message from MQTT",
+    "command_topic": "MQTT topic on which the device takes commands",
+    "content_type": "MQTT 5 content type",
+    "response_topic": "MQTT 5 response topic",
+    "correlation_data": "MQTT 5 correlation data",
+    "user_properties": "MQTT 5 user properties, in order, repeats kept",
+}
+
+BRONZE_COLUMNS: Final = (
+    *(Column(name, kind, _MEANINGS[name]) for name, kind in SOURCE_COLUMNS if name != "value"),
+    Column("stored_at", "timestamp", "start of the micro-batch that wrote the row"),
+)
+"""All facts of the source once: ``value`` is left out, it is ``payload`` again."""
+
+POSITION_COLUMNS: Final = ("__topic", "partition", "ledger_id", "entry_id", "batch_index")
+"""Where a message is in Pulsar; its order is the order in which Pulsar took the messages of a partition."""
+
+_POSITION: Final = tuple(c for c in BRONZE_COLUMNS if c.name in POSITION_COLUMNS)
+
+SILVER_COLUMNS: Final = (
+    Column("reading_id", "string", "id that the device gave the reading, unique within the device"),
+    Column("device", "string", _MEANINGS["device"]),
+    Column("metric", "string", "what was measured"),
+    Column("value", "double", "the number measured, in unit"),
+    Column("unit", "string", "unit of value"),
+    Column("event_time", "timestamp", "the device's own time of the reading"),
+    Column("event_day", "date", "day of event_time, UTC; with device and reading_id the key of the table"),
+    Column("sent_at", "timestamp", "when the device published, where the payload says so"),
+    Column("arrival_time", "timestamp", _MEANINGS["arrival_time"]),
+    Column("publish_time", "timestamp", _MEANINGS["__publishTime"]),
+    Column("processed_at", "timestamp", "start of the micro-batch that judged the row"),
+    Column("mqtt_topic", "string", _MEANINGS["mqtt_topic"]),
+    Column("command_topic", "string", _MEANINGS["command_topic"]),
+    Column("retained", "boolean", _MEANINGS["retained"]),
+    *_POSITION,
+)
+
+QUARANTINE_COLUMNS: Final = (
+    *SILVER_COLUMNS,
+    Column("failed_rules", "array<string>", "names of all rules that the row failed"),
+    Column("reason", "string", "the first of them, in words"),
+    Column("payload", "binary", _MEANINGS["payload"]),
+    Column("recipe", "string", "SHA-256 of the decoders and the suite that judged the row"),
+)
+
+QUALITY_COLUMNS: Final = (
+    Column("run_at", "timestamp", "when the verdict was made"),
+    Column("suite", "string", "name of the suite"),
+    Column("rule", "string", "name of the rule"),
+    Column("expectation", "string", "Great Expectations' name of it"),
+    Column("columns", "array<string>", "columns it looks at"),
+    Column("splits_rows", "boolean", "whether it also splits silver from quarantine"),
+    Column("success", "boolean", "the verdict"),
+    Column("evaluated", "bigint", "rows looked at, null for a rule on the table"),
+    Column("unexpected", "bigint", "rows that failed, null for a rule on the table"),
+    Column("observed", "string", "the observed value, or why there is no verdict"),
+    Column("rows_since", "timestamp", "the rows judged were processed after this"),
+    Column("rows_until", "timestamp", "and not after this"),
+)
+
+# Many small commits: check-pointed rarely, statistics on few columns, small files merged as they pile up.
+_PROPERTIES: Final = {
+    "delta.checkpointInterval": "100",
+    "delta.autoOptimize.autoCompact": "true",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Delta table by name or by path."""
+
+    where: str
+    by_name: bool
+
+    @property
+    def sql(self) -> str:
+        """How SQL names it."""
+        if self.by_name:
+            return ".".join(f"`{part}`" for part in self.where.split("."))
+        return f"delta.`{self.where}`"
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return its rows."""
+        return spark.table(self.sql) if self.by_name else spark.read.format("delta").load(self.where)
+
+    def read_stream(self, spark: SparkSession) -> DataFrame:
+        """Return the stream of what is appended to it, from its first row."""
+        reader = spark.readStream.format("delta")
+        return reader.table(self.sql) if self.by_name else reader.load(self.where)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of the settings, and the root of the checkpoints."""
+
+    root: str
+    bronze: Table
+    silver: Table
+    quarantine: Table
+    quality_results: Table
+
+    @classmethod
+    def of(cls, settings: StreamingSettings) -> Tables:
+        """Resolve what the settings name. Raises ConfigError for a name that cannot be one."""
+        root = resolve_root(settings.root)
+        return cls(
+            root,
+            _table(settings.bronze, root, "streaming.bronze"),
+            _table(settings.silver, root, "streaming.silver"),
+            _table(settings.quarantine, root, "streaming.quarantine"),
+            _table(settings.quality_results, root, "streaming.quality_results"),
+        )
+
+    def checkpoint(self, query: str) -> str:
+        """Return the checkpoint folder of a query."""
+        return f"{self.root}/checkpoints/{query}"
+
+
+def resolve_root(root: str) -> str:
+    """Return a root as Spark takes it: a URI as it is, a local folder as an absolute path."""
+    if "://" in root:
+        return root.rstrip("/")
+    return str(Path(root.removeprefix("file:")).expanduser().absolute())
+
+
+def _table(text: str, root: str, setting: str) -> Table:
+    if "/" in text:
+        return Table(resolve_root(text), False)
+    if re.fullmatch(r"\w+(\.\w+){1,2}", text):
+        return Table(text, True)
+    if re.fullmatch(r"[\w-]+", text):
+        return Table(f"{root}/{text}", False)
+    raise ConfigError(
+        f"{setting}: {text!r} names no table",
+        remedy="give catalog.schema.table, a path with a slash, or the name of a folder below streaming.root",
+    )
+
+
+def schema_of(columns: tuple[Column, ...]) -> str:
+    """Return the columns as a Spark SQL schema."""
+    return ", ".join(f"`{c.name}` {c.type}" for c in columns)
+
+
+def create(
+    spark: SparkSession,
+    table: Table,
+    columns: tuple[Column, ...],
+    *,
+    comment: str,
+    statistics: tuple[str, ...],
+) -> None:
+    """Create the table unless it is there. ``statistics``: the columns whose bounds are kept for each file."""
+    properties = {
+        **_PROPERTIES,
+        "delta.dataSkippingStatsColumns": ",".join(f"`{name}`" for name in statistics),
+    }
+    body = ", ".join(f"`{c.name}` {c.type} COMMENT {_quoted(c.comment)}" for c in columns)
+    pairs = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in properties.items())
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table.sql} ({body}) USING DELTA COMMENT {_quoted(comment)} TBLPROPERTIES ({pairs})"
+    )
+
+
+def _has_log(spark: SparkSession, where: str) -> bool:
+    context: Any = spark.sparkContext
+    first = context._jvm.org.apache.hadoop.fs.Path(f"{where}/_delta_log/{0:020d}.json")
+    return bool(first.getFileSystem(context._jsc.hadoopConfiguration()).exists(first))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
