@@ -1,0 +1,43 @@
+"""Run the benchmarks: ``python -m tests.bench [--only GROUP]``; writes ``build/bench.json``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bridge.errors import PulsebridgeError
+from tests.bench import ingest, loop, source
+from tests.bench.results import Figure, show, write
+
+GROUPS = {"ingest": ingest.measure, "source": source.measure, "loop": loop.measure}
+
+
+def main() -> int:
+    """Measure the groups asked for. Returns 0, or 1 when a group could not be measured."""
+    parser = argparse.ArgumentParser(prog="make bench")
+    parser.add_argument("--only", choices=sorted(GROUPS), help="one group instead of all")
+    parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
+    args = parser.parse_args()
+    figures: list[Figure] = []
+    left_out: list[str] = []
+    failed = False
+    for name, measure in GROUPS.items():
+        if args.only not in (None, name):
+            continue
+        print(f"measuring {name} …", flush=True)
+        try:
+            got, missing = measure()
+        except (OSError, RuntimeError, TimeoutError, AssertionError, PulsebridgeError) as e:
+            failed = True
+            left_out.append(f"{name}: {e}")
+            continue
+        figures += got
+        left_out += missing
+    show(figures, left_out)
+    write(figures, args.out)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

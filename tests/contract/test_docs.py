@@ -1,0 +1,166 @@
+"""What the documents say is true: commands, options, targets, files, links and test names exist, examples load."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from bridge.cli import COMMANDS_GROUP, register_commands
+from bridge.settings.loading import load_with_origins
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TOP = r"(?:bridge|sources|sinks|streaming|notebooks|tests|conf|\.ci|\.github)"
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(name), re.MULTILINE | re.DOTALL)
+
+
+def prose(name: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text(name), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def command() -> Any:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    assert register_commands(app, entry_points(group=COMMANDS_GROUP)) == []
+    return typer.main.get_command(app)
+
+
+def paths_of(command: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        if getattr(inner, "commands", None):
+            yield from paths_of(inner, (*above, name))
+        else:
+            yield (*above, name)
+
+
+def shell_lines(name: str) -> list[str]:
+    return [
+        line.split("  # ")[0].strip()
+        for block in blocks(name, "sh")
+        for line in block.splitlines()
+        if line.strip()
+    ]
+
+
+def check_command_line(command: Any, line: str) -> None:
+    words = [w for w in shlex.split(line) if not re.match(r"^[A-Z_]+=", w)]
+    here = command
+    for word in words[1:]:
+        if word.startswith("-"):
+            known = {option for p in here.params for option in (*p.opts, *p.secondary_opts)} | {
+                "--help",
+                "-h",
+                "--version",
+            }
+            assert word.split("=")[0] in known, f"{line}: no option {word}"
+        elif getattr(here, "commands", None):
+            assert word in here.commands, f"{line}: no command {word}"
+            here = here.commands[word]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_in_examples_exist_with_their_options(command: Any, document: str) -> None:
+    for line in shell_lines(document):
+        if re.match(r"^([A-Z_]+=\S+ )*pulsebridge ", line):
+            check_command_line(command, line)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_in_prose_exist(command: Any, document: str) -> None:
+    for line in re.findall(r"`(pulsebridge [a-z][^`]*)`", prose(document)):
+        check_command_line(command, re.sub(r"[|…].*", "", line))
+
+
+def test_the_readme_names_every_command(command: Any) -> None:
+    table = text("README.md").split("## Commands")[1].split("\n## ")[0]
+    for path in paths_of(command):
+        assert re.search(rf"`[^`]*\b{path[-1]}`", table), f"the table of commands lacks {' '.join(path)}"
+
+
+def test_every_command_has_help_with_an_example(command: Any) -> None:
+    for path in paths_of(command):
+        here = command
+        for part in path:
+            here = here.commands[part]
+        assert "Example" in (here.help or ""), f"pulsebridge {' '.join(path)} --help shows no example"
+        assert f"pulsebridge {path[0]}" in here.help
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_make_targets_exist(document: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z]+)", prose(document)))
+    named |= {m for line in shell_lines(document) for m in re.findall(r"^make ([a-z]+)", line)}
+    assert named <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_resolve(document: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(document)):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        assert (ROOT / (file or document)).exists(), f"{document}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", text(file or document), re.MULTILINE)
+            known = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in known, f"{document}: {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    for name in set(re.findall(rf"`({TOP}/[\w./-]+)`", text(document))) - {"bridge/_conf"}:  # in a wheel only
+        assert (ROOT / name).exists(), f"{document} names {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_that_are_named_exist(document: str) -> None:
+    known = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        known.add(path.stem)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        known |= {
+            n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")
+        }
+    named = set(re.findall(r"`(test_\w+)`", text(document)))
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_settings_examples_load(document: str, tmp_path: Path) -> None:
+    for block in blocks(document, "yaml"):
+        file = tmp_path / "pulsebridge.yaml"
+        file.write_text(block, encoding="utf-8")
+        assert load_with_origins(file, environ={}).origins
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_settings_that_are_named_exist(document: str) -> None:
+    from bridge.settings import Settings
+    from bridge.settings.fields import field_at
+
+    sections = "|".join(Settings.model_fields)
+    for name in re.findall(rf"`((?:{sections})\.[a-z_]+(?:\.[a-z_]+)*)`", text(document)):
+        assert field_at(Settings, name.split(".")) is not None, f"{document} names the setting {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_examples_compile(document: str) -> None:
+    for block in blocks(document, "python"):
+        compile(block, document, "exec")

@@ -1,0 +1,144 @@
+"""The README's examples, every block of them and in their order, on real servers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bridge.local.stack import LocalStack
+from bridge.mqtt_device import DeviceClient
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+SECTION = "## One example per tier"
+
+
+def blocks(stack: LocalStack, folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the blocks of each example, (language, text), with the addresses of this stack and a folder for files.
+
+    Spark resolves a relative path in the folder in which its JVM was started, which is not this test's.
+    """
+    text = README.read_text(encoding="utf-8").split(SECTION)[1].split("\n## ")[0]
+    assert stack.mqtt_host == "127.0.0.1"
+    for usual, ours in (
+        ("pulsar://127.0.0.1:6650", stack.pulsar_url),
+        ("http://127.0.0.1:8080", stack.admin_url),
+        ("port: 1883", f"port: {stack.mqtt_port}"),
+        ("port=1883", f"port={stack.mqtt_port}"),
+        ('"build/', f'"{folder}/build/'),
+    ):
+        assert usual in text
+        text = text.replace(usual, ours)
+    found = {}
+    for example in text.split("\n### ")[1:]:
+        found[example.split(":")[0]] = re.findall(r"^```(\w+)\n(.*?)^```$", example, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def command(line: str) -> list[str]:
+    words = shlex.split(line)
+    assert words[0] == "pulsebridge"
+    return [sys.executable, "-c", "from bridge.cli import main; main()", *words[1:]]
+
+
+def run(line: str, cwd: Path) -> str:
+    done = subprocess.run(
+        command(line),
+        cwd=cwd,
+        timeout=150,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, f"{line} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@contextmanager
+def running(line: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a command that goes on; it must end with 0 on SIGTERM."""
+    with (cwd / f"{line.split()[1]}.log").open("w+") as log:
+        process = subprocess.Popen(command(line), cwd=cwd, stdout=log, stderr=subprocess.STDOUT, text=True)
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=60)
+            log.seek(0)
+            assert code == 0, f"{line} ended with {code}:\n{log.read()}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def stored(stack: LocalStack) -> int:
+    """Return how many messages the example's topic has taken in."""
+    with PulsarAdmin(PulsarSettings(admin_url=stack.admin_url)) as admin:
+        topic = "persistent://public/pulsebridge/plant"
+        return sum(
+            admin.stats(f"{topic}-partition-{n}")["msgInCounter"] for n in range(admin.partition_count(topic))
+        )
+
+
+@pytest.mark.stack
+@pytest.mark.spark
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_the_examples_run_in_their_order(
+    stack: LocalStack, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = blocks(stack, tmp_path)
+    assert list(found) == ["Ingest", "Source", "Streaming", "Sink", "Push"]
+    (_, settings), (_, shell), (_, publish) = found["Ingest"]
+    (tmp_path / "pulsebridge.yaml").write_text(settings, encoding="utf-8")
+    explain, ingest = shell.splitlines()
+    (_, source), (_, stream), (_, silver) = found["Source"] + found["Streaming"]
+    ((_, sink),) = found["Sink"]
+    ((_, push),) = found["Push"]
+
+    explained = run(explain, tmp_path)
+    assert "devices/press-3/commands" in explained
+
+    received: list[bytes] = []
+    with ExitStack() as undo:
+        device = DeviceClient(
+            mqtt_settings(stack), "press-3", on_message=lambda m: received.append(m.payload)
+        )
+        undo.enter_context(device)
+        device.subscribe("devices/press-3/commands")
+        with running(ingest, tmp_path):
+            # What was published before ingest had subscribed is for nobody, so publish until one arrives.
+            poll_for(lambda: (exec(publish, {}), stored(stack))[1], 60, "a reading in Pulsar", every=0.3)
+        here: dict[str, Any] = {}
+        exec(source, here)  # its own call for a session gets the one of all tests
+        rows = spark.read.format("delta").load(f"{tmp_path}/build/my-first-query/table").collect()
+        assert {(r.device, r.mqtt_topic) for r in rows} == {("press-3", "plant/press-3/temperature")}
+        run(stream.strip(), tmp_path)
+        exec(silver, here)
+        values = (
+            spark.read.format("delta")
+            .load(f"{tmp_path}/build/lakehouse/silver")
+            .select("device", "value")
+            .collect()
+        )
+        assert [tuple(v) for v in values] == [
+            ("press-3", 41.5)
+        ]  # however often it was published: one id, one row
+        exec(sink, here)
+        with running(push.strip(), tmp_path):
+            poll_for(lambda: received, 60, "the command at the device")
+    assert received == [b'{"reset": true}']

@@ -1,0 +1,327 @@
+"""Messages from devices over a real MQTT broker into a real Pulsar, with what the contract says of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from bridge import contract
+from bridge.errors import TerminalError
+from bridge.ingest.provisioning import known_topics
+from bridge.local.stack import LocalStack
+from bridge.mqtt_device import DeviceClient
+from bridge.mqtt_types import PublishProperties
+from bridge.murmur3 import partition_of
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings import Settings
+from bridge.settings.ingest import TopicRule
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.ingest import (
+    Stored,
+    by_key,
+    dead_letters,
+    device,
+    first_copies,
+    ingest_process,
+    ingest_settings,
+    publish_ids,
+    running_ingest,
+    stored,
+)
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+IN_ORDER = 1
+"""Artemis may route several publishes of one client that are in flight out of order; one at a time keeps it."""
+
+
+def rule_for(root: str, **changes: object) -> TopicRule:
+    fields = {
+        "name": "fleet",
+        "filter": f"{root}/+device/+metric",
+        "topic": "fleet",
+        "device": "{device}",
+        "command_topic": f"{root}-commands/{{device}}",
+    }
+    return TopicRule(**(fields | changes))  # type: ignore[arg-type]
+
+
+def counter(name: str) -> float:
+    return REGISTRY.get_sample_value(f"pulsebridge_ingest_{name}_total") or 0.0
+
+
+def wait_for(namespaces: PulsarSettings, count: int, topic: str = "fleet") -> list[Stored]:
+    return poll_for(
+        lambda: found if len(found := stored(namespaces, topic)) >= count else None,
+        60,
+        f"{count} messages",
+        every=0.3,
+    )
+
+
+@pytest.mark.parametrize("protocol", ["3.1", "3.1.1", "5"])
+def test_a_message_has_its_topic_key_and_envelope(
+    stack: LocalStack, namespaces: PulsarSettings, protocol: str
+) -> None:
+    mqtt = mqtt_settings(stack, protocol=protocol)
+    root = mqtt.client_id
+    user = (("b", "1"), ("a", "2"), ("b", "3"))
+    properties = PublishProperties(user, "application/json", "answers/here", b"\x00\xff", 1, 600)
+    with (
+        running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
+        device(mqtt, "dev") as dev,
+    ):
+        dev.publish(f"{root}/w-1/glucose", b"\x00\x01binary", properties=properties)
+        assert dev.flush()  # Artemis may hand over in another order what one client has in flight
+        dev.publish(f"{root}/w-1/glucose", b"", qos=0)
+        message, empty = wait_for(namespaces, 2)
+    assert (message.payload, message.key) == (b"\x00\x01binary", "w-1")
+    assert message.partition == partition_of("w-1", namespaces.partitions)
+    told = message.properties
+    assert told[contract.P_TOPIC] == f"{root}/w-1/glucose"
+    assert (told[contract.P_RULE], told[contract.P_DEVICE], told[contract.P_LINK]) == (
+        "fleet",
+        "w-1",
+        mqtt.client_id,
+    )
+    assert told[contract.P_COMMAND_TOPIC] == f"{root}-commands/w-1"
+    assert (told[contract.P_QOS], told[contract.P_RETAIN], told[contract.P_PROTOCOL]) == ("1", "0", protocol)
+    assert int(told[contract.P_ARRIVAL]) > 1_600_000_000_000_000
+    assert (empty.payload, empty.properties[contract.P_QOS]) == (b"", "0")
+    if protocol == "5":
+        assert contract.decode_user_properties(told[contract.P_USER]) == list(user)
+        assert contract.decode_correlation(told[contract.P_CORRELATION]) == b"\x00\xff"
+        assert told[contract.P_CONTENT_TYPE] == "application/json"
+        assert told[contract.P_RESPONSE_TOPIC] == "answers/here"
+        assert 0 < int(told[contract.P_EXPIRY]) <= 600
+
+
+def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    settings = ingest_settings(
+        mqtt,
+        namespaces,
+        rules=(rule_for(root),),
+        filters=(f"{root}/#",),
+        max_message_bytes=128 * 1024,
+        max_topics=1,
+    )
+    counted = {name: counter(name) for name in ("received", "stored", "acked", "dead_letters")}
+    with running_ingest(settings), device(mqtt, "dev") as dev:
+        dev.publish(f"{root}/w-1/glucose", b"good")
+        dev.publish(f"{root}/w-1/glucose", b"x" * 100_000)  # over the limit less the reserve
+        dev.publish(f"{root}/w-1", b"no rule, and one topic too many")
+        dev.publish(f"{root}//glucose", b"no device")
+        dev.publish(f"{root}/w-1/glucose", b"good too")
+        assert [m.payload for m in wait_for(namespaces, 2)] == [b"good", b"good too"]
+        dead = poll_for(
+            lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters"
+        )
+        for name, expected in (("received", 5), ("stored", 5), ("acked", 5), ("dead_letters", 3)):
+            poll_for(lambda name=name, expected=expected: counter(name) - counted[name] == expected, 10, name)  # type: ignore[misc]
+    reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
+    assert "bytes, Pulsar takes" in reasons[b"x" * 9]
+    assert "ingest.max_topics is 1" in reasons[b"no rule, "]
+    assert "no text for its key" in reasons[b"no device"]
+    large = next(m for m in dead if m.payload[:1] == b"x")
+    assert (large.key, len(large.payload)) == ("w-1", 100_000)
+    assert large.properties[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
+    assert large.properties[contract.P_TOPIC] == f"{root}/w-1/glucose"
+
+
+def test_a_payload_beyond_pulsar_s_own_limit_is_kept_in_chunks(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    with (
+        running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
+        device(mqtt, "dev") as dev,
+    ):
+        dev.publish(f"{root}/w-1/big", b"y" * (6 * 1024 * 1024))
+        (dead,) = poll_for(lambda: dead_letters(namespaces), 60, "the dead letter")
+    assert dead.properties[contract.P_DEAD_LENGTH] == str(6 * 1024 * 1024)
+    assert len(dead.payload) == 64 * 1024
+
+
+@pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+def test_h6_retained_messages_come_once_over_restarts(
+    stack: LocalStack, namespaces: PulsarSettings, protocol: str
+) -> None:
+    mqtt = mqtt_settings(stack, protocol=protocol)
+    root = mqtt.client_id
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
+    topics = [f"{root}/w-{n}/state" for n in range(20)]
+    with device(mqtt, "dev") as dev:
+        for topic in topics:
+            dev.publish(topic, b"retained", retain=True)
+        assert dev.flush()
+        for run in range(4):
+            with running_ingest(settings):
+                dev.publish(topics[0], b"live", retain=True)
+                assert dev.flush()
+                wait_for(namespaces, 20 + run + 1)
+        more = rule_for(root, name="more", filter=f"{root}/+device/+metric/+x", topic="more")
+        dev.publish(f"{root}/w-1/state/deep", b"retained", retain=True)
+        assert dev.flush()
+        with running_ingest(ingest_settings(mqtt, namespaces, rules=(settings.ingest.rules[0], more))):
+            wait_for(namespaces, 1, "more")
+        for topic in [*topics, f"{root}/w-1/state/deep"]:
+            dev.publish(topic, b"", retain=True)  # leave nothing behind at the broker
+        assert dev.flush()
+    found = stored(namespaces, "fleet")
+    replayed = [m for m in found if m.properties.get(contract.P_RETAINED) == "1"]
+    assert sorted(m.properties[contract.P_TOPIC] for m in replayed) == sorted(topics)
+    assert [m.payload for m in found if m not in replayed] == [b"live"] * 4
+    (deep,) = stored(namespaces, "more")
+    assert deep.properties[contract.P_RETAINED] == "1"
+
+
+def test_retained_messages_can_be_skipped_and_live_ones_never_are(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    with device(mqtt, "dev") as dev:
+        dev.publish(f"{root}/w-1/state", b"old", retain=True)
+        assert dev.flush()
+        with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),), retained="skip")):
+            dev.publish(f"{root}/w-1/state", b"live", retain=True)
+            found = wait_for(namespaces, 1)
+        dev.publish(f"{root}/w-1/state", b"", retain=True)
+        assert dev.flush()
+    assert [m.payload for m in found] == [b"live"]
+
+
+def test_h8_a_thousand_commands_do_not_come_back_as_readings(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), filters=("#",), allow_loopback=True)
+    origin = PublishProperties(user=((contract.ORIGIN_PROPERTY, contract.ORIGIN_PUSH),))
+    with running_ingest(settings), device(mqtt, "dev") as dev:
+        for number in range(500):
+            dev.publish(f"{root}-commands/w-{number % 7}", b"command")
+            dev.publish(f"{root}/w-{number % 7}/other", b"command", properties=origin)
+            if number % 10 == 0:
+                dev.publish(f"{root}/w-{number % 7}/glucose", b"reading")
+        assert dev.flush()
+        wait_for(namespaces, 50)
+    found = stored(namespaces, "fleet")
+    assert [m.payload for m in found] == [b"reading"] * 50
+    with PulsarAdmin(namespaces) as admin:
+        assert known_topics(admin) == ["fleet"]
+
+
+@pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+def test_another_process_with_the_client_id_ends_ingest(
+    stack: LocalStack, namespaces: PulsarSettings, protocol: str
+) -> None:
+    mqtt = mqtt_settings(stack, protocol=protocol)
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    other = DeviceClient(mqtt, mqtt.client_id)  # reconnects for ever, as the other process would
+    with pytest.raises(TerminalError, match="another process uses the MQTT client id"):
+        run_beside(other, settings)
+    other.close()
+
+
+def run_beside(other: DeviceClient, settings: Settings) -> None:
+    with running_ingest(settings) as service:
+        other.connect()
+        poll_for(service.ended.is_set, 60, "ingest to give up")
+
+
+def test_h9_one_signal_drains_and_the_exit_code_is_0(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    """Stopped in mid-flow, three times: exit code 0, and what the broker took is in Pulsar after the next start."""
+    mqtt = mqtt_settings(stack, protocol="3.1.1")
+    root = mqtt.client_id
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
+    topics = [f"{root}/w-{n}/glucose" for n in range(5)]
+    confirmed: list[str] = []
+    with device(mqtt, "dev", window=IN_ORDER) as dev:
+        for run in range(3):
+            with ingest_process(settings, tmp_path) as process:
+                publish_ids(dev, [f"{t}{run}" for t in topics], 1000, confirmed)
+                poll_for(lambda run=run: len(confirmed) > run * 1000 + 300, 60, "a flow")  # type: ignore[misc]
+                process.send_signal(signal.SIGTERM if run % 2 else signal.SIGINT)
+                assert process.wait(40) == 0, (tmp_path / "ingest.log").read_text()
+            assert dev.flush(60)
+        with ingest_process(settings, tmp_path) as process:
+            poll_for(lambda: set(confirmed) <= ids(namespaces), 60, "every confirmed id in Pulsar", every=0.5)
+            process.terminate()
+            assert process.wait(40) == 0
+    assert_in_order(namespaces)
+
+
+def ids(namespaces: PulsarSettings) -> set[str]:
+    return {m.payload.decode().strip() for m in stored(namespaces, "fleet")}
+
+
+def assert_in_order(namespaces: PulsarSettings) -> None:
+    """First copies of each MQTT topic stand in the order of publishing."""
+    per_topic: dict[str, list[str]] = {}
+    for messages in by_key(stored(namespaces, "fleet")).values():
+        for one in messages:
+            per_topic.setdefault(one.rsplit("#", 1)[0], []).append(one)
+    for topic, found in per_topic.items():
+        numbers = first_copies(found)
+        assert numbers == sorted(numbers), topic
+
+
+def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    mqtt = mqtt_settings(stack, protocol="3.1.1")
+    root = mqtt.client_id
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), max_in_flight=200)
+    topics = [f"{root}/w-{n}/glucose" for n in range(5)]
+    confirmed: list[str] = []
+    with device(mqtt, "dev", window=IN_ORDER) as dev:
+        with ingest_process(settings, tmp_path):  # to make the session
+            pass
+        for kill in range(3):
+            with ingest_process(settings, tmp_path) as process:
+                publish_ids(dev, [f"{t}{kill}" for t in topics], 1000, confirmed)
+                poll_for(lambda kill=kill: len(confirmed) > kill * 1000 + 300, 60, "a flow")  # type: ignore[misc]
+                process.kill()
+            assert dev.flush(60)
+        assert len(confirmed) == 3000
+        with ingest_process(settings, tmp_path) as process:
+            poll_for(lambda: set(confirmed) <= ids(namespaces), 90, "every confirmed id in Pulsar", every=0.5)
+            process.terminate()
+            assert process.wait(40) == 0
+    assert_in_order(namespaces)
+
+
+def test_topics_explain_tells_where_a_topic_goes(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "ingest: {rules: [{name: w, filter: wearables/+device/+m, device: '{device}', command_topic: 'd/{device}/c'}]}"
+    )
+
+    def explain(topic: str, *more: str) -> str:
+        command = [sys.executable, "-c", "from bridge.cli import main; main()", "topics", "explain", topic]
+        return subprocess.run(
+            [*command, "-c", str(config), *more], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    told = json.loads(explain("wearables/w-1/glucose", "--json"))
+    assert told["pulsar_topic"] == "persistent://public/pulsebridge/wearables"
+    assert (told["key"], told["device"], told["command_topic"]) == ("w-1", "w-1", "d/w-1/c")
+    assert told["captures"] == {"device": "w-1", "m": "glucose"}
+    assert json.loads(explain("d/w-1/c", "--json"))["outcome"] == "left out"
+    assert "no filter: ingest does not receive it" in explain("elsewhere/x")

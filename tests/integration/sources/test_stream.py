@@ -1,0 +1,256 @@
+"""``format("pulsebridge")`` in Spark on real Pulsar: exact rows over restarts, holds, limits, loss."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bridge.contract import SOURCE_COLUMNS
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.waiting import poll_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+
+SCHEMA = "value binary, `partition` int, ledger_id bigint, entry_id bigint, batch_index int"
+
+
+class Query:
+    """A streaming query of the topic into files, with its checkpoint."""
+
+    def __init__(self, spark: SparkSession, topic: TestTopic, folder: Path, **options: str) -> None:
+        self.spark, self.topic, self.folder = spark, topic, folder
+        self.options = {
+            "predefinedSubscription": "q",
+            "startingOffsets": "earliest",
+            "subscriptionWaitMs": "5000",
+        }
+        self.options |= options
+
+    def start(self, *, now: bool = False, checkpoint: str = "checkpoint", **options: str) -> Any:
+        frame = (
+            self.spark.readStream.format("pulsebridge")
+            .options(**(self.topic.options() | self.options | options))
+            .schema(SCHEMA)
+            .load()
+        )
+        writer = frame.writeStream.format("parquet").option("path", str(self.folder / f"rows-{checkpoint}"))
+        writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
+        return (
+            writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")
+        ).start()
+
+    def run(self, **options: Any) -> list[int]:
+        """Run to the present end; return the rows of each batch."""
+        query = self.start(now=True, **options)
+        try:
+            assert query.awaitTermination(90), "the query did not end"
+            return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+        finally:
+            query.stop()
+
+    def values(self, checkpoint: str = "checkpoint") -> Counter[str]:
+        folder = self.folder / f"rows-{checkpoint}"
+        if not (folder / "_spark_metadata").exists():
+            return Counter()
+        rows = self.spark.read.schema(SCHEMA).parquet(str(folder))
+        return Counter(bytes(row.value).decode() for row in rows.collect())
+
+
+@pytest.fixture
+def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
+    with topic_of(namespaces, partitions=2) as found:
+        yield found
+
+
+@pytest.fixture
+def query(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> Query:
+    return Query(spark, topic, tmp_path)
+
+
+def names(prefix: str, count: int) -> list[bytes]:
+    return [f"{prefix}{n}".encode() for n in range(count)]
+
+
+def once(*prefixes: tuple[str, int]) -> Counter[str]:
+    return Counter(f"{prefix}{n}" for prefix, count in prefixes for n in range(count))
+
+
+def refused(start: Any) -> str:
+    """The text of the error that a query ends with."""
+    with pytest.raises(Exception, match=r"\S") as caught:
+        start()
+    return str(caught.value)
+
+
+def test_all_columns_reach_spark_with_the_types_of_the_contract(
+    spark: SparkSession, topic: TestTopic
+) -> None:
+    topic.publish([b"v"], partition_key="k", properties={"mqtt.topic": "a/b", "pb.v": "1"})
+    frame = spark.read.format("pulsebridge").options(**topic.options()).load()
+    assert tuple((f.name, f.dataType.simpleString()) for f in frame.schema.fields) == SOURCE_COLUMNS
+    (row,) = frame.collect()
+    assert (bytes(row.value), row["__key"], row.mqtt_topic, row.retained) == (b"v", "k", "a/b", False)
+    assert row["__messageProperties"] == {"mqtt.topic": "a/b", "pb.v": "1"}
+
+
+def test_available_now_takes_many_batches_under_a_limit_and_every_row_once(query: Query) -> None:
+    for kind in ("unbatched", "batched", "compressed"):
+        for partition in range(2):
+            query.topic.publish(names(f"{kind}-{partition}-", 20), kind, partition)
+    batches = query.run(maxEntriesPerTrigger="10")
+    assert len(batches) >= 4
+    assert sum(batches) == 120
+    query.topic.publish(names("more-", 5))
+    assert query.run() == [5]
+    assert query.values() == once(
+        *((f"{k}-{p}-", 20) for k in ("unbatched", "batched", "compressed") for p in range(2)), ("more-", 5)
+    )
+    assert query.run() == [], "nothing new is no batch"
+
+
+def test_a_row_limit_bounds_a_batch_by_the_rows_per_entry_seen(query: Query) -> None:
+    for _ in range(10):
+        query.topic.publish(names("r", 10), "batched")
+    batches = query.run(maxRowsPerTrigger="20")
+    assert sum(batches) == 100
+    assert max(batches) <= 30
+
+
+def test_a_batch_between_two_offsets_of_a_checkpoint_gives_the_same_rows_twice(query: Query) -> None:
+    query.topic.publish(names("a", 30), "unbatched", 0)
+    query.topic.publish(names("a", 30), "batched", 1)
+    query.run(maxEntriesPerTrigger="14")
+    logs = sorted((query.folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
+    offsets = [json.loads(log.read_text().splitlines()[2]) for log in logs[:3]]
+    reader = query.spark.read.format("pulsebridge").options(
+        **query.topic.options(),
+        startingOffsets=json.dumps(offsets[0]), endingOffsets=json.dumps(offsets[2]),
+    )  # fmt: skip
+    place = ("partition", "ledger_id", "entry_id", "batch_index")
+    first = [tuple(row[c] for c in place) for row in reader.load().orderBy(*place).collect()]
+    assert first
+    assert len(set(first)) == len(first)
+    assert [tuple(row[c] for c in place) for row in reader.load().orderBy(*place).collect()] == first
+
+
+def test_new_partitions_are_found_while_running_and_read_from_their_first_message(query: Query) -> None:
+    query.topic.publish(names("old", 5))
+    running = query.start()
+    try:
+        poll_for(lambda: query.values() == once(("old", 5)), 60, "the first rows")
+        query.topic.admin.request("POST", f"/persistent/{query.topic.name[13:]}/partitions", body=3)
+        query.topic.publish(names("new", 5), partition=2)
+        poll_for(lambda: query.values() == once(("old", 5), ("new", 5)), 60, "rows of the new partition")
+    finally:
+        running.stop()
+    query.topic.publish(names("later", 5), partition=2)
+    query.run()
+    assert query.values() == once(("old", 5), ("new", 5), ("later", 5))
+
+
+def test_h12_a_new_checkpoint_does_not_take_the_position_of_a_used_subscription(query: Query) -> None:
+    query.topic.publish(names("a", 5))
+    query.run()
+    query.topic.publish(names("b", 5))
+    query.run()  # the second batch commits the first
+    text = refused(lambda: query.run(checkpoint="other"))
+    assert "subscription 'q' on" in text
+    assert "belongs to a query that has committed batches already, and this checkpoint is new" in text
+    assert "give predefinedSubscription a new name" in text
+    query.topic.publish(names("c", 5))
+    query.run(checkpoint="reuse", reuseSubscription="position")
+    # Spark commits a batch to the source when it begins the next one, so the last batch stands before it.
+    assert query.values("reuse") == once(("b", 5), ("c", 5)), "from where the subscription stood"
+    query.run(checkpoint="again", reuseSubscription="resolve")
+    assert query.values("again") == once(("a", 5), ("b", 5), ("c", 5)), (
+        "from startingOffsets, as retention still has it"
+    )
+
+
+def test_h12_a_second_query_with_the_name_of_a_running_one_is_refused(query: Query) -> None:
+    query.topic.publish(names("a", 5))
+    running = query.start()
+    try:
+        poll_for(lambda: query.values() == once(("a", 5)), 60, "the first rows")
+        text = refused(lambda: query.run(checkpoint="other", subscriptionWaitMs="300"))
+        assert "subscription 'q' on" in text
+        assert "is in use by another query" in text
+        assert "stop that query, or give this one a predefinedSubscription of its own" in text
+        query.topic.publish(names("b", 5))
+        poll_for(lambda: query.values() == once(("a", 5), ("b", 5)), 60, "the first query goes on")
+    finally:
+        running.stop()
+
+
+def test_h16_the_subscription_follows_the_commits_over_a_ledger_border(query: Query) -> None:
+    query.topic.publish(names("a", 5), "unbatched")
+    first = query.topic.ledgers()[0]
+    running = query.start()
+    try:
+        poll_for(lambda: query.values() == once(("a", 5)), 60, "the first rows")
+        query.topic.roll_over()
+        query.topic.publish(names("b", 3), "unbatched")
+        second = query.topic.ledgers()[-1]
+        poll_for(lambda: query.topic.hold("q") == f"{first}:4", 60, "the first commit")
+        poll_for(lambda: query.values() == once(("a", 5), ("b", 3)), 60, "the second rows")
+        query.topic.publish(names("c", 1), "unbatched")
+        poll_for(lambda: query.topic.hold("q") == f"{second}:2", 60, "the second commit")
+        progress = poll_for(lambda: running.lastProgress, 30, "a progress")
+        assert json.loads(progress.json)["sources"][0]["latestOffset"]
+    finally:
+        running.stop()
+
+
+def test_what_was_read_may_be_trimmed_and_the_query_goes_on(query: Query) -> None:
+    query.topic.publish(names("a", 5), "unbatched")
+    query.run()
+    query.topic.roll_over()
+    query.topic.publish(names("b", 5), "unbatched")
+    query.run()  # commits the first batch: its ledger may go
+    query.topic.trim()
+    assert query.run() == []
+    query.topic.publish(names("c", 5), "unbatched")
+    query.run()
+    assert query.values() == once(("a", 5), ("b", 5), ("c", 5))
+
+
+def test_data_trimmed_before_it_was_read_fails_the_query_with_the_remedy(query: Query) -> None:
+    query.topic.publish(names("a", 5), "unbatched")
+    query.run()
+    query.topic.publish(names("lost", 5), "unbatched")
+    query.topic.roll_over()
+    for partition in range(2):
+        query.topic.drop("q", partition)
+    query.topic.trim()
+    query.topic.publish(names("b", 5), "unbatched")
+    text = refused(query.run)
+    assert "data that the query still has to read is no longer in Pulsar" in text
+    assert "set failOnDataLoss=false to go on with what is left" in text
+    query.run(failOnDataLoss="false")
+    assert query.values() == once(("a", 5), ("b", 5))
+
+
+def test_a_topic_made_anew_is_refused_with_the_remedy(query: Query) -> None:
+    query.topic.publish(names("a", 5))
+    query.run()
+    query.topic.delete()
+    query.topic.create()
+    query.topic.publish(names("other", 50), "unbatched")
+    text = refused(query.run)
+    assert "is not the one that the checkpoint was made on" in text
+    assert "start with a new checkpoint" in text
+
+
+def test_wrong_options_and_missing_topics_are_one_readable_line(query: Query) -> None:
+    assert "did you mean startingOffsets?" in refused(lambda: query.run(startingOfsets="earliest"))
+    assert "does not exist" in refused(lambda: query.run(topic=query.topic.name + "-missing"))

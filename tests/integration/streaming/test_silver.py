@@ -1,0 +1,180 @@
+"""Silver on real Spark and Delta: the split, what is written once, and what a crash in mid-batch leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bridge.settings import StreamingSettings
+from bridge.settings.loading import conf_path
+from streaming import bronze, silver
+from streaming.checkpoints import Checkpoint
+from streaming.predicates import Suite, load_suite, parse_suite
+from streaming.readings import load_decoders
+from streaming.tables import Tables
+from tests.support import bronze_rows
+from tests.support.bronze_rows import ARRIVAL, Message, reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class Crash(Exception):
+    """Stands for the end of a driver between two steps; the query stops as it would."""
+
+
+def shipped() -> Suite:
+    return load_suite(conf_path("expectations/silver.json"))
+
+
+def narrower() -> Suite:
+    """Return the shipped suite after an edit: values that were good are bad, and the other way round."""
+    body: dict[str, Any] = {**shipped().body}
+    body["expectations"] = [
+        entry if (entry.get("meta") or {}).get("rule") != "glucose_range"
+        else {**entry, "kwargs": {**entry["kwargs"], "min_value": 150, "max_value": 5000}}
+        for entry in body["expectations"]
+    ]  # fmt: skip
+    return parse_suite(body, "edited")
+
+
+@dataclass
+class World:
+    """The tables of one test, and runs of the query over what bronze holds."""
+
+    spark: SparkSession
+    tables: Tables
+
+    def arrive(self, messages: Iterable[Message]) -> None:
+        bronze_rows.append(self.spark, self.tables, messages)
+
+    def run(self, suite: Suite | None = None, after: Callable[[str], None] = lambda step: None) -> None:
+        recipe = silver.recipe_of(load_decoders(conf_path("rules.yaml")), suite or shipped(), 600.0)
+        checkpoint = Checkpoint(self.spark, self.tables.checkpoint("silver"))
+        batches = silver.SilverBatches(self.tables, checkpoint, recipe, after)
+        query = silver.query(self.spark, self.tables, batches).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    def ids(self, table: str) -> list[str]:
+        frame = getattr(self.tables, table).read(self.spark)
+        return sorted(str(row[0]) for row in frame.select("reading_id").collect())
+
+    def forget_commits(self) -> None:
+        """Put the checkpoint back to where the last batch was planned and not committed."""
+        commits = Path(self.tables.checkpoint("silver")) / "commits"
+        for file in [*commits.glob("[0-9]*"), *commits.glob(".[0-9]*")]:
+            file.unlink()
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path) -> World:
+    tables = Tables.of(StreamingSettings(root=str(tmp_path / "lakehouse")))
+    bronze.create_tables(spark, tables)
+    silver.create_tables(spark, tables)
+    return World(spark, tables)
+
+
+def test_h17_rows_are_split_typed_and_deduplicated_however_late(world: World) -> None:
+    later = ARRIVAL + timedelta(days=3)
+    again = reading(6, "a", 1, 120, arrival=later)  # redelivered days later
+    buffered = reading(8, "a", -9000, 120, arrival=later)  # a month older than what was seen
+    world.arrive([
+        reading(1, "a", 1, 120),
+        reading(2, "a", 1, 121),
+        reading(3, "a", 2, 5000),
+        reading(4, "b", 1, "high"),
+        Message(5, "b", b"\xff\xfe{"),
+        Message(7, "b", b"{}", metric="noise"),
+    ])  # fmt: skip
+    world.run()
+    world.arrive([again, buffered])
+    world.run()
+    rows = world.tables.silver.read(world.spark).orderBy("entry_id").collect()
+    assert [(r["reading_id"], r["value"], r["unit"], r["entry_id"]) for r in rows] == [
+        ("a-1", 120.0, "mg/dL", 1),
+        ("a--9000", 120.0, "mg/dL", 8),
+    ]
+    held = {r["entry_id"]: r for r in world.tables.quarantine.read(world.spark).collect()}
+    assert {n: r["failed_rules"] for n, r in held.items()} == {
+        3: ["glucose_range"],
+        4: ["value_present"],
+        5: ["undecodable", "reading_id_present", "event_time_present", "value_present"],
+        7: ["unknown_topic", "reading_id_present", "event_time_present", "value_present"],
+    }
+    assert bytes(held[5]["payload"]) == b"\xff\xfe{"
+    assert held[3]["reason"] == "expect_column_values_to_be_between on value"
+    assert "UTF-8" in held[5]["reason"]
+
+
+def test_h20_a_clock_far_ahead_is_held_before_any_watermark(world: World) -> None:
+    ahead = (ARRIVAL + timedelta(minutes=11)).timestamp()
+    near = (ARRIVAL + timedelta(minutes=9)).timestamp()
+    epoch = datetime(2010, 3, 24, tzinfo=timezone.utc).timestamp()
+    world.arrive([
+        reading(1, "a", 1, 100),
+        reading(2, "a", 2, 100, minutes=(ahead - epoch) / 60),
+        reading(3, "a", 3, 100, minutes=(near - epoch) / 60),
+        reading(4, "a", 4, 100, minutes=(datetime(2099, 1, 1, tzinfo=timezone.utc).timestamp() - epoch) / 60),
+    ])  # fmt: skip
+    world.run()
+    assert world.ids("silver") == ["a-1", "a-3"]
+    held = world.tables.quarantine.read(world.spark).select("reading_id", "failed_rules").collect()
+    assert sorted((r[0], tuple(r[1])) for r in held) == [("a-2", ("clock_skew",)), ("a-4", ("clock_skew",))]
+
+
+def test_h18_a_batch_cut_after_each_step_ends_as_it_began(world: World) -> None:
+    """One batch is cut after each step in turn, the rules edited from the first restart on."""
+    world.arrive([reading(n, "a", n, 100 if n % 3 else 2000) for n in range(1, 10)])
+
+    def cut_after(step: str) -> Callable[[str], None]:
+        def cut(done: str) -> None:
+            if done == step:
+                raise Crash(step)
+
+        return cut
+
+    for step, suite in (("recipe", shipped()), ("silver", narrower()), ("quarantine", narrower())):
+        with pytest.raises(Exception, match=step):
+            world.run(suite, cut_after(step))
+    world.arrive([reading(10, "a", 10, 100)])
+    world.run(narrower())
+    # the batch by the rules that it began with, the next one by the edited
+    assert world.ids("silver") == [f"a-{n}" for n in range(1, 10) if n % 3]
+    assert world.ids("quarantine") == ["a-10", "a-3", "a-6", "a-9"]
+
+
+def test_a_committed_batch_that_runs_again_writes_nothing(world: World) -> None:
+    world.arrive([reading(1, "a", 1, 100), reading(2, "a", 2, 5000)])
+    world.run()
+    world.forget_commits()
+    world.run()
+    assert (world.ids("silver"), world.ids("quarantine")) == (["a-1"], ["a-2"])
+
+
+@pytest.mark.chaos
+def test_h18_a_driver_killed_between_the_tables_while_the_rules_are_edited(world: World) -> None:
+    world.arrive([reading(n, "a", n, 100 if n % 2 else 2000) for n in range(1, 7)])
+    code = "from tests.support.silver_driver import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, world.tables.root, "silver"],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr
+    assert (world.ids("silver"), world.ids("quarantine")) == (["a-1", "a-3", "a-5"], [])
+    world.run(narrower())
+    assert (world.ids("silver"), world.ids("quarantine")) == (["a-1", "a-3", "a-5"], ["a-2", "a-4", "a-6"])

@@ -1,0 +1,73 @@
+"""A small run of the demo as the audit's records, made without any server: everything where it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from streaming.demo.audit.expected import Rule, Sample, expected_commands
+from streaming.demo.audit.records import (
+    Ack,
+    Bronze,
+    Emitted,
+    Place,
+    Published,
+    ReceiptRow,
+    Received,
+    Records,
+    Silver,
+    Stored,
+)
+
+RULES = (
+    Rule("low", "glucose", "below", limit=70),
+    Rule("falling", "glucose", "falling", per_minute=3, within_minutes=15),
+)
+START = datetime(2010, 3, 24, 9, 51)
+READINGS = "persistent://public/pulsebridge/wearables"
+COMMANDS = "persistent://public/pulsebridge-system/commands"
+RECEIPTS = "persistent://public/pulsebridge-system/command-receipts"
+
+
+def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
+    """Records of a run in which device number i sent ``values[i]``, and each device ``faults`` faults at its end."""
+    published, acks, stored, emitted, received, receipts, silver, quarantine = ([] for _ in range(8))
+    commands = 0
+    for number, sent in enumerate(values):
+        device = f"cgm-{number:03d}"
+        samples = []
+        for seq in range(len(sent) + faults):
+            fault = "" if seq < len(sent) else "implausible"
+            name = f"{device}-{'x' if fault else ''}{seq:05d}"
+            ts = START + timedelta(minutes=5 * seq)
+            value = None if fault else float(sent[seq])
+            us = 1_000_000 * (seq + 1) + number
+            published.append(Published(name, device, "glucose", seq, ts.isoformat(), value, fault, us))
+            acks.append(Ack(name, device, us + 10))
+            place = Place(READINGS, number % 2, 7, 100 * seq + number, 0)
+            stored.append(Stored(name, device, place, us + 5, us + 8))
+            (quarantine if fault else silver).append(Silver(name, device, value, place, us + 900_000))
+            if value is not None:
+                samples.append(Sample(name, ts, value))
+        called = expected_commands(RULES, device, "glucose", samples)
+        for n, (name, (rule, reading)) in enumerate(sorted(called.items(), key=lambda c: c[1][1]), 1):
+            place = Place(COMMANDS, number % 2, 3, 1000 * n + number, -1)
+            emitted.append(Emitted(name, device, reading, rule, place, 5_000_000 * n))
+            received.append(Received(name, device, n, False, 6_000_000 * n))
+            receipts.append(
+                ReceiptRow(name, device, "delivered", place._replace(topic=RECEIPTS), 6_000_001 * n)
+            )
+            commands += 1
+    return Records(
+        published=tuple(published),
+        acks=tuple(acks),
+        received=tuple(received),
+        stored=tuple(stored),
+        emitted=tuple(emitted),
+        receipts=tuple(receipts),
+        bronze=tuple(Bronze(s.id, s.place, s.publish_us + 500_000) for s in stored),
+        silver=tuple(silver),
+        quarantine=tuple(quarantine),
+        rules=RULES,
+        plan={"readings": sum(map(len, values)), "faults": faults * len(values), "commands": commands},
+    )

@@ -1,0 +1,169 @@
+"""Ingest under test: in a thread or as a process, fed by devices, and read back by the bare Pulsar client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pulsar
+import yaml
+
+from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.errors import PulsebridgeError
+from bridge.ingest.service import IngestService
+from bridge.mqtt_device import DeviceClient
+from bridge.settings import Settings
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.mqtt import MqttSettings
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.waiting import poll_for
+
+__all__ = [
+    "Stored",
+    "dead_letters",
+    "device",
+    "ingest_process",
+    "ingest_settings",
+    "publish_ids",
+    "running_ingest",
+    "stored",
+]
+
+
+class Stored(NamedTuple):
+    """A message as the bare client reads it."""
+
+    partition: int
+    key: str
+    payload: bytes
+    properties: dict[str, str]
+
+
+def ingest_settings(mqtt: MqttSettings, namespaces: PulsarSettings, **ingest: Any) -> Settings:
+    """Return settings of an ingest worker; ``ingest`` are its own fields."""
+    return Settings(mqtt=mqtt, pulsar=namespaces, ingest=IngestSettings(**ingest))
+
+
+@contextmanager
+def running_ingest(settings: Settings) -> Iterator[IngestService]:
+    """Run ingest in a thread until the block ends; what ended it is raised at the end."""
+    service = IngestService(settings)
+    failures: list[PulsebridgeError] = []
+
+    def run() -> None:
+        try:
+            service.run()
+        except PulsebridgeError as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run, name="ingest-under-test", daemon=True)
+    thread.start()
+    try:
+        poll_for(lambda: service.ready.is_set() or failures, 60, "ingest's subscriptions")
+        yield service
+    finally:
+        service.stop()
+        thread.join(60)
+    assert not thread.is_alive(), "ingest did not stop"
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def ingest_process(settings: Settings, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``pulsebridge ingest`` as a process of its own; it is killed at the end if it still runs."""
+    config = folder / "ingest.yaml"
+    config.write_text(
+        yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8"
+    )
+    log = (folder / "ingest.log").open("ab")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "-c", str(config)],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+    )
+    try:
+        marker = b"subscribed at the MQTT broker"
+        before = (folder / "ingest.log").read_bytes().count(marker)
+        text = folder / "ingest.log"
+        poll_for(
+            lambda: text.read_bytes().count(marker) > before or process.poll() is not None,
+            60,
+            "ingest to subscribe",
+        )
+        assert process.poll() is None, text.read_text()
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        log.close()
+
+
+@contextmanager
+def device(mqtt: MqttSettings, name: str, **options: Any) -> Iterator[DeviceClient]:
+    """A connected device on the same broker with a client id derived from ingest's."""
+    client = DeviceClient(mqtt, f"{mqtt.client_id}-{name}", **options)
+    client.connect(30)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def publish_ids(
+    client: DeviceClient, topics: Sequence[str], count: int, confirmed: list[str], *, size: int = 0
+) -> None:
+    """Queue ``count`` publishes over the topics; the payload is ``topic#number``, its id once the broker has it."""
+    for number in range(count):
+        topic = topics[number % len(topics)]
+        name = f"{topic}#{number}"
+        payload = name.encode().ljust(size, b" ")
+        client.publish(topic, payload, confirmed=lambda _c, name=name: confirmed.append(name))  # type: ignore[misc]
+
+
+def stored(settings: PulsarSettings, topic: str) -> list[Stored]:
+    """Read a topic from its beginning to its present end, partition by partition."""
+    full = topic if "://" in topic else settings.readings_topic(topic)
+    found: list[Stored] = []
+    client = pulsar.Client(
+        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    )
+    try:
+        for number, partition in enumerate(client.get_topic_partitions(full)):
+            reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5000)
+            while reader.has_message_available():
+                message = reader.read_next(30_000)
+                found.append(
+                    Stored(number, message.partition_key(), message.data(), dict(message.properties()))
+                )
+            reader.close()
+    finally:
+        client.close()
+    return found
+
+
+def dead_letters(settings: PulsarSettings) -> list[Stored]:
+    """Read all dead letters."""
+    return stored(settings, settings.system_topic(DEAD_LETTERS_TOPIC))
+
+
+def by_key(messages: Sequence[Stored]) -> dict[str, list[str]]:
+    """Return the payloads' ids of each key, in the order of the log."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for message in messages:
+        found[message.key].append(message.payload.decode().strip())
+    return found
+
+
+def first_copies(ids: Sequence[str]) -> list[int]:
+    """Return the numbers of ``topic#number`` ids in order, repeats left out."""
+    return [int(i.rsplit("#", 1)[1]) for i in dict.fromkeys(ids)]

@@ -1,0 +1,114 @@
+"""Topics for tests of the source: written by the bare client, rolled over, trimmed and made anew by the admin."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pulsar
+
+from bridge.contract import partition_name
+from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.waiting import poll_for
+
+__all__ = ["TestTopic", "topic_of"]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "batched": {"batching_enabled": True, "batching_max_publish_delay_ms": 20},
+    "unbatched": {"batching_enabled": False},
+    "compressed": {"batching_enabled": True, "compression_type": pulsar.CompressionType.ZSTD},
+    "chunked": {"batching_enabled": False, "chunking_enabled": True},
+}
+
+
+class TestTopic:
+    """One topic in namespaces of its own, with the bare client beside it."""
+
+    __test__ = False
+
+    def __init__(
+        self, settings: PulsarSettings, client: pulsar.Client, admin: PulsarAdmin, partitions: int
+    ) -> None:
+        self.settings = settings
+        self.admin = admin
+        self._client = client
+        self.name = settings.readings_topic(f"t{uuid.uuid4().hex[:8]}")
+        self.count = partitions
+        self.create()
+
+    def create(self) -> None:
+        self.admin.create_partitioned(self.name, self.count)
+
+    def partition(self, number: int = 0) -> str:
+        return partition_name(self.name, number)
+
+    def publish(
+        self, payloads: Iterable[bytes], kind: str = "batched", partition: int = 0, **fields: Any
+    ) -> None:
+        producer = self._client.create_producer(
+            self.partition(partition), send_timeout_millis=30_000, **KINDS[kind]
+        )
+        failed: list[Any] = []
+        for payload in payloads:
+            producer.send_async(
+                payload, lambda r, _: failed.append(r) if r != pulsar.Result.Ok else None, **fields
+            )
+        producer.flush()
+        producer.close()
+        assert not failed, failed
+
+    def roll_over(self, partition: int = 0) -> None:
+        """Close the open ledger and begin another."""
+        before = self.ledgers(partition)
+        self.admin.request("PUT", f"/{rest_path(self.partition(partition))}/unload")
+        poll_for(lambda: self.ledgers(partition) != before, 30, "a new ledger")
+
+    def ledgers(self, partition: int = 0) -> list[int]:
+        stats = self.admin.internal_stats(self.partition(partition))
+        return [int(ledger["ledgerId"]) for ledger in stats["ledgers"]]
+
+    def trim(self, partition: int = 0) -> None:
+        """Let go of every closed ledger that no subscription holds."""
+        s = self.settings
+        self.admin.request(
+            "POST", f"/namespaces/{s.tenant}/{s.namespace}/retention",
+            body={"retentionTimeInMinutes": 0, "retentionSizeInMB": 0},
+        )  # fmt: skip
+
+        def trimmed() -> bool:
+            self.admin.request("POST", f"/{rest_path(self.partition(partition))}/trim")
+            return len(self.ledgers(partition)) == 1
+
+        poll_for(trimmed, 30, "the closed ledgers to be trimmed")
+
+    def delete(self) -> None:
+        self.admin.request("DELETE", f"/{rest_path(self.name)}/partitions?force=true")
+
+    def hold(self, subscription: str, partition: int = 0) -> str:
+        """Return the mark-delete position of a subscription, as Pulsar writes it."""
+        cursors = self.admin.internal_stats(self.partition(partition))["cursors"]
+        return str(cursors[subscription]["markDeletePosition"])
+
+    def drop(self, subscription: str, partition: int = 0) -> None:
+        path = f"/{rest_path(self.partition(partition))}/subscription/{subscription}"
+        self.admin.request("DELETE", f"{path}?force=true")
+
+    def options(self, **more: str) -> dict[str, str]:
+        s = self.settings
+        return {"service.url": s.service_url, "admin.url": s.admin_url, "topic": self.name, **more}
+
+
+@contextmanager
+def topic_of(settings: PulsarSettings, partitions: int = 1) -> Iterator[TestTopic]:
+    """Give a fresh topic in the readings namespace of these settings."""
+    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = pulsar.Client(settings.service_url, logger=logger, operation_timeout_seconds=30)
+    try:
+        with PulsarAdmin(settings, timeout_s=30) as admin:
+            yield TestTopic(settings, client, admin, partitions)
+    finally:
+        client.close()

@@ -1,0 +1,268 @@
+"""The push tier under test: processes of it, commands written by the bare client, what devices and topics got."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pulsar
+from prometheus_client import CollectorRegistry
+
+from bridge.commands import Command, encode_command
+from bridge.contract import (
+    COMMANDS_TOPIC,
+    PUSH_SUBSCRIPTION,
+    RECEIPTS_TOPIC,
+    Receipt,
+    partition_name,
+)
+from bridge.mqtt_device import DeviceClient
+from bridge.mqtt_types import Message
+from bridge.murmur3 import partition_of
+from bridge.provisioning import provision_commands
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.push.metrics import PushMetrics
+from bridge.push.worker import PushWorker
+from bridge.settings import MqttSettings, PulsarSettings, PushSettings, Settings
+from tests.support.waiting import poll_for
+
+
+def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes: object) -> Settings:
+    """Return settings with one commands partition unless told otherwise, and client ids of their own."""
+    count = changes.pop("command_partitions", 1)
+    return Settings(
+        mqtt=mqtt,
+        pulsar=pulsar_settings.model_copy(update={"command_partitions": count}),
+        push=PushSettings(client_id=f"{mqtt.client_id}-push", **changes),  # type: ignore[arg-type]
+    )
+
+
+def provision(settings: Settings) -> int:
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        return provision_commands(admin)
+
+
+def command(settings: Settings, device: str, number: int, **more: object) -> Command:
+    topic = f"{settings.push.client_id}/{device}/commands"
+    return Command(f"{device}-{number}", device, topic, f"{number}".encode(), **more)  # type: ignore[arg-type]
+
+
+def write_commands(settings: Settings, commands: Iterable[Command]) -> None:
+    """Write commands with the bare client; returns when Pulsar has all of them."""
+    topic = settings.pulsar.system_topic(COMMANDS_TOPIC)
+    client = pulsar.Client(settings.pulsar.service_url, logger=_quiet())
+    results: list[object] = []
+    producers: dict[int, pulsar.Producer] = {}
+    for one in commands:
+        partition = partition_of(one.device, settings.pulsar.command_partitions)
+        if partition not in producers:
+            producers[partition] = client.create_producer(
+                partition_name(topic, partition), batching_enabled=True, block_if_queue_full=True
+            )
+        producers[partition].send_async(
+            one.payload,
+            lambda result, _id: results.append(result),
+            partition_key=one.device,
+            properties=encode_command(one),
+        )
+    for producer in producers.values():
+        producer.flush()
+    client.close()
+    assert all(result == pulsar.Result.Ok for result in results)
+
+
+def read_topic(settings: Settings, local: str) -> list[pulsar.Message]:
+    """Read all messages of a system topic, partition by partition, with the bare client."""
+    client = pulsar.Client(settings.pulsar.service_url, logger=_quiet())
+    found = []
+    for partition in client.get_topic_partitions(settings.pulsar.system_topic(local)):
+        reader = client.create_reader(partition, pulsar.MessageId.earliest)
+        while reader.has_message_available():
+            found.append(reader.read_next(10_000))
+        reader.close()
+    client.close()
+    return found
+
+
+def receipts(settings: Settings) -> dict[str, list[Receipt]]:
+    """Return all receipts by command id, each in the order of the topic."""
+    found: dict[str, list[Receipt]] = defaultdict(list)
+    for message in read_topic(settings, RECEIPTS_TOPIC):
+        receipt = Receipt.decode(message.data())
+        found[receipt.command_id].append(receipt)
+    return found
+
+
+def backlog(settings: Settings) -> int:
+    """Return how many commands are not acknowledged."""
+    total = 0
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        for partition in range(settings.pulsar.command_partitions):
+            name = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), partition)
+            total += int(admin.stats(name)["subscriptions"][PUSH_SUBSCRIPTION]["msgBacklog"])
+    return total
+
+
+def all_acknowledged(settings: Settings) -> None:
+    poll_for(lambda: backlog(settings) == 0, 60, "every command acknowledged", every=0.2)
+
+
+def _quiet() -> object:
+    return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+
+
+class Devices:
+    """All devices of a test behind one MQTT connection; keeps what arrived, per device, in order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.got: dict[str, list[Message]] = defaultdict(list)
+        self._prefix = settings.push.client_id
+        self._client = DeviceClient(
+            settings.mqtt, f"{self._prefix}-devices", on_message=self._on_message, persistent=True
+        )
+
+    def __enter__(self) -> Devices:
+        self._client.connect(30)
+        self._client.subscribe(f"{self._prefix}/+/commands")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._client.close()
+
+    def _on_message(self, message: Message) -> None:
+        self.got[message.topic.split("/")[-2]].append(message)
+
+    def ids(self, device: str) -> list[str]:
+        return [user(message)["command-id"] for message in self.got[device]]
+
+    def await_all(self, commands: Iterable[Command], timeout: float = 60) -> None:
+        wanted: dict[str, set[str]] = defaultdict(set)
+        for one in commands:
+            wanted[one.device].add(one.command_id)
+        poll_for(
+            lambda: all(ids <= set(self.ids(device)) for device, ids in wanted.items()),
+            timeout,
+            "every command at its device",
+        )
+
+    def check(self, commands: Iterable[Command], *, pushed_once: Collection[str] = ()) -> int:
+        """First arrivals are exactly the commands, in order; every repeat is marked. Returns the repeats.
+
+        A killed MQTT broker sends again, unmarked, what the device's PUBACK did not reach it for; that is the
+        broker's repeat and not ours where the command is one of ``pushed_once``.
+        """
+        wanted: dict[str, list[str]] = defaultdict(list)
+        for one in commands:
+            wanted[one.device].append(one.command_id)
+        repeats = 0
+        for device, ids in wanted.items():
+            got = self.ids(device)
+            assert list(dict.fromkeys(got)) == ids
+            seen: set[str] = set()
+            for message in self.got[device]:
+                command_id = user(message)["command-id"]
+                if command_id in seen and command_id not in pushed_once:
+                    repeats += 1
+                    assert user(message).get("repeat") == "1", f"{command_id} came twice and is not marked"
+                seen.add(command_id)
+        return repeats
+
+
+def user(message: Message) -> dict[str, str]:
+    assert message.properties is not None
+    return dict(message.properties.user)
+
+
+@contextmanager
+def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
+    """Run a push worker in this process, for as long as the block runs."""
+    metrics = PushMetrics(CollectorRegistry())
+    worker = PushWorker(settings, metrics=metrics)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as e:  # noqa: BLE001 - raised in the test's thread
+            failures.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield metrics
+    finally:
+        worker.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+class PushProcess:
+    """``pulsebridge push`` as a process of its own, which may be killed."""
+
+    def __init__(self, settings: Settings, folder: Path, name: str = "push", kill_at: str = "") -> None:
+        self._log = folder / f"{name}.log"
+        sets = {
+            "mqtt.host": settings.mqtt.host,
+            "mqtt.port": settings.mqtt.port,
+            "mqtt.reconnect_max_s": 0.5,
+            "pulsar.service_url": settings.pulsar.service_url,
+            "pulsar.admin_url": settings.pulsar.admin_url,
+            "pulsar.namespace": settings.pulsar.namespace,
+            "pulsar.system_namespace": settings.pulsar.system_namespace,
+            "pulsar.command_partitions": settings.pulsar.command_partitions,
+            "push.client_id": settings.push.client_id,
+        }
+        arguments = [part for path, value in sets.items() for part in ("--set", f"{path}={value}")]
+        with self._log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "from bridge.cli import main; main()", "push", *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PULSEBRIDGE_KILL_AT": kill_at},
+            )
+
+    def __enter__(self) -> PushProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if exc[0] is not None:
+            print(self._log.read_text())
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def owns(self, partitions: int = 1) -> PushProcess:
+        poll_for(
+            lambda: self.log.count("partition is ours") >= partitions or self._process.poll() is not None,
+            60,
+            "the push process owns its partitions",
+        )
+        assert self._process.poll() is None, self.log
+        return self
+
+    def died(self) -> None:
+        """Wait until it has killed itself at its kill point."""
+        poll_for(lambda: self._process.poll() is not None, 60, "the push process died")
+        assert self._process.returncode == -signal.SIGKILL, self.log
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> int:
+        """Ask it to end and return its exit code."""
+        self._process.terminate()
+        return self._process.wait(timeout=30)

@@ -1,0 +1,256 @@
+"""A world for the push tier's core: a log, a broker and Pulsar that stores in order, and crashes anywhere.
+
+It checks at each step what must hold for any order of events; ``finish`` lets everything work again and checks
+what must hold in the end. Nothing here is shared with the core but the actions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
+from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
+from bridge.push.core import Limits, PartitionCore
+from bridge.push.cursor import Cursor
+
+SECOND = 1_000_000
+
+
+@dataclass
+class PushWorld:
+    limits: Limits
+    refusals: bool = True
+    now: int = 1_000 * SECOND
+    log: list[tuple[CommandPosition, Command | None]] = field(default_factory=list)
+    acked: set[CommandPosition] = field(default_factory=set)
+    settled_acks: set[CommandPosition] = field(default_factory=set)
+    cursors: dict[str, bytes] = field(default_factory=dict)
+    receipts: dict[str, list[Receipt]] = field(default_factory=lambda: defaultdict(list))
+    dead: set[CommandPosition] = field(default_factory=set)
+    dead_ids: set[str] = field(default_factory=set)
+    inbox: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    writes: deque[Action] = field(default_factory=deque)
+    socket: deque[Push] = field(default_factory=deque)
+    pubacks: deque[tuple[int, int]] = field(default_factory=deque)
+    connected: bool = False
+    owners: int = 0
+    next_read: int = 0
+
+    def __post_init__(self) -> None:
+        self.take_over(clean=True)
+
+    # --- what may happen, in any order ---
+
+    def write_command(self, choice: int) -> None:
+        """A command of one of three devices is written; some expire soon, some repeat an earlier id."""
+        device = f"d{choice % 3}"
+        ids = [c.command_id for _, c in self.log if c is not None and c.device == device]
+        if choice % 7 == 0 and ids:
+            command_id = ids[-1 - (choice // 7) % min(len(ids), 5)]
+        else:
+            command_id = f"{device}-{len(self.log)}"
+        known = [c for _, c in self.log if c is not None and c.command_id == command_id]
+        expires = self.now // 1000 + 1500 if choice % 5 == 0 else 0
+        command = known[0] if known else Command(command_id, device, "t", b"x", expires_at_ms=expires)
+        self.log.append((CommandPosition(len(self.log) // 4, len(self.log) % 4, -1), command))
+
+    def write_bad(self, _choice: int) -> None:
+        self.log.append((CommandPosition(len(self.log) // 4, len(self.log) % 4, -1), None))
+
+    def receive(self, _choice: int) -> None:
+        """Pulsar hands over the next message that is not acknowledged."""
+        if self.core.pending >= self.limits.pending:
+            return
+        while self.next_read < len(self.log):
+            position, command = self.log[self.next_read]
+            self.next_read += 1
+            if position in self.acked:
+                continue
+            if command is None:
+                self.core.arrived_bad(position, "bad", command_id="", device="")
+            else:
+                self.core.arrived(position, command, self.now)
+            self.run()
+            return
+
+    def read_again(self, choice: int) -> None:
+        """The consumer reconnects: all that is not acknowledged comes again, and some acks were lost."""
+        self._lose_acks(choice)
+        self.next_read = 0
+
+    def arrive(self, choice: int) -> None:
+        """The first packet on the socket reaches the broker, which takes or refuses it."""
+        if not self.socket:
+            return
+        push = self.socket.popleft()
+        if self.refusals and choice % 4 == 0:
+            self.pubacks.append((push.number, 0x97 if choice % 8 else 0x10))
+            return
+        inbox = self.inbox[push.command.device]
+        if push.command.command_id in inbox:
+            assert push.repeat, f"{push.command.command_id} came twice and is not marked"
+        inbox.append(push.command.command_id)
+        self.pubacks.append((push.number, 0))
+
+    def puback(self, choice: int) -> None:
+        if self.pubacks:
+            # A broker may answer in any order.
+            self.pubacks.rotate(-(choice % len(self.pubacks)))
+            number, reason = self.pubacks.popleft()
+            self.core.confirmed(number, reason, self.now)
+            self.run()
+
+    def store(self, _choice: int) -> None:
+        """Pulsar stores the oldest write and answers."""
+        if not self.writes:
+            return
+        action = self.writes.popleft()
+        self._stored(action)
+        if isinstance(action, StoreCursor):
+            self.core.cursor_stored(action.device)
+        elif isinstance(action, StoreReceipt):
+            self.core.receipt_stored(action.position)
+        elif isinstance(action, DeadLetter):
+            self.core.dead_letter_stored(action.position)
+        self.run()
+
+    def lose_link(self, _choice: int) -> None:
+        self.connected = False
+        self.socket.clear()
+        self.pubacks.clear()
+        self.core.link_down()
+        self.run()
+
+    def connect(self, _choice: int) -> None:
+        if not self.connected:
+            self.connected = True
+            self.core.link_up()
+            self.run()
+
+    def pass_time(self, choice: int) -> None:
+        self.now += (choice % 20) * SECOND // 10
+        self.core.tick(self.now)
+        self.run()
+
+    def crash(self, choice: int) -> None:
+        """The process dies: of the writes under way a prefix is stored, of the packets sent some arrive."""
+        for _ in range(choice % (len(self.writes) + 1)):
+            self._stored(self.writes.popleft())
+        for _ in range(choice // 3 % (len(self.socket) + 1)):
+            self.arrive(1)
+        self._lose_acks(choice // 7)
+        self.take_over(clean=False)
+
+    def take_over(self, *, clean: bool) -> None:
+        self.writes.clear()
+        self.socket.clear()
+        self.pubacks.clear()
+        self.connected = False
+        self.owners += 1
+        self.next_read = 0
+        horizon = None if clean or not self.log else self.log[-1][0]
+        cursors = {d: Cursor.decode(c, self.limits.remembered_ids) for d, c in self.cursors.items()}
+        self.core = PartitionCore(0, self.limits, cursors, horizon)
+
+    # --- checks ---
+
+    def run(self) -> None:
+        while actions := self.core.take(self.now):
+            for action in actions:
+                self._do(action)
+        assert self.core.in_flight <= self.limits.window
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Ack):
+            self._check_ack(action.position)
+            self.acked.add(action.position)
+        elif isinstance(action, Push):
+            assert self.connected
+            assert not action.command.expired(self.now)
+            stored = self.cursors.get(action.command.device)
+            if stored is not None:
+                cursor = Cursor.decode(stored, self.limits.remembered_ids)
+                assert not cursor.knows(action.command.command_id), "a known id is pushed again"
+                assert action.position > cursor.position
+            self.socket.append(action)
+        else:
+            self.writes.append(action)
+
+    def _stored(self, action: Action) -> None:
+        if isinstance(action, StoreCursor):
+            self._check_cursor(action)
+            self.cursors[action.device] = action.payload
+        elif isinstance(action, StoreReceipt):
+            self.receipts[action.receipt.command_id].append(action.receipt)
+        elif isinstance(action, DeadLetter):
+            self.dead.add(action.position)
+            command = next(c for p, c in self.log if p == action.position)
+            if command is not None:
+                self.dead_ids.add(command.command_id)
+
+    def _check_cursor(self, action: StoreCursor) -> None:
+        cursor = Cursor.decode(action.payload, self.limits.remembered_ids)
+        for position, command in self.log:
+            if command is None or command.device != action.device or position > cursor.position:
+                continue
+            assert (
+                command.command_id in self.inbox[action.device]
+                or command.expired(self.now)
+                or command.command_id in self.dead_ids
+            ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
+
+    def _check_ack(self, position: CommandPosition) -> None:
+        command = next(c for p, c in self.log if p == position)
+        if command is None:
+            assert position in self.dead
+            return
+        states = {receipt.state for receipt in self.receipts[command.command_id]}
+        assert states, f"{command.command_id} was acknowledged without a receipt"
+        if "delivered" in states:
+            assert Cursor.decode(self.cursors[command.device], self.limits.remembered_ids).position
+
+    def _lose_acks(self, choice: int) -> None:
+        # Acks are grouped, and a batch is acknowledged as a whole; one that a reader saw once is there for good.
+        for index, position in enumerate(sorted(self.acked - self.settled_acks)):
+            if (index + choice) % 3 == 0:
+                self.acked.discard(position)
+        self.settled_acks |= self.acked
+
+    def finish(self) -> None:
+        """Let everything work, then check: nothing lost, order kept, all acknowledged, a receipt for each."""
+        self.refusals = False
+        self.connect(0)
+        for _ in range(40 * len(self.log) + 100):
+            self.receive(0)
+            self.arrive(1)
+            self.puback(0)
+            self.store(0)
+            self.now += SECOND
+            self.core.tick(self.now)
+            self.run()
+        assert self.core.settled
+        assert self.core.pending == 0
+        for position, command in self.log:
+            assert position in self.acked
+            if command is None:
+                continue
+            states = {receipt.state for receipt in self.receipts[command.command_id]}
+            assert states & {"delivered", "expired", "overflowed"}, (command.command_id, states)
+            if "delivered" in states:
+                assert command.command_id in self.inbox[command.device]
+        self.check_order()
+
+    def check_order(self) -> None:
+        """First arrivals at a device are in the order of first appearance in the log.
+
+        Those given up to the dead letters are left out: a replayed batch may bring their ids again later.
+        """
+        rank: dict[str, int] = {}
+        for _, command in self.log:
+            if command is not None:
+                rank.setdefault(command.command_id, len(rank))
+        for device, ids in self.inbox.items():
+            first = [i for i in dict.fromkeys(ids) if i not in self.dead_ids]
+            assert first == sorted(first, key=rank.__getitem__), f"{device} got its commands out of order"

@@ -1,0 +1,75 @@
+"""MQTT 3.1.1 by hand over a socket: a second opinion that shares no code with the product or with paho."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("!H", len(data)) + data
+
+
+def packet(kind: int, body: bytes) -> bytes:
+    length, head = len(body), b""
+    while True:
+        length, digit = divmod(length, 128)
+        head += bytes([digit | (0x80 if length else 0)])
+        if not length:
+            return bytes([kind]) + head + body
+
+
+class RawMqtt:
+    """One connection. ``session_present`` is what CONNACK said."""
+
+    def __init__(self, host: str, port: int, client_id: str, *, clean: bool, timeout: float = 30.0) -> None:
+        self._socket = socket.create_connection((host, port), timeout=timeout)
+        self._file = self._socket.makefile("rb")
+        self._socket.sendall(
+            packet(0x10, text("MQTT") + bytes([4, 2 if clean else 0]) + b"\0\0" + text(client_id))
+        )
+        kind, body = self.read()
+        assert (kind, body[1]) == (0x20, 0), (kind, body)
+        self.session_present = bool(body[0])
+
+    def __enter__(self) -> RawMqtt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def read(self) -> tuple[int, bytes]:
+        head = self._file.read(1)
+        if not head:
+            raise ConnectionError("the broker closed the connection")
+        length = shift = 0
+        while True:
+            digit = self._file.read(1)[0]
+            length |= (digit & 127) << shift
+            shift += 7
+            if digit < 128:
+                return head[0], self._file.read(length)
+
+    def subscribe(self, topic: str) -> None:
+        self._socket.sendall(packet(0x82, b"\0\1" + text(topic) + b"\1"))
+        kind, body = self.read()
+        assert (kind, body[-1]) == (0x90, 1), (kind, body)
+
+    def publish(self, topic: str, payload: bytes, mid: int) -> None:
+        """Publish at QoS 1 and wait for the PUBACK."""
+        self._socket.sendall(packet(0x32, text(topic) + struct.pack("!H", mid) + payload))
+        kind, body = self.read()
+        assert (kind, body) == (0x40, struct.pack("!H", mid)), (kind, body)
+
+    def receive(self) -> bytes:
+        """Wait for the next PUBLISH at QoS 1, acknowledge it and return its payload."""
+        kind, body = self.read()
+        assert kind & 0xF6 == 0x32, (kind, body)
+        start = 2 + struct.unpack("!H", body[:2])[0]
+        self._socket.sendall(packet(0x40, body[start : start + 2]))
+        return body[start + 2 :]

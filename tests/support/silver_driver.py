@@ -1,0 +1,38 @@
+"""A driver of silver in a process of its own, which kills itself and its JVM after a step: ``ROOT STEP``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from bridge.settings import StreamingSettings
+from bridge.settings.loading import conf_path
+from streaming import silver
+from streaming.checkpoints import Checkpoint
+from streaming.predicates import load_suite
+from streaming.readings import load_decoders
+from streaming.tables import Tables
+from tests.support.spark import build_session
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run silver over what bronze holds, until the step."""
+    root, last = sys.argv[1:3]
+    spark = build_session(Path(root).with_name("driver"))
+    jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    tables = Tables.of(StreamingSettings(root=root))
+    recipe = silver.recipe_of(
+        load_decoders(conf_path("rules.yaml")), load_suite(conf_path("expectations/silver.json")), 600.0
+    )
+
+    def die(step: str) -> None:
+        if step == last:
+            os.kill(jvm, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    batches = silver.SilverBatches(tables, Checkpoint(spark, tables.checkpoint("silver")), recipe, die)
+    silver.query(spark, tables, batches).trigger(availableNow=True).start().awaitTermination()

@@ -1,0 +1,75 @@
+"""One Spark session for all tests of a run: Delta, the source and the sinks are known to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.waiting import poll_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["build_session", "running_session", "stop_session"]
+
+DELTA_JARS = "PB_DELTA_JARS"
+"""Environment: a folder with Delta's jars, instead of the cache."""
+
+
+def build_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
+    from streaming.session import local_session
+
+    jars = os.environ.get(DELTA_JARS)
+    return local_session(
+        "pulsebridge-tests",
+        jars=None if jars is None else sorted(Path(jars).glob("*.jar")),
+        more={
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "scratch"),
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.log.level": "ERROR",
+            **(more or {}),
+        },
+    )
+
+
+@contextmanager
+def running_session() -> Iterator[SparkSession]:
+    """Give a session for many tests to share; starting one takes seconds. Its files and its JVM go with it."""
+    folder = Path(tempfile.mkdtemp(prefix="pulsebridge-spark-"))
+    (folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")
+    try:
+        spark = build_session(folder)
+        try:
+            yield spark
+        finally:
+            stop_session(spark)
+    finally:
+        poll_for(lambda: _removed(folder), 30, f"{folder} to be removed")
+
+
+def _removed(folder: Path) -> bool:
+    # The last Python workers may still be deleting files of their own.
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop the session and its JVM, which would otherwise live as long as this process."""
+    gateway = spark.sparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    spark.stop()
+    if gateway is not None:
+        gateway.shutdown()
+    if process is not None:
+        process.stdin.close()
+        process.wait(timeout=60)
+    type(spark.sparkContext)._gateway = None
+    type(spark.sparkContext)._jvm = None

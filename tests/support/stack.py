@@ -1,0 +1,53 @@
+"""The servers under the tests: one stack per session, and namespaces of their own for each test."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from bridge.local.stack import LocalStack
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings import Settings
+from bridge.settings.local import LocalSettings
+from bridge.settings.mqtt import MqttSettings
+from bridge.settings.pulsar import PulsarSettings
+
+
+def new_stack(**changes: Any) -> LocalStack:
+    """Return a stack that is not started, with a temporary data folder and the user's download cache."""
+    cache: Path | None = Settings().local.cache_dir
+    return LocalStack(LocalSettings(**({"cache_dir": cache} | changes)))
+
+
+def provisioned(stack: LocalStack, **changes: Any) -> PulsarSettings:
+    """Return settings for this stack with two namespaces that nobody else uses, provisioned."""
+    name = f"t-{uuid.uuid4().hex[:10]}"
+    settings = PulsarSettings(
+        **(
+            {
+                "service_url": stack.pulsar_url,
+                "admin_url": stack.admin_url,
+                "namespace": name,
+                "system_namespace": f"{name}-system",
+            }
+            | changes
+        )
+    )
+    with PulsarAdmin(settings, timeout_s=30) as admin:
+        admin.provision_namespaces()
+    return settings
+
+
+def mqtt_settings(stack: LocalStack, **changes: Any) -> MqttSettings:
+    """Return settings for this stack's MQTT broker with a client id that nobody else uses."""
+    return MqttSettings(
+        **(
+            {
+                "host": stack.mqtt_host,
+                "port": stack.mqtt_port,
+                "client_id": f"t-{uuid.uuid4().hex[:10]}",
+            }
+            | changes
+        )
+    )

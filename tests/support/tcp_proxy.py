@@ -1,0 +1,83 @@
+"""A TCP proxy that cuts its connections when told, so that a reconnect can be provoked without killing a server."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from types import TracebackType
+
+
+class TcpProxy:
+    """Listens on a free loopback port and forwards to ``host:port``."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="tcp-proxy", daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Close every connection, both sides, without a word."""
+        with self._lock:
+            for sock in list(self._pairs):
+                self._drop(sock)
+
+    def __enter__(self) -> TcpProxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join(10)
+        self.cut()
+        self._listener.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        while not self._ended:
+            for key, _ in self._selector.select(0.2):
+                with self._lock:
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj in self._pairs:
+                        self._forward(key.fileobj)  # type: ignore[arg-type]
+
+    def _accept(self) -> None:
+        near, _ = self._listener.accept()
+        if self._ended:
+            near.close()
+            return
+        far = socket.create_connection(self._target)
+        self.connections += 1
+        for a, b in ((near, far), (far, near)):
+            self._pairs[a] = b
+            self._selector.register(a, selectors.EVENT_READ)
+
+    def _forward(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536)
+            if data:
+                self._pairs[sock].sendall(data)
+                return
+        except OSError:
+            pass  # the other side is gone: both are dropped
+        self._drop(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        other = self._pairs.pop(sock, None)
+        if other is None:
+            return
+        self._pairs.pop(other, None)
+        for one in (sock, other):
+            self._selector.unregister(one)
+            one.close()

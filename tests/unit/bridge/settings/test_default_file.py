@@ -1,0 +1,55 @@
+"""conf/default.yaml is what the model says, and says what the model does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from bridge.settings import Settings
+from bridge.settings.default_file import default_yaml
+from bridge.settings.fields import leaves
+from bridge.settings.loading import conf_path, load_with_origins
+
+
+def test_the_default_file_has_not_drifted() -> None:
+    assert conf_path("default.yaml").read_text(encoding="utf-8") == default_yaml(), (
+        "conf/default.yaml has drifted from the model: pulsebridge config default > conf/default.yaml"
+    )
+
+
+def test_the_default_file_lists_every_setting_with_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "default.yaml"
+    file.write_text(default_yaml(), encoding="utf-8")
+    got = load_with_origins(file, environ={})
+    assert got.settings == Settings()
+    assert set(got.origins) == {".".join(path) for path, _ in leaves(Settings)}
+
+
+def test_every_setting_has_a_description_and_secrets_have_no_default() -> None:
+    for path, field in leaves(Settings):
+        assert field.description, f"{'.'.join(path)} has no description"
+        assert field.description.rstrip().endswith((".", ")")), (
+            f"{'.'.join(path)}: the description is no sentence"
+        )
+
+
+def test_times_and_sizes_say_their_unit() -> None:
+    for path, field in leaves(Settings):
+        if path[-1].endswith("_s"):
+            assert "second" in (field.description or ""), (
+                f"{'.'.join(path)} is in seconds, its description does not say so"
+            )
+
+
+def test_the_commented_fields_of_rules_are_yaml_too() -> None:
+    text = default_yaml()
+    start = text.index("  #  - name")
+    lines = [line[3:] for line in text[start:].splitlines() if line.startswith(("  #  - ", "  #    "))]
+    assert yaml.safe_load("\n".join(lines))[0].keys() >= {
+        "name",
+        "filter",
+        "topic",
+        "device",
+        "command_topic",
+    }

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from streaming.demo.audit.verdict import Verdict, judge
+from streaming.demo.report import render
+from tests.support.demo_records import whole_run
+
+MANIFEST = {
+    "plan": {"devices": 2, "speed": 1705.0, "faults": 2},
+    "recordings": {"wearable": "one wearable's recording", "buoy": "one buoy's recording"},
+}
+KILLS = [
+    {"e": "kill", "target": "spark", "us": 2_000_000},
+    {"e": "restarted", "target": "spark", "us": 2_100_000},
+]
+
+
+class Loads(HTMLParser):
+    """Everything that a browser would fetch to show the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [
+            f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")
+        ]
+
+
+@pytest.fixture(scope="module")
+def verdict() -> Verdict:
+    return judge(whole_run([[100, 65, 80, 60, 120, 90, 69, 71, 40, 110]] * 2), KILLS)
+
+
+@pytest.fixture(scope="module")
+def page(verdict: Verdict) -> str:
+    return render(verdict, MANIFEST)
+
+
+def test_nothing_is_loaded_from_anywhere(page: str) -> None:
+    loads = Loads()
+    loads.feed(page)
+    assert loads.found == []
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_the_page_says_what_the_fleet_is(page: str) -> None:
+    assert "devices are virtual: one wearable&#x27;s recording and one buoy&#x27;s recording" in page
+    assert "cut into stretches of time" in page
+
+
+def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:
+    specs = re.search(r"const specs = (\{.*?\});\n", page, re.DOTALL)
+    assert specs is not None
+    for chart in ("rates", "latency", "distribution", "device"):
+        assert f'id="{chart}"' in page
+        assert f'"{chart}":' in specs[1]
+    assert "kill -9 Spark driver" in specs[1]
+
+
+def test_every_number_stands_there_with_how_it_is_got(page: str, verdict: Verdict) -> None:
+    assert "The audit passed" in page
+    for number in verdict.numbers:
+        assert f"<td>{number.name}</td>" in page

@@ -1,0 +1,233 @@
+"""Ordered acknowledgement: no sequence of receipts, errors, reconnects and late acks acknowledges what is not stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from bridge.acks import AckQueue, Entry, Lane, Verdict
+
+
+@dataclass
+class FakePulsar:
+    """A producer's other side: stores in order, or refuses without a word, and only then may say Ok again."""
+
+    generation: int
+    pending: list[tuple[Entry, bool]] = field(default_factory=list)  # (message, it asks for a receipt)
+    broken: bool = False
+
+
+class Ingest(RuleBasedStateMachine):
+    """Random events; the truth about what is stored is kept beside the code under test."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.acks = AckQueue()
+        self.lanes = [Lane(), Lane()]
+        self.pulsar: list[FakePulsar | None] = [None, None]
+        self.epoch = 0
+        self.mid = 0
+        self.truly_stored: set[int] = set()
+        self.log: list[list[Entry]] = [[], []]
+        self.arrivals: list[Entry] = []
+        self.arrived_in: list[list[Entry]] = [[], []]
+        self.acked: list[Entry] = []
+        self.receipts: list[tuple[int, int, Entry, bool]] = []
+        self.connect()
+
+    @rule()
+    def connect(self) -> None:
+        self.epoch += 1
+        self.mid = 0
+        self.arrivals = []
+        self.acked = []
+        self.acks.connected(self.epoch)
+
+    @rule(lane=st.integers(0, 1), qos=st.integers(0, 1))
+    def arrive(self, lane: int, qos: int) -> None:
+        self.mid += 1
+        entry = Entry(self.epoch, self.mid if qos else 0)
+        self.acks.arrived(entry)
+        self.lanes[lane].put(entry)
+        self.arrivals.append(entry)
+        self.arrived_in[lane].append(entry)
+
+    @rule()
+    def arrive_from_an_old_connection(self) -> None:
+        self.acks.arrived(Entry(self.epoch - 1, 9999))
+
+    @rule(lane=st.integers(0, 1))
+    def open(self, lane: int) -> None:
+        if not self.lanes[lane].open:
+            self.pulsar[lane] = FakePulsar(self.lanes[lane].reopened())
+
+    @rule(lane=st.integers(0, 1))
+    def send(self, lane: int) -> None:
+        batch = self.lanes[lane].to_send()
+        producer = self.pulsar[lane]
+        for entry in batch:
+            assert producer is not None
+            producer.pending.append((entry, entry is batch[-1]))
+
+    @rule(lane=st.integers(0, 1), count=st.integers(1, 5))
+    def store(self, lane: int, count: int) -> None:
+        producer = self.pulsar[lane]
+        for _ in range(count):
+            if producer is None or not producer.pending or producer.broken:
+                return
+            entry, asks = producer.pending.pop(0)
+            self.truly_stored.add(id(entry))
+            self.log[lane].append(entry)
+            if asks:
+                self.receipts.append((lane, producer.generation, entry, True))
+
+    @rule(lane=st.integers(0, 1), count=st.integers(1, 3))
+    def refuse(self, lane: int, count: int) -> None:
+        """Some messages are dropped; only those that ask for a receipt are heard of, and what follows is stored (H1)."""
+        producer = self.pulsar[lane]
+        if producer is None:
+            return
+        dropped = producer.pending[:count]
+        if not any(asks for _, asks in dropped):
+            return  # a silent drop in mid-batch is what pulsar_client's limits rule out: then all up to the mark fail
+        del producer.pending[:count]
+        for entry, asks in dropped:
+            if asks:
+                self.receipts.append((lane, producer.generation, entry, False))
+
+    @precondition(lambda self: self.receipts)
+    @rule(refused=st.booleans())
+    def hear(self, refused: bool) -> None:
+        lane, generation, entry, ok = self.receipts.pop(0)
+        if ok:
+            self.lanes[lane].receipt(generation, entry)
+        else:
+            verdict = self.lanes[lane].failed(generation, refused=refused)
+            if verdict is Verdict.REFUSED:
+                discarded = self.lanes[lane].discard()
+                discarded.stored = True  # its dead letter is
+                self.truly_stored.add(id(discarded))
+                self.arrived_in[lane].remove(discarded)
+
+    @precondition(lambda self: self.receipts)
+    @rule()
+    def hear_twice(self) -> None:
+        lane, generation, entry, ok = self.receipts[0]
+        if ok:
+            self.lanes[lane].receipt(generation, entry)
+
+    @rule()
+    def take(self) -> None:
+        before = len(self.acked)
+        mids = self.acks.take()
+        waiting = [e for e in self.arrivals if e.mid and not any(e is a for a in self.acked)]
+        self.acked.extend(waiting[: len(mids)])
+        assert [e.mid for e in self.acked[before:]] == mids
+
+    @invariant()
+    def nothing_is_acknowledged_that_is_not_stored(self) -> None:
+        assert all(id(e) in self.truly_stored for e in getattr(self, "acked", []))
+
+    @invariant()
+    def each_lane_is_stored_in_order(self) -> None:
+        """First copies stand in the order of arrival: a repeat may come again, nothing overtakes what it follows."""
+        for lane, entries in enumerate(getattr(self, "log", [])):
+            first: list[int] = []
+            seen: set[int] = set()
+            for entry in entries:
+                if id(entry) not in seen:
+                    seen.add(id(entry))
+                    first.append(id(entry))
+            order = [id(e) for e in self.arrived_in[lane]]
+            known = [i for i in first if i in set(order)]
+            assert known == order[: len(known)] or self._gap_is_unconfirmed(lane, known, order)
+
+    def _gap_is_unconfirmed(self, lane: int, known: list[int], order: list[int]) -> bool:
+        """A later one may be stored before a refused one, but then its receipt counts for nothing."""
+        missing = [i for i in order[: order.index(known[-1])] if i not in known]
+        stored_flags = {id(e): e.stored for e in self.arrived_in[lane]}
+        behind = order[order.index(missing[0]) :]
+        return not any(stored_flags[i] for i in behind)
+
+
+Ingest.TestCase.settings = settings(deadline=None, max_examples=200, stateful_step_count=60)
+TestIngest = Ingest.TestCase
+
+
+def lane_with(count: int) -> tuple[Lane, list[Entry]]:
+    lane = Lane()
+    lane.reopened()
+    entries = [Entry(1, n + 1) for n in range(count)]
+    for entry in entries:
+        lane.put(entry)
+    return lane, entries
+
+
+def test_acks_wait_for_the_head() -> None:
+    acks = AckQueue()
+    acks.connected(1)
+    entries = [Entry(1, n) for n in (7, 8, 0, 9)]
+    for entry in entries:
+        acks.arrived(entry)
+    entries[1].stored = entries[2].stored = True
+    assert acks.take() == []
+    entries[0].stored = True
+    assert acks.take() == [7, 8]
+    assert acks.oldest is entries[3]
+
+
+def test_h2_a_receipt_after_a_reconnect_acknowledges_nothing_of_the_new_connection() -> None:
+    acks = AckQueue()
+    acks.connected(1)
+    old = Entry(1, 5)
+    acks.arrived(old)
+    acks.connected(2)
+    new = Entry(2, 5)  # the same packet identifier means another message now
+    acks.arrived(new)
+    old.stored = True
+    assert acks.take() == []
+    new.stored = True
+    assert acks.take() == [5]
+
+
+def test_h1_a_good_receipt_of_a_retired_producer_counts_for_nothing() -> None:
+    lane, entries = lane_with(3)
+    assert lane.to_send() == entries
+    assert lane.failed(1, refused=False) is Verdict.RETIRED
+    assert lane.receipt(1, entries[2]) == []
+    assert not any(e.stored for e in entries)
+    assert lane.reopened() == 2
+    lane.put(Entry(1, 4))
+    again = lane.to_send()
+    assert again[:3] == entries  # before anything new
+    assert lane.failed(1, refused=False) is Verdict.LATE
+    assert lane.receipt(2, again[3]) == again
+
+
+def test_a_refusal_narrows_down_to_the_message_it_means() -> None:
+    lane, entries = lane_with(3)
+    lane.to_send()
+    assert lane.failed(1, refused=True) is Verdict.RETIRED
+    lane.reopened()
+    assert lane.careful
+    assert lane.to_send() == [entries[0]]
+    assert lane.to_send() == []  # one at a time
+    assert lane.receipt(2, entries[0]) == [entries[0]]
+    assert lane.to_send() == [entries[1]]
+    assert lane.failed(2, refused=True) is Verdict.REFUSED
+    assert lane.discard() is entries[1]
+    lane.reopened()
+    assert lane.to_send() == [entries[2]]
+    lane.receipt(3, entries[2])
+    assert not lane.careful
+
+
+def test_an_error_that_passes_does_not_refuse_anything() -> None:
+    lane, entries = lane_with(1)
+    lane.to_send()
+    assert lane.failed(1, refused=False) is Verdict.RETIRED
+    assert lane.oldest is entries[0]
+    assert len(lane) == 1

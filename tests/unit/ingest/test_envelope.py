@@ -1,0 +1,99 @@
+"""The envelope: everything a publish says, as properties, and nothing lost on the way back."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge import contract
+from bridge.envelope import from_push, properties_of, size_of
+from bridge.mapping import Route
+from bridge.mqtt_types import Message, PublishProperties
+
+ROUTE = Route("wearables", "wearables", "w-1", "w-1", "devices/w-1/commands")
+text = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=20)
+
+
+def message(**changes: object) -> Message:
+    fields = {
+        "topic": "wearables/w-1/g",
+        "payload": b"x",
+        "qos": 1,
+        "retain": False,
+        "dup": False,
+        "mid": 7,
+        "properties": None,
+    }
+    return Message(**(fields | changes))  # type: ignore[arg-type]
+
+
+def told(of: Message, route: Route | None = ROUTE, *, retained: bool = False) -> dict[str, str]:
+    return properties_of(of, route, link="pulsebridge", protocol="5", arrival_us=12, retained=retained)
+
+
+def test_a_plain_publish() -> None:
+    assert told(message(dup=True)) == {
+        contract.P_VERSION: "1",
+        contract.P_LINK: "pulsebridge",
+        contract.P_PROTOCOL: "5",
+        contract.P_TOPIC: "wearables/w-1/g",
+        contract.P_QOS: "1",
+        contract.P_RETAIN: "0",
+        contract.P_DUP: "1",
+        contract.P_ARRIVAL: "12",
+        contract.P_RULE: "wearables",
+        contract.P_DEVICE: "w-1",
+        contract.P_COMMAND_TOPIC: "devices/w-1/commands",
+    }
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(text, text), max_size=5), st.binary(max_size=50), text, text)
+def test_mqtt_5_properties_come_back_unchanged(
+    user: list[tuple[str, str]], correlation: bytes, content_type: str, response: str
+) -> None:
+    properties = PublishProperties(tuple(user), content_type, response, correlation, 1, 60)
+    kept = told(message(properties=properties))
+    assert contract.decode_user_properties(kept.get(contract.P_USER, "[]")) == user
+    assert contract.decode_correlation(kept[contract.P_CORRELATION]) == correlation
+    assert (kept[contract.P_CONTENT_TYPE], kept[contract.P_RESPONSE_TOPIC]) == (content_type, response)
+    assert (kept[contract.P_PAYLOAD_FORMAT], kept[contract.P_EXPIRY]) == ("1", "60")
+    assert PublishProperties.of_names(properties.by_name()) == properties
+
+
+def test_absent_and_empty_properties_differ() -> None:
+    kept = told(message(properties=PublishProperties(content_type="", correlation_data=b"")))
+    assert kept[contract.P_CONTENT_TYPE] == ""
+    assert kept[contract.P_CORRELATION] == ""
+    assert contract.P_RESPONSE_TOPIC not in kept
+
+
+def test_a_replayed_retained_message_is_marked() -> None:
+    assert told(message(retain=True), retained=True)[contract.P_RETAINED] == "1"
+    assert contract.P_RETAINED not in told(message(retain=True))
+
+
+def test_a_topic_that_is_not_utf8_is_told_with_its_bytes() -> None:
+    assert told(message(topic="a/\udcff"), None)[contract.P_TOPIC] == r"a/\xff"
+
+
+def test_push_s_own_publishes_are_known() -> None:
+    assert from_push(
+        message(properties=PublishProperties(user=(("a", "b"), (contract.ORIGIN_PROPERTY, "push"))))
+    )
+    assert not from_push(message(properties=PublishProperties(user=(("a", "b"),))))
+    assert not from_push(message())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=2000), text, st.dictionaries(text, text.map(lambda t: t * 60), max_size=5))
+def test_the_size_is_exact_where_it_could_matter(
+    payload: bytes, key: str, properties: dict[str, str]
+) -> None:
+    exact = (
+        len(payload)
+        + len(key.encode())
+        + sum(len(n.encode()) + len(v.encode()) for n, v in properties.items())
+    )
+    assert size_of(payload, key, properties) <= exact
+    assert exact - size_of(payload, key, properties) <= 3 * 1024

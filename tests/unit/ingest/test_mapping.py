@@ -1,0 +1,227 @@
+"""The mapping: rules, defaults, injectivity, collisions, loops, bounds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from bridge.mapping import LeftOut, Mapper, NoRoute, Route, mapping_problems, subscriptions
+from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.topic_templates import MAX_LOCAL_NAME, encode_local, encode_piece
+
+WEARABLES = TopicRule(
+    name="wearables",
+    filter="wearables/+device/+metric",
+    topic="wearables",
+    device="{device}",
+    command_topic="devices/{device}/commands",
+)
+PLANT = TopicRule(
+    name="plant", filter="plant/+line/+device/#rest", topic="plant-{line}", device="{line}/{device}"
+)
+
+level = st.one_of(
+    st.text(alphabet=st.characters(blacklist_characters="/+#\0", blacklist_categories=("Cs",)), max_size=12),
+    st.sampled_from(
+        [
+            "",
+            ".",
+            "..",
+            "...",
+            "a-partition-3",
+            "-partition-0",
+            "__change_events",
+            "_",
+            "__",
+            "=2E",
+            "%2F",
+            "=",
+            "é",
+            "a b",
+        ]
+    ),
+)
+mqtt_topics = (
+    st.lists(level, min_size=1, max_size=6).map("/".join).filter(lambda t: t and not t.startswith("$"))
+)
+
+
+def routed(mapper: Mapper, topic: str) -> Route:
+    route = mapper.route(topic)
+    assert isinstance(route, Route), route
+    return route
+
+
+def test_a_rule_names_topic_key_device_and_command_topic() -> None:
+    mapper = Mapper(IngestSettings(rules=(WEARABLES, PLANT)))
+    assert routed(mapper, "wearables/w-1/glucose") == Route(
+        "wearables", "wearables", "w-1", "w-1", "devices/w-1/commands"
+    )
+    assert routed(mapper, "plant/7/press/temp/inner") == Route("plant", "plant-7", "7/press", "7/press", None)
+
+
+def test_without_a_rule_the_first_level_is_the_topic_and_the_whole_topic_the_key() -> None:
+    assert routed(Mapper(IngestSettings()), "house/kitchen/t") == Route(
+        "default", "house", "house/kitchen/t", None, None
+    )
+
+
+def test_the_first_matching_rule_decides() -> None:
+    special = TopicRule(name="special", filter="wearables/w-1/#", topic="special")
+    mapper = Mapper(IngestSettings(rules=(special, WEARABLES)))
+    assert routed(mapper, "wearables/w-1/glucose").rule == "special"
+    assert routed(mapper, "wearables/w-2/glucose").rule == "wearables"
+
+
+def test_a_named_rest_wants_a_level_a_plain_one_matches_the_parent_too() -> None:
+    named = Mapper(IngestSettings(rules=(TopicRule(name="r", filter="a/#rest", topic="x", key="{rest}"),)))
+    plain = Mapper(IngestSettings(rules=(TopicRule(name="r", filter="a/#", topic="x"),)))
+    assert routed(named, "a").rule == "default"
+    assert routed(plain, "a").rule == "r"
+    assert isinstance(named.route("a/"), NoRoute)  # an empty rest is no key
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(mqtt_topics, min_size=2, max_size=8, unique=True))
+def test_the_default_is_injective_and_stays_in_its_namespace(topics: list[str]) -> None:
+    mapper = Mapper(IngestSettings())
+    seen: dict[tuple[str, str], str] = {}
+    for topic in topics:
+        route = mapper.route(topic)
+        if isinstance(route, NoRoute):
+            assert "characters" in route.reason
+            continue
+        assert isinstance(route, Route)
+        assert seen.setdefault((route.local, route.key), topic) == topic
+        assert re.fullmatch(r"[A-Za-z0-9_.=-]+", route.local)
+        assert route.local.strip(".")
+        assert "-partition-" not in route.local
+        assert "__" not in route.local
+
+
+@settings(deadline=None, max_examples=300)
+@given(mqtt_topics, mqtt_topics)
+def test_rules_and_default_never_meet_unless_a_rule_names_the_device(a: str, b: str) -> None:
+    rules = (
+        TopicRule(name="levels", filter="+x/+y/#rest", topic="{x}-{y}"),
+        TopicRule(name="one", filter="+only", topic="{only}-{only}"),
+    )
+    mapper = Mapper(IngestSettings(rules=rules))
+    first, second = mapper.route(a), mapper.route(b)
+    if a != b and isinstance(first, Route) and isinstance(second, Route):
+        assert (first.local, first.key) != (second.local, second.key)
+
+
+@settings(deadline=None, max_examples=500)
+@given(level, level)
+def test_encoded_pieces_are_injective_and_safe(a: str, b: str) -> None:
+    assert (encode_piece(a) == encode_piece(b)) == (a == b)
+    assert (encode_local(encode_piece(a)) == encode_local(encode_piece(b))) == (a == b)
+    assert encode_piece(a)
+
+
+def test_the_default_leaves_a_rule_s_topic_alone_where_keys_could_meet() -> None:
+    rule = TopicRule(name="r", filter="foo/+device", topic="foo", device="{device}")
+    mapper = Mapper(IngestSettings(rules=(rule,), filters=("#",)))
+    assert routed(mapper, "foo/foo").key == "foo"
+    refused = mapper.route("foo")  # the default would write it to foo under the key foo as well
+    assert isinstance(refused, NoRoute)
+    assert "belongs to rule r" in refused.reason
+    assert routed(mapper, "foo/a/b").key == "foo/a/b"  # no device is called that
+
+
+def test_two_rules_that_could_meet_are_refused_unless_one_is_shared() -> None:
+    a = TopicRule(name="a", filter="factory/+device/#", topic="plant", device="{device}")
+    b = TopicRule(name="b", filter="site/+device", topic="plant", device="{device}")
+    with pytest.raises(ValidationError, match=r"a and b could write different MQTT topics.*shared: true"):
+        IngestSettings(rules=(a, b))
+    assert mapping_problems(IngestSettings(rules=(a, b.model_copy(update={"shared": True})))) == []
+    assert mapping_problems(IngestSettings(rules=(a, b.model_copy(update={"topic": "other"})))) == []
+    assert mapping_problems(IngestSettings(rules=(a, b.model_copy(update={"topic": "{level1}"})))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"filter": "a/#/b"}, "nothing may follow level 2"),
+        ({"filter": "a/b+"}, "must begin level 2"),
+        ({"filter": "$SYS/#"}, "broker's own"),
+        ({"filter": "+x/+x"}, "is taken"),
+        ({"filter": "+1x"}, "not a name"),
+        ({"topic": "{nothing}"}, "known: device, metric, level1, mqtt_topic"),
+        ({"topic": "a/b"}, "letters, digits"),
+        ({"topic": ".."}, "dots alone"),
+        ({"topic": "{level9}"}, "not there in every topic"),
+        ({"topic": "{level1!r}"}, "no format"),
+        ({"topic": "{level1"}, "template"),
+        ({"device": "{device}-{metric}"}, "put a slash between"),
+        ({"command_topic": "devices/+/x"}, "without"),
+        ({"name": "default"}, "taken by the default"),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_its_path(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)) as refused:
+        IngestSettings(rules=(TopicRule(**({"name": "r", "filter": "w/+device/+metric"} | changes)),))
+    assert "ingest.rules.0" in str(refused.value)
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    with pytest.raises(ValidationError) as refused:
+        IngestSettings(
+            rules=(TopicRule(name="a", filter="#/x"), TopicRule(name="a", filter="x", topic="{y}"))
+        )
+    text = str(refused.value)
+    assert "ingest.rules.0" in text
+    assert "ingest.rules.1" in text
+    assert "stands twice" in text
+
+
+@pytest.mark.parametrize("filters", [("#",), ("devices/#",), ("+/+/commands",), ("+/+/+",)])
+def test_h8_a_filter_that_matches_command_topics_is_refused(filters: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="commands would come back"):
+        IngestSettings(rules=(WEARABLES,), filters=filters)
+    allowed = IngestSettings(rules=(WEARABLES,), filters=filters, allow_loopback=True)
+    assert Mapper(allowed).route("devices/w-1/commands") == LeftOut("command", "wearables")
+
+
+def test_h8_a_rule_whose_own_filter_takes_its_commands_is_refused() -> None:
+    with pytest.raises(ValidationError, match="commands would come back"):
+        IngestSettings(
+            rules=(TopicRule(name="r", filter="d/+device/#", command_topic="d/{device}/commands"),)
+        )
+
+
+def test_topics_of_the_broker_are_left_out() -> None:
+    assert Mapper(IngestSettings()).route("$SYS/broker/uptime") == LeftOut("broker", "")
+
+
+def test_topics_are_bounded_and_known_ones_count() -> None:
+    mapper = Mapper(IngestSettings(max_topics=2), known=["old"])
+    routed(mapper, "new/1")
+    assert "ingest.max_topics is 2" in mapper.route("newer/1").reason  # type: ignore[union-attr]
+    routed(mapper, "old/1")
+    routed(mapper, "new/2")
+    assert mapper.topics == 2
+
+
+def test_what_cannot_be_named_has_a_reason() -> None:
+    mapper = Mapper(IngestSettings(rules=(WEARABLES,)))
+    for topic in ("", "\udcff/x", "x" * (MAX_LOCAL_NAME + 1), "wearables//glucose"):
+        assert isinstance(mapper.route(topic), NoRoute), topic
+
+
+def test_explaining_changes_nothing() -> None:
+    mapper = Mapper(IngestSettings(max_topics=1))
+    assert mapper.explain("a/b").rule == "default"
+    assert mapper.topics == 0
+    assert isinstance(mapper.explain("\udcff").outcome, NoRoute)
+
+
+def test_subscriptions_are_the_rules_filters_each_once() -> None:
+    assert subscriptions(IngestSettings()) == ("#",)
+    assert subscriptions(IngestSettings(rules=(WEARABLES, PLANT))) == ("wearables/+/+", "plant/+/+/#")
+    assert subscriptions(IngestSettings(rules=(WEARABLES,), filters=("a", "a", "b"))) == ("a", "b")

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from bridge.commands import Command
+from bridge.contract import COMMAND_COLUMNS
+from bridge.errors import ConfigError, ContractError, TransientError
+from bridge.pulsar_client import OK
+from sinks.options import read_options
+from sinks.rows import REQUIRED_COLUMNS, BadRow, check_schema, read_rows
+from sinks.writer import Receipts
+
+AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+
+
+def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
+    whole = {
+        "command_id": "c",
+        "device": "d",
+        "mqtt_topic": "t",
+        "payload": b"p",
+        "emitted_at": None,
+        "qos": None,
+    }
+    schema = pa.schema(
+        [("command_id", pa.string()), ("device", pa.string()), ("mqtt_topic", pa.string()), ("payload", pa.binary()),
+         ("emitted_at", pa.timestamp("us", "Europe/Berlin")), ("qos", pa.int32())]
+    )  # fmt: skip
+    return pa.RecordBatch.from_pylist([whole | row for row in rows], schema=schema)
+
+
+def test_a_row_becomes_a_command_to_the_microsecond() -> None:
+    (command,) = read_rows([batch({"emitted_at": AT, "qos": 2})])
+    assert isinstance(command, Command)
+    assert command.emitted_at_us == 1767268800123456
+    assert (command.qos, command.retain, command.expires_at_ms) == (2, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"device": None}, "device"),
+        ({"command_id": None}, "command_id"),
+        ({"payload": None}, "payload"),
+        ({"qos": 5}, "qos"),
+        ({"mqtt_topic": "devices/#"}, "mqtt_topic"),
+    ],
+)
+def test_a_bad_row_is_named_and_the_others_go_on(row: dict[str, Any], field: str) -> None:
+    first, bad, last = read_rows([batch({}), batch(row, {"command_id": "z"})])
+    assert isinstance(first, Command)
+    assert isinstance(bad, BadRow)
+    assert bad.reason.startswith(f"row 1 of the task, {field}: ")
+    assert isinstance(last, Command)
+
+
+def test_h22_a_row_that_breaks_its_devices_order_is_refused() -> None:
+    rows = list(
+        read_rows(
+            [
+                batch({"emitted_at": AT}, {"device": "e", "emitted_at": AT - timedelta(hours=1)}),
+                batch({"emitted_at": AT - timedelta(seconds=1)}, {"emitted_at": AT}, {}),
+            ]
+        )
+    )
+    assert [type(row) for row in rows] == [Command, Command, BadRow, Command, Command]
+    assert isinstance(rows[2], BadRow)
+    assert "1000000 µs before" in rows[2].reason
+    assert "repartition by device" in rows[2].reason
+
+
+def test_the_contracts_columns_and_the_required_ones_alone_are_accepted() -> None:
+    check_schema(COMMAND_COLUMNS)
+    check_schema([column for column in COMMAND_COLUMNS if column[0] in REQUIRED_COLUMNS])
+
+
+def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
+    with pytest.raises(ContractError) as e:
+        check_schema([("comand_id", "string"), ("device", "string"), ("mqtt_topic", "int"), ("payload", "string"),
+                      ("emitted_at", "timestamp_ntz"), ("zzz", "int")])  # fmt: skip
+    text = str(e.value)
+    assert "column command_id (string) is missing" in text
+    assert "column comand_id is unknown: did you mean command_id?" in text
+    assert (
+        "column mqtt_topic is int, wanted string: .withColumn('mqtt_topic', col('mqtt_topic').cast('string'))"
+        in text
+    )
+    assert "column payload is string, wanted binary" in text
+    assert "column emitted_at is timestamp_ntz, wanted timestamp" in text
+    assert "column zzz is unknown: drop it" in text
+
+
+def test_options_compare_without_case_and_stand_for_settings() -> None:
+    options = read_options({"SERVICE.URL": "pulsar://p:1", "admin.url": "http://p:2", "System.Namespace": "s",
+                            "pulsar.client.authParams": "token:secret", "checkpointLocation": "x"})  # fmt: skip
+    assert options.pulsar.service_url == "pulsar://p:1"
+    assert options.topic == "persistent://public/s/commands"
+    assert "secret" not in repr(options)
+
+
+def test_every_problem_of_the_options_is_listed_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError) as e:
+        read_options(
+            {"servce.url": "x", "provision": "maybe", "sendTimeoutMs": "0", "pulsar.client.authParams": "y"}
+        )
+    text = str(e.value)
+    for part in (
+        "did you mean service.url?",
+        "provision: is 'maybe'",
+        "sendTimeoutMs: is '0'",
+        "only token:<token>",
+    ):
+        assert part in text
+
+
+def test_h1_the_first_error_fails_the_task_whatever_is_answered_after_it() -> None:
+    receipts = Receipts()
+    for _ in range(3):
+        receipts.sent()
+    receipts.answered(OK, None)
+    receipts.answered("ProducerQueueIsFull", None)
+    receipts.answered(OK, None)
+    with pytest.raises(TransientError):
+        receipts.wait(0, 10)
+
+
+def test_h1_missing_receipts_fail_the_task() -> None:
+    receipts = Receipts()
+    receipts.sent()
+    receipts.wait(1, 10)
+    with pytest.raises(TransientError, match="1 commands have no receipt"):
+        receipts.wait(0, 0.01)

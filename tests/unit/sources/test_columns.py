@@ -1,0 +1,125 @@
+"""Rows leave as Spark expects them, with every fact of the message and nothing made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge import contract
+from bridge.contract import SOURCE_COLUMNS
+from sources.columns import Entry, arrow_schema, record_batch
+from sources.proof import batch_size
+
+TOPIC = "persistent://a/b/t"
+NAMES = [name for name, _ in SOURCE_COLUMNS]
+
+
+@dataclass
+class Stored:
+    """What Pulsar's client gives of a message."""
+
+    payload: bytes | None = b"x"
+    key: str = ""
+    event_ms: int = 0
+    props: dict[str, str] = field(default_factory=dict)
+
+    def data(self) -> bytes:
+        return self.payload or b""
+
+    def has_null_value(self) -> bool:
+        return self.payload is None
+
+    def partition_key(self) -> str:
+        return self.key
+
+    def publish_timestamp(self) -> int:
+        return 1_700_000_000_123
+
+    def event_timestamp(self) -> int:
+        return self.event_ms
+
+    def properties(self) -> dict[str, str]:
+        return self.props
+
+
+def rows(
+    messages: list[Stored], entries: list[Entry] | None = None, names: list[str] = NAMES
+) -> list[dict[str, object]]:
+    entries = entries or [Entry(7, n, 1, bytes([8, 7, 16, n, 24, 0]), False) for n in range(len(messages))]
+    found = record_batch(arrow_schema(names), TOPIC, f"{TOPIC}-partition-3", entries, messages)
+    return list(found.to_pylist())
+
+
+def test_null_and_empty_payloads_differ_and_bytes_stay() -> None:
+    found = rows([Stored(None), Stored(b""), Stored(b"\x00\xff")])
+    assert [row["value"] for row in found] == [None, b"", b"\x00\xff"]
+    assert [row["payload"] for row in found] == [None, b"", b"\x00\xff"]
+
+
+def test_times_are_microseconds_in_utc() -> None:
+    row = rows([Stored(event_ms=1)])[0]
+    assert row["__publishTime"].isoformat() == "2023-11-14T22:13:20.123000+00:00"  # type: ignore[attr-defined]
+    assert row["__eventTime"].isoformat() == "1970-01-01T00:00:00.001000+00:00"  # type: ignore[attr-defined]
+    assert rows([Stored()])[0]["__eventTime"] is None
+
+
+def test_the_mqtt_view_is_null_where_the_message_says_nothing() -> None:
+    row = rows([Stored(props={"a": "b"})])[0]
+    assert row["__messageProperties"] == [("a", "b")]
+    assert {
+        row[name] for name in ("__key", "mqtt_topic", "device", "qos", "retain", "retained", "arrival_time")
+    } == {None}
+
+
+def test_the_mqtt_view_reads_the_envelope() -> None:
+    props = {
+        contract.P_VERSION: "1", contract.P_TOPIC: "a/b", contract.P_DEVICE: "d", contract.P_QOS: "1",
+        contract.P_RETAIN: "1", contract.P_ARRIVAL: "1700000000000001", contract.P_COMMAND_TOPIC: "c/d",
+        contract.P_CONTENT_TYPE: "application/json", contract.P_RESPONSE_TOPIC: "r",
+        contract.P_CORRELATION: contract.encode_correlation(b"\x00\x01"),
+        contract.P_USER: contract.encode_user_properties([("k", "1"), ("k", "2")]),
+    }  # fmt: skip
+    row = rows([Stored(key="d", props=props)])[0]
+    assert row["arrival_time"].isoformat() == "2023-11-14T22:13:20.000001+00:00"  # type: ignore[attr-defined]
+    assert (row["mqtt_topic"], row["device"], row["qos"], row["retain"], row["retained"]) == (
+        "a/b",
+        "d",
+        1,
+        True,
+        False,
+    )
+    assert row["correlation_data"] == b"\x00\x01"
+    assert row["user_properties"] == [{"name": "k", "value": "1"}, {"name": "k", "value": "2"}]
+    assert (row["__key"], row["__topic"], row["partition"]) == ("d", TOPIC, 3)
+
+
+def test_a_strangers_property_of_our_name_harms_no_row() -> None:
+    row = rows([Stored(props={contract.P_CORRELATION: "%", contract.P_USER: "{", contract.P_QOS: "x"})])[0]
+    assert (row["correlation_data"], row["user_properties"], row["qos"]) == (None, None, None)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**20), st.integers(0, 9), st.integers(1, 5000))
+@settings(deadline=None, max_examples=50)
+def test_the_ids_of_a_batch_are_those_that_the_client_would_write(
+    ledger: int, entry: int, partition: int, size: int
+) -> None:
+    def serialized(index: int) -> bytes:
+        numbers = ((8, ledger), (16, entry), (24, partition), (32, index), (48, size))
+        return b"".join(bytes([tag]) + _varint(value) for tag, value in numbers)
+
+    first = Entry(ledger, entry, size, serialized(0), True)
+    assert batch_size(first.serialized) == size
+    found = rows([Stored()] * size, [first], ["__messageId", "ledger_id", "entry_id", "batch_index"])
+    assert [row["__messageId"] for row in found] == [serialized(index) for index in range(size)]
+    assert [row["batch_index"] for row in found] == list(range(size))
+    assert {(row["ledger_id"], row["entry_id"]) for row in found} == {(ledger, entry)}

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import ConfigError
+from bridge.settings.loading import conf_path
+from streaming.readings import load_decoders, topic_pattern
+
+
+def matches(mqtt_filter: str, topic: str) -> bool:
+    # Java's \x{..} is Python's \x.. for the characters used here
+    pattern = re.sub(
+        r"\\x\{(\w+)\}", lambda m: re.escape(chr(int(m.group(1), 16))), topic_pattern(mqtt_filter)
+    )
+    return re.search(pattern, topic) is not None
+
+
+@pytest.mark.parametrize(
+    ("mqtt_filter", "topic", "expected"),
+    [
+        ("a/+/c", "a/b/c", True),
+        ("a/+/c", "a//c", True),
+        ("a/+/c", "a/b/x/c", False),
+        ("a/#", "a", True),
+        ("a/#", "a/b/c", True),
+        ("a/#", "ab", False),
+        ("#", "a/b", True),
+        ("#", "$SYS/x", False),
+        ("+/x", "$SYS/x", False),
+        ("$SYS/#", "$SYS/x", True),
+        ("a.c", "abc", False),
+        ("+/+/glucose", "wearables/cgm-1/glucose", True),
+    ],
+)
+def test_a_filter_matches_as_mqtt_says(mqtt_filter: str, topic: str, expected: bool) -> None:
+    assert matches(mqtt_filter, topic) is expected
+
+
+@given(
+    st.text(
+        st.characters(exclude_characters="+#/", codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1
+    )
+)
+def test_a_topic_without_wildcards_matches_itself(level: str) -> None:
+    assert matches(f"x/{level}", f"x/{level}")
+    assert not matches(f"x/{level}", f"x/{level}y")
+
+
+@pytest.mark.parametrize("mqtt_filter", ["a/#/b", "a+/b", "a/b#"])
+def test_a_misplaced_wildcard_is_refused(mqtt_filter: str) -> None:
+    with pytest.raises(ConfigError, match=r"wildcard|last level"):
+        topic_pattern(mqtt_filter)
+
+
+def test_the_decoders_that_are_shipped_load() -> None:
+    assert [d.metric for d in load_decoders(conf_path("rules.yaml"))] == ["glucose", "temperature"]
+
+
+def test_all_problems_of_the_decoders_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(
+        "readings: [{filter: a, metric: m, id: id, time: $.t, value: $.v, extra: 1}, {filter: b}, 3]"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_decoders(path)
+    for named in ("readings[0].extra", "give $.id", "readings[1].metric is missing", "readings[2]"):
+        assert named in str(caught.value)
