@@ -86,33 +86,28 @@ class Hold:
         return None if answer is None else HoldRecord.decode(answer)
 
     def create(self, partition: str, record: HoldRecord) -> None:
-        """Create the subscription at ``record.start`` with its properties, in one request of the admin."""
+        """Create the subscription at ``record.start`` with its properties, in one request of the admin.
+
+        When a topic gets partitions, Pulsar copies the subscriptions of its first partition to them, properties
+        included, at a moment of its own; such a copy is set to ``record``.
+        """
         self._admin.request(
             "PUT",
             self._path(partition),
-            body={
-                "ledgerId": record.start.ledger,
-                "entryId": record.start.entry,
-                "partitionIndex": -1,
-                "batchIndex": -1,
-                "isExcluded": False,
-                "properties": record.encode(),
-            },
+            accept=(409,),
+            body={**_message_id(record.start), "properties": record.encode()},
         )
-        self._records[partition] = record
+        if self.record(partition) == record:
+            self._records[partition] = record
+        else:
+            self.move(partition, record)
 
     def move(self, partition: str, record: HoldRecord) -> None:
         """Set an existing subscription back or forth to ``record.start``; only done when the user asked for it."""
         self._admin.request(
             "POST",
             self._path(partition) + "/resetcursor",
-            body={
-                "ledgerId": record.start.ledger,
-                "entryId": record.start.entry,
-                "partitionIndex": -1,
-                "batchIndex": -1,
-                "isExcluded": False,
-            },
+            body=_message_id(record.start),
         )
         self._write(partition, record)
 
@@ -231,3 +226,13 @@ class Hold:
 
     def _path(self, partition: str) -> str:
         return f"/{rest_path(partition)}/subscription/{quote(self.name, safe='')}"
+
+
+def _message_id(place: Position) -> dict[str, int | bool]:
+    return {
+        "ledgerId": place.ledger,
+        "entryId": place.entry,
+        "partitionIndex": -1,
+        "batchIndex": -1,
+        "isExcluded": False,
+    }

@@ -221,9 +221,12 @@ class StreamPlanner:
         return self._planned
 
     def _found(self, partition: str) -> HoldRecord:
-        """Return the record of a partition that was found while running; it is held from its first entry on (H11)."""
+        """Return the record of a partition that was found while running; it is held from its first entry on (H11).
+
+        A subscription that is there already, but was not made for this, is Pulsar's copy of the first partition's.
+        """
         record = self._hold.known(partition) or self._hold.record(partition)
-        if record is None:
+        if record is None or record.starting != _NEW_PARTITION:
             record = HoldRecord(_NEW_PARTITION, self._views[partition].start, False)
             self._hold.create(partition, record)
         self._hold.attach([partition])

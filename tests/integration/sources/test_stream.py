@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.contract import SOURCE_COLUMNS
+from bridge.contract import SOURCE_COLUMNS, Position
+from bridge.pulsar_admin import rest_path
+from bridge.pulsar_client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
+from sources.hold import Hold, HoldRecord
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
 
@@ -75,6 +78,12 @@ def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
 @pytest.fixture
 def query(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> Query:
     return Query(spark, topic, tmp_path)
+
+
+def properties(query: Query, partition: int) -> Any:
+    """Return the properties of the query's subscription on a partition, None while it has none."""
+    path = f"/{rest_path(query.topic.partition(partition))}/subscription/q/properties"
+    return query.topic.admin.request("GET", path, accept=(404,))
 
 
 def names(prefix: str, count: int) -> list[bytes]:
@@ -156,6 +165,38 @@ def test_new_partitions_are_found_while_running_and_read_from_their_first_messag
     query.topic.publish(names("later", 5), partition=2)
     query.run()
     assert query.values() == once(("old", 5), ("new", 5), ("later", 5))
+
+
+def test_h11_pulsars_copy_of_the_subscription_on_a_new_partition_is_set_to_its_first_message(
+    query: Query,
+) -> None:
+    """Pulsar copies each subscription of the first partition, with its properties, to partitions that are added."""
+    query.topic.publish(names("old", 5))
+    query.run()
+    query.topic.admin.request("POST", f"/persistent/{query.topic.name[13:]}/partitions", body=3)
+    copied = poll_for(lambda: properties(query, 2), 30, "the copy")
+    assert json.loads(copied["pulsebridge.hold"])["startingOffsets"] == "earliest"
+    query.topic.publish(names("new", 5), partition=2)
+    query.run()
+    assert query.values() == once(("old", 5), ("new", 5))
+    record = json.loads(properties(query, 2)["pulsebridge.hold"])
+    assert record["startingOffsets"] == "new partition: earliest"
+    assert record["start"][0] == query.topic.ledgers(2)[0]
+
+
+def test_h11_a_subscription_that_appears_while_it_is_made_is_set_right(topic: TestTopic) -> None:
+    topic.publish(names("a", 3), "unbatched")
+    partition, first = topic.partition(), topic.ledgers()[0]
+    path = f"/{rest_path(partition)}/subscription/q"
+    topic.admin.request(
+        "PUT", path, body={"ledgerId": first, "entryId": 2, "properties": {"whose": "Pulsar"}}
+    )
+    record = HoldRecord("new partition: earliest", Position(first, 0), False)
+    with PulsarClient(topic.settings) as client:
+        hold = Hold("q", topic.admin, client, wait_s=5)
+        hold.create(partition, record)
+        assert hold.record(partition) == record
+    assert topic.hold("q") == f"{first}:-1"
 
 
 def test_h12_a_new_checkpoint_does_not_take_the_position_of_a_used_subscription(query: Query) -> None:
