@@ -10,7 +10,7 @@ import pytest
 from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.leaks import Footprint, leaks_since
-from tests.support.stack import new_stack, provisioned
+from tests.support.stack import new_stack, provisioned, session_stack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ def _nothing_left_behind() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
     """Pulsar and Artemis, started once for the whole session; tests that kill servers take ``private_stack``."""
-    with new_stack() as running:
+    with session_stack() as running:
         yield running
 
 

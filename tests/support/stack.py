@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,19 @@ def new_stack(**changes: Any) -> LocalStack:
     """Return a stack that is not started, with a temporary data folder and the user's download cache."""
     cache: Path | None = Settings().local.cache_dir
     return LocalStack(LocalSettings(**({"cache_dir": cache} | changes)))
+
+
+def session_stack() -> LocalStack:
+    """Return the stack of a test session: new, or one that runs already.
+
+    ``PULSEBRIDGE_TEST_STACK`` names it as ``mqtt://…,pulsar://…,http://…``, as ``pulsebridge up`` prints them; each
+    test has namespaces and client ids of its own, so that several sessions may share one.
+    """
+    running = os.environ.get("PULSEBRIDGE_TEST_STACK")
+    if not running:
+        return new_stack()
+    mqtt, pulsar, admin = running.split(",")
+    return new_stack(mqtt_url=mqtt, pulsar_url=pulsar, admin_url=admin)
 
 
 def provisioned(stack: LocalStack, **changes: Any) -> PulsarSettings:
