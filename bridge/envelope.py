@@ -31,7 +31,7 @@ from bridge.contract import (
     encode_user_properties,
 )
 from bridge.mapping import Route
-from bridge.mqtt_types import Message, PublishProperties
+from bridge.mqtt.types import Message, PublishProperties
 
 __all__ = ["from_push", "properties_of", "size_of"]
 

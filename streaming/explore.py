@@ -122,7 +122,7 @@ class Lab:
 
         Raises MissingExtraError without the recordings, TransientError when the broker did not take them all.
         """
-        from bridge.mqtt_device import DeviceClient
+        from bridge.mqtt.device import DeviceClient
         from streaming.demo.payloads import encode
         from streaming.demo.recordings import GLUCOSE, cut
         from streaming.demo.recordings import load as load_recording

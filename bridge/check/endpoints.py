@@ -60,7 +60,7 @@ def _dial(name: str, address: str, setting: str, dial: Callable[[], str]) -> Fin
 
 
 def _mqtt(settings: Settings) -> str:
-    from bridge.mqtt_device import probe
+    from bridge.mqtt.device import probe
 
     found = probe(settings.mqtt)
     if not found.ok:

@@ -19,7 +19,7 @@ from bridge.contract import partition_name
 from bridge.errors import PulsebridgeError, RefusedError, TerminalError
 from bridge.ingest import metrics
 from bridge.ingest.provisioning import verify_policies
-from bridge.mqtt_keepalive import backoff_s
+from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import OK, QUEUE_FULL, Producer, PulsarClient, as_our_error, our_errors

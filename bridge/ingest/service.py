@@ -23,7 +23,7 @@ from bridge.ingest.session import wanted_subscriptions
 from bridge.ingest.worker import IngestWorker
 from bridge.mapping import Mapper, subscriptions
 from bridge.metrics import serving
-from bridge.mqtt_keepalive import backoff_s
+from bridge.mqtt.keepalive import backoff_s
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings import Settings

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from bridge.mqtt_types import DISCONNECT_TAKEN_OVER, Disconnected, Subscription
+from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Disconnected, Subscription
 
 __all__ = ["SessionPlan", "TakeoverJudge", "plan_session", "wanted_subscriptions"]
 

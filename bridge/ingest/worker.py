@@ -26,8 +26,8 @@ from bridge.ingest import metrics
 from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.session import TakeoverJudge, plan_session
 from bridge.mapping import LeftOut, Mapper, NoRoute, Route
-from bridge.mqtt_client import Link
-from bridge.mqtt_types import Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.client import Link
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings import Settings

@@ -53,7 +53,7 @@ def pulsar_round_trip(service_url: str, admin_url: str) -> None:
         reader.close()
 
 
-# --- MQTT 3.1.1 by hand: four packets, no session, no thread; the client proper is bridge.mqtt_client -----------
+# --- MQTT 3.1.1 by hand: four packets, no session, no thread; the client proper is bridge.mqtt.client -----------
 
 
 def _packet(kind: int, body: bytes) -> bytes:

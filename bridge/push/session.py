@@ -44,8 +44,8 @@ from bridge.contract import (
 )
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError, FencedError, TerminalError, TransientError
-from bridge.mqtt_client import Link
-from bridge.mqtt_types import (
+from bridge.mqtt.client import Link
+from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
     Confirmation,
     Connected,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 
 from bridge.contract import COMMAND_REPEAT_PROPERTY
-from bridge.mqtt_device import DeviceClient
-from bridge.mqtt_types import Confirmation, Message
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Confirmation, Message
 from bridge.settings.mqtt import MqttSettings
 from streaming.demo.journal import ACKNOWLEDGED, COMMAND, PUBLISHED, REFUSED, Journal
 from streaming.demo.payloads import decode, record_id

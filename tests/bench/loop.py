@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 
 from bridge.local.stack import LocalStack
-from bridge.mqtt_device import DeviceClient
-from bridge.mqtt_types import Message
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Message
 from bridge.settings import LocalSettings, MqttSettings
 from bridge.settings.loading import conf_path
 from tests.bench.processes import pulsebridge, running

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bridge.local.stack import LocalStack
-from bridge.mqtt_device import DeviceClient
+from bridge.mqtt.device import DeviceClient
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.stack import mqtt_settings

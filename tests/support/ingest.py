@@ -18,7 +18,7 @@ import yaml
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError
 from bridge.ingest.service import IngestService
-from bridge.mqtt_device import DeviceClient
+from bridge.mqtt.device import DeviceClient
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings

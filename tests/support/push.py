@@ -23,8 +23,8 @@ from bridge.contract import (
     Receipt,
     partition_name,
 )
-from bridge.mqtt_device import DeviceClient
-from bridge.mqtt_types import Message
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Message
 from bridge.murmur3 import partition_of
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin

@@ -11,7 +11,7 @@ import pytest
 from bridge.check.endpoints import check_endpoints
 from bridge.local.ports import free_ports
 from bridge.local.stack import LocalStack
-from bridge.mqtt_device import DeviceClient
+from bridge.mqtt.device import DeviceClient
 from bridge.settings import Settings
 from bridge.settings.loading import load_with_origins
 from tests.support.stack import mqtt_settings

@@ -15,8 +15,8 @@ from bridge import contract
 from bridge.errors import TerminalError
 from bridge.ingest.provisioning import known_topics
 from bridge.local.stack import LocalStack
-from bridge.mqtt_device import DeviceClient
-from bridge.mqtt_types import PublishProperties
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import PublishProperties
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.local.stack import LocalStack
-from bridge.mqtt_client import Link
-from bridge.mqtt_device import DeviceClient, probe, round_trip
-from bridge.mqtt_types import Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.client import Link
+from bridge.mqtt.device import DeviceClient, probe, round_trip
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy

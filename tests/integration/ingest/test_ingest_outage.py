@@ -14,7 +14,7 @@ import pytest
 
 from bridge.ingest.service import IngestService
 from bridge.local.stack import LocalStack
-from bridge.mqtt_device import DeviceClient
+from bridge.mqtt.device import DeviceClient
 from bridge.settings.ingest import TopicRule
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import (

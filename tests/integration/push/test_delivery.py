@@ -16,7 +16,7 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.local.stack import LocalStack
-from bridge.mqtt_device import DeviceClient
+from bridge.mqtt.device import DeviceClient
 from bridge.provisioning import CURSOR_HOLD, commands_ready
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.envelope import from_push, properties_of, size_of
 from bridge.mapping import Route
-from bridge.mqtt_types import Message, PublishProperties
+from bridge.mqtt.types import Message, PublishProperties
 
 ROUTE = Route("wearables", "wearables", "w-1", "w-1", "devices/w-1/commands")
 text = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=20)

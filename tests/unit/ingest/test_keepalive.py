@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.mqtt_keepalive import KeepAlive, backoff_s
+from bridge.mqtt.keepalive import KeepAlive, backoff_s
 
 
 def opened(interval: float = 10.0) -> KeepAlive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.mqtt_outbox import Outbox, Outgoing
+from bridge.mqtt.outbox import Outbox, Outgoing
 
 
 def outgoing(number: int) -> Outgoing:

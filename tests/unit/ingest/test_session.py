@@ -6,7 +6,7 @@ import pytest
 
 from bridge.ingest.provisioning import policy_problems
 from bridge.ingest.session import SessionPlan, TakeoverJudge, plan_session, wanted_subscriptions
-from bridge.mqtt_types import Disconnected, Subscription
+from bridge.mqtt.types import Disconnected, Subscription
 
 A, B = Subscription("a/#"), Subscription("b/#")
 LOST = Disconnected(1, "closed", closed_by_peer=True)

@@ -33,10 +33,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from bridge.errors import PulsebridgeError
-from bridge.mqtt_keepalive import KeepAlive, backoff_s
-from bridge.mqtt_outbox import Outbox, Outgoing
-from bridge.mqtt_socket import BufferedSocket, tls_context
-from bridge.mqtt_types import (
+from bridge.mqtt.buffered_socket import BufferedSocket, tls_context
+from bridge.mqtt.keepalive import KeepAlive, backoff_s
+from bridge.mqtt.outbox import Outbox, Outgoing
+from bridge.mqtt.types import (
     Confirmation,
     Connected,
     Disconnected,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from bridge.mqtt_types import Confirmation, PublishProperties
+from bridge.mqtt.types import Confirmation, PublishProperties
 
 __all__ = ["Outbox", "Outgoing"]
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from bridge.errors import RefusedError, TransientError
-from bridge.mqtt_client import Link
-from bridge.mqtt_types import (
+from bridge.mqtt.client import Link
+from bridge.mqtt.types import (
     Confirmation,
     Connected,
     Disconnected,

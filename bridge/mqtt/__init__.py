@@ -1,0 +1,1 @@
+"""Sessions with an MQTT broker: links, what they send and receive, and a simple device."""
