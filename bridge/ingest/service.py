@@ -144,7 +144,7 @@ class IngestService:
     def _close(self, worker: IngestWorker, client: PulsarClient) -> None:
         # Pulsar's threads call back into Python: they must be gone before the interpreter ends, or it aborts.
         def close() -> None:
-            worker.close_lanes()
+            worker.close_intake()
             try:
                 client.close()
             except PulsebridgeError as e:

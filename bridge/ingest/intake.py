@@ -1,0 +1,236 @@
+"""From a message to its place in Pulsar, whatever protocol brought it: mapping, envelope, dead letters, in flight.
+
+An intake belongs to one loop thread, which hands it messages and takes turns. It decides where a message goes and
+says what became stored; who is told of that, and on which connection, is decided by its owner. Only ``wake`` is
+called from other threads.
+
+The way of a message:
+
+1. ``take`` leaves out what is no reading: commands, ``$`` topics, skipped retained messages.
+2. The mapping names topic and key, the envelope its properties; what has no route or is too large is a dead letter.
+3. Its lane gives it to the producer of its partition at the end of the turn, which asks for one receipt.
+4. ``turn`` returns everything that the receipts have marked as stored since.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC
+from bridge.dead_letters import dead_letter
+from bridge.envelope import from_push, properties_of, size_of
+from bridge.ingest import metrics
+from bridge.ingest.lanes import Lanes, Reading
+from bridge.mapping import LeftOut, Mapper, NoRoute, Route
+from bridge.mqtt.types import Message
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from bridge.settings import Settings
+
+__all__ = ["PULSAR_RESERVE", "Intake"]
+
+log = structlog.get_logger("ingest")
+
+PULSAR_RESERVE: Final = 64 * 1024
+"""What a message stays below Pulsar's limit, in bytes, for headers that are not counted (H1)."""
+
+_READING_OVERHEAD: Final = 1024
+"""What one message in flight costs beside its payload and properties, in bytes, roughly."""
+
+
+class Intake:
+    """Takes messages of one link into Pulsar.
+
+    ``link`` and ``protocol`` are told in each envelope. ``limit`` is the number of messages in flight at which
+    ``full`` becomes true: the owner stops reading then, since nothing is refused here. ``wake`` makes the owner take
+    its next turn; it is called from Pulsar's threads and must neither block nor raise.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: PulsarClient,
+        admin: PulsarAdmin,
+        *,
+        mapper: Mapper,
+        link: str,
+        protocol: str,
+        limit: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self.in_flight = 0
+        """Messages that are not known to be stored, of all connections."""
+        self.in_flight_bytes = 0
+        self.limit = limit
+        self._settings = settings
+        self._link = link
+        self._protocol = protocol
+        self._mapper = mapper
+        self._limit_bytes = settings.ingest.max_in_flight_bytes
+        self._dead_topic = settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
+        self._lanes = Lanes(
+            client,
+            admin,
+            max_pending=limit + 1000,
+            dead_letter_topic=self._dead_topic,
+            wake=wake,
+            on_refused=self._refused,
+        )
+        self._turn_count = 0
+        self._turn_bytes = 0
+        self._warned_at = 0.0
+        self._warned_reason = ""
+        self._stalled = 0.0  # since when, 0 while all flows
+        metrics.IN_FLIGHT_LIMIT.set(limit)
+
+    @property
+    def full(self) -> bool:
+        """Whether the window is full, in messages or in bytes: take nothing more that can wait."""
+        return self.in_flight >= self.limit or self.in_flight_bytes >= self._limit_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether to read again: below three quarters, so that a full window does not stop and start at each receipt."""
+        return self.in_flight * 4 <= self.limit * 3 and self.in_flight_bytes * 4 <= self._limit_bytes * 3
+
+    def take(self, reading: Reading, message: Message) -> str | None:
+        """Take one message; ``reading`` is what the owner knows it by, and is returned by ``turn`` once it is stored.
+
+        Returns None, or the reason why the message is left out: then nothing is to be stored, and ``stored`` is set.
+        """
+        self._turn_count += 1
+        self._turn_bytes += len(message.payload)
+        retained = self._settings.ingest.retained
+        skip = message.retain and retained == "skip"
+        route = self._mapper.route(message.topic)
+        if skip or isinstance(route, LeftOut) or from_push(message):
+            reading.stored = True
+            reason = route.reason if isinstance(route, LeftOut) else "retained" if skip else "command"
+            metrics.LEFT_OUT.labels(reason).inc()
+            return reason
+        now_ns = time.time_ns()
+        reading.payload = message.payload
+        reading.event_ms = now_ns // 1_000_000
+        reading.properties = properties_of(
+            message,
+            route if isinstance(route, Route) else None,
+            link=self._link,
+            protocol=self._protocol,
+            arrival_us=now_ns // 1000,
+            retained=message.retain and retained == "mark",
+        )
+        if isinstance(route, NoRoute):
+            topic = self._settings.pulsar.readings_topic(route.local) if route.local else ""
+            self._dead_letter(reading, topic, route.reason)
+        else:
+            self._write(reading, route)
+        self.in_flight += 1
+        self.in_flight_bytes += reading.size + _READING_OVERHEAD
+        self._lanes.put(reading)
+        return None
+
+    def is_dead_letter(self, reading: Reading) -> bool:
+        """Whether a message taken went to the dead letters; ``pb.dead.reason`` among its properties says why."""
+        return reading.topic == self._dead_topic
+
+    def _write(self, reading: Reading, route: Route) -> None:
+        topic = self._settings.pulsar.readings_topic(route.local)
+        size = size_of(reading.payload, route.key, reading.properties)
+        limit = self._settings.ingest.max_message_bytes - PULSAR_RESERVE
+        if size > limit:
+            self._dead_letter(
+                reading, topic, f"payload, key and properties have {size} bytes, Pulsar takes {limit}"
+            )
+            return
+        reading.topic = topic
+        reading.key = route.key
+        reading.size = size
+
+    def _dead_letter(self, reading: Reading, topic: str, reason: str) -> None:
+        """Turn the reading into a dead letter; it counts as stored once that is stored (H5)."""
+        device = reading.properties.get(P_DEVICE, "")
+        mqtt_topic = reading.properties[P_TOPIC]
+        if self._new_reason(reason):
+            log.warning("message goes to the dead letters", mqtt_topic=mqtt_topic[:200], why=reason)
+        size = len(reading.payload)
+        reading.payload, reading.properties = dead_letter(
+            reading.payload,
+            topic=topic,
+            device=device,
+            reason=reason,
+            at_us=time.time_ns() // 1000,
+            properties=reading.properties,
+        )
+        if len(reading.payload) < size:
+            log.error(
+                "a payload was too large for the dead letters too: only its head is kept",
+                mqtt_topic=mqtt_topic,
+                bytes=size,
+            )
+        reading.topic = self._dead_topic
+        reading.key = device or mqtt_topic[:1000]
+        reading.size = len(reading.payload)
+
+    def _new_reason(self, reason: str) -> bool:
+        now = time.monotonic()
+        if now - self._warned_at < 10.0 and reason == self._warned_reason:
+            return False
+        self._warned_at, self._warned_reason = now, reason
+        return True
+
+    def _refused(self, reading: Reading, reason: str) -> None:
+        """Pulsar refused this one message for good: it goes to the dead letters, the rest of its lane goes on."""
+        self.in_flight_bytes -= reading.size
+        self._dead_letter(reading, reading.topic, reason)
+        self.in_flight_bytes += reading.size
+        self._lanes.put(reading)
+
+    def turn(self, now: float) -> list[Reading]:
+        """Send what was taken and take the receipts. Returns what became stored; ``now`` is the monotonic clock."""
+        stored = self._lanes.turn(now)
+        if stored:
+            self.in_flight -= len(stored)
+            for reading in stored:
+                self.in_flight_bytes -= reading.size + _READING_OVERHEAD
+                if reading.topic == self._dead_topic:
+                    metrics.DEAD_LETTERS.inc()
+            metrics.STORED.inc(len(stored))
+        if self._turn_count:
+            metrics.RECEIVED.inc(self._turn_count)
+            metrics.RECEIVED_BYTES.inc(self._turn_bytes)
+            self._turn_count = self._turn_bytes = 0
+        return stored
+
+    def next_in(self, now: float) -> float:
+        """How long the owner may wait before its next turn, in seconds, if nothing wakes it."""
+        return min(1.0, self._lanes.next_in(now))
+
+    def watch(self, now: float, oldest: float | None) -> None:
+        """Show the gauges and say what stalls. ``oldest`` is when that arrived which waits longest; call it each second."""
+        age = 0.0 if oldest is None else now - oldest
+        metrics.OLDEST_UNACKED.set(age)
+        metrics.IN_FLIGHT.set(self.in_flight)
+        metrics.IN_FLIGHT_BYTES.set(self.in_flight_bytes)
+        metrics.TOPICS.set(self._mapper.topics)
+        if age < self._settings.ingest.stall_s:
+            if self._stalled:
+                log.warning("flowing again, no action needed", after_s=round(now - self._stalled))
+                self._stalled = 0.0
+            return
+        if not self._stalled:
+            self._stalled = now - age
+            topics = ", ".join(f"{name} ({count})" for name, count in list(self._lanes.blocked())[:3])
+            log.warning(
+                "Pulsar does not confirm; nothing is lost, acknowledgements wait: check Pulsar and the quota of these",
+                topics=topics,
+                oldest_s=round(age),
+                in_flight=self.in_flight,
+            )
+
+    def close(self) -> None:
+        """Close the producers. It blocks; call it in a thread. What is not stored is dropped unacknowledged."""
+        self._lanes.close()
