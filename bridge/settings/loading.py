@@ -45,7 +45,13 @@ PREFIX: Final = "PULSEBRIDGE_"
 CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
 """Names the YAML file when no ``--config`` is given."""
 OTHER_VARIABLES: Final = frozenset(
-    {CONFIG_VARIABLE, "PULSEBRIDGE_BENCH_PEER", "PULSEBRIDGE_IVY_SETTINGS", "PULSEBRIDGE_KILL_AT"}
+    {
+        CONFIG_VARIABLE,
+        "PULSEBRIDGE_BENCH_PEER",
+        "PULSEBRIDGE_IVY_SETTINGS",
+        "PULSEBRIDGE_KILL_AT",
+        "PULSEBRIDGE_TEST_STACK",
+    }
 )
 """Variables with our prefix that are no settings: of the local stack's downloads, of tests, of benchmarks."""
 DEFAULT_FILE: Final = Path("pulsebridge.yaml")
