@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "ContractError",
     "DataLossError",
+    "DeniedError",
     "FencedError",
     "MissingExtraError",
     "PulsebridgeError",
@@ -53,6 +54,13 @@ class ContractError(TerminalError):
 
 class RefusedError(TerminalError):
     """Raised when a server refused one request for good: too large, not authorised, no such topic."""
+
+
+class DeniedError(RefusedError):
+    """Raised when a server does not let this client in, or does not let it do this: credentials, certificate, rights.
+
+    It says nothing against a message that was under way: with other credentials the same message is taken.
+    """
 
 
 class FencedError(TerminalError):

@@ -12,32 +12,20 @@ from urllib.parse import quote
 import httpx
 
 from bridge.errors import RefusedError, TransientError
+from bridge.pulsar_http import AdminHttp
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["PulsarAdmin"]
 
 
 class PulsarAdmin:
-    """A client of Pulsar's admin REST. Raises TransientError when it cannot be reached, RefusedError on 4xx."""
+    """A client of Pulsar's admin REST. Raises TransientError when it cannot be reached, RefusedError on 4xx,
+    DeniedError (one of those) where credentials, certificates or rights are at fault.
+    """
 
     def __init__(self, settings: PulsarSettings, *, timeout_s: float = 10.0) -> None:
         self.settings = settings
-        headers = {}
-        if settings.token is not None:
-            headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
-        verify: Any = str(settings.tls_ca) if settings.tls_ca else True
-        cert = None
-        if settings.tls_certificate is not None:
-            cert = (str(settings.tls_certificate), str(settings.tls_private_key))
-        self._http = httpx.Client(
-            base_url=f"{settings.admin_url.rstrip('/')}/admin/v2",
-            headers=headers,
-            verify=verify,
-            cert=cert,
-            timeout=timeout_s,
-            trust_env=False,
-            follow_redirects=True,  # a broker that does not own the topic answers 307 with the owner's address
-        )
+        self._http = AdminHttp(settings, timeout_s=timeout_s)
 
     def __enter__(self) -> PulsarAdmin:
         return self
@@ -53,20 +41,12 @@ class PulsarAdmin:
         """Do one request and return its JSON body, None when it has none.
 
         ``accept`` lists further status codes that count as done (409 for something that exists already).
-        Raises TransientError when the server cannot be reached or answers 5xx, RefusedError on other codes.
+        Raises TransientError when the server cannot be reached or answers 5xx, DeniedError on 401 and 403,
+        RefusedError on other codes.
         """
-        try:
-            answer = self._http.request(method, path, json=body)
-        except httpx.HTTPError as e:
-            raise TransientError(f"Pulsar's admin at {self.settings.admin_url} cannot be reached: {e}") from e
-        if answer.status_code >= 500 and answer.status_code not in accept:
-            raise TransientError(
-                f"Pulsar's admin answered {answer.status_code} to {method} {path}: {_why(answer)}"
-            )
+        answer = self._http.send(method, path, body=body)
         if answer.status_code >= 400 and answer.status_code not in accept:
-            raise RefusedError(
-                f"Pulsar's admin refused {method} {path} with {answer.status_code}: {_why(answer)}"
-            )
+            raise self._http.refusal(method, path, answer.status_code, _why(answer))
         if answer.status_code >= 400 or not answer.content:
             return None
         try:
@@ -169,11 +149,8 @@ class PulsarAdmin:
         The entry's bytes are not read. Raises TransientError when the server cannot be reached.
         """
         path = f"/{rest_path(partition)}/ledger/{ledger}/entry/{entry}"
-        try:
-            with self._http.stream("GET", path) as answer:
-                return answer.status_code, {name.lower(): value for name, value in answer.headers.items()}
-        except httpx.HTTPError as e:
-            raise TransientError(f"Pulsar's admin at {self.settings.admin_url} cannot be reached: {e}") from e
+        with self._http.stream("GET", path) as answer:
+            return answer.status_code, {name.lower(): value for name, value in answer.headers.items()}
 
     def cluster(self) -> str:
         """Return the name of the cluster."""

@@ -10,11 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pulsar
 
-from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminalError, TransientError
+from bridge.errors import (
+    DeniedError,
+    FencedError,
+    PulsebridgeError,
+    RefusedError,
+    TerminalError,
+    TransientError,
+)
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
@@ -49,8 +57,6 @@ MAX_BATCH_BYTES: Final = 1024 * 1024
 """A batch above the broker's limit is dropped whole without an error (H1 b), so batches stay far below it."""
 
 _REFUSED = (
-    "AuthenticationError",
-    "AuthorizationError",
     "InvalidTopicName",
     "MessageTooBig",
     "TopicTerminated",
@@ -68,6 +74,17 @@ def as_our_error(error: object, doing: str) -> PulsebridgeError:
     name = getattr(error, "name", None) or type(error).__name__
     if name in _FENCED:
         return FencedError(f"{doing}: Pulsar answered {name}: another process holds it")
+    if name == "AuthenticationError":
+        return DeniedError(
+            f"{doing}: Pulsar does not accept our credentials",
+            remedy="check pulsar.token (or token_file) or pulsar.tls_certificate: another cluster's, or expired?",
+        )
+    if name == "AuthorizationError":
+        return DeniedError(
+            f"{doing}: Pulsar does not allow it",
+            remedy="grant it to the role of pulsar.token or pulsar.tls_certificate (pulsar-admin namespaces "
+            "grant-permission); `pulsebridge provision --dry-run` prints what each tier needs",
+        )
     if name in _REFUSED:
         return RefusedError(f"{doing}: Pulsar answered {name}")
     return TransientError(f"{doing}: Pulsar answered {name}")
@@ -82,6 +99,10 @@ def our_errors(doing: str) -> Iterator[None]:
         raise as_our_error(e, doing) from e
     except RuntimeError as e:  # what the C++ client throws for an URL that it cannot parse
         raise TerminalError(f"{doing}: {e}") from e
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _client_log(shown: bool) -> object:
@@ -101,7 +122,8 @@ class PulsarClient:
         self.settings = settings
         auth = None
         if settings.token is not None:
-            auth = pulsar.AuthenticationToken(settings.token.get_secret_value())
+            # Asked for at each connect, and when the broker says that the last one expires.
+            auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
         elif settings.tls_certificate is not None:
             auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
         with our_errors(f"connecting to {settings.service_url}"):
@@ -111,8 +133,11 @@ class PulsarClient:
                 operation_timeout_seconds=int(settings.operation_timeout_s),
                 io_threads=io_threads,
                 stats_interval_in_seconds=0,
-                tls_trust_certs_file_path=None if settings.tls_ca is None else str(settings.tls_ca),
+                tls_trust_certs_file_path=_text(settings.tls_ca),
                 tls_validate_hostname=settings.tls_validate_hostname,
+                # The client reads these files at each connect. Beside a token the certificate is the transport's.
+                tls_certificate_file_path=_text(settings.tls_certificate),
+                tls_private_key_file_path=_text(settings.tls_private_key),
                 connection_timeout_ms=int(settings.connection_timeout_s * 1000),
                 logger=_client_log(settings.client_log),
             )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from bridge.errors import PulsebridgeError, RefusedError, TransientError
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
 from bridge.settings import Settings
 
 __all__ = ["DIAL_TIMEOUT_S", "Finding", "check_endpoints"]
@@ -64,6 +64,8 @@ def _mqtt(settings: Settings) -> str:
 
     found = probe(settings.mqtt)
     if not found.ok:
+        if found.remedy is not None:
+            raise DeniedError(found.why, remedy=found.remedy)
         raise TransientError(found.why)
     return f"speaks MQTT {found.protocol}, takes {found.receive_maximum} publishes unconfirmed"
 

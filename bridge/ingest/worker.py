@@ -15,13 +15,14 @@ from collections.abc import Callable
 import structlog
 
 from bridge.acks import AckQueue
-from bridge.errors import RefusedError, TerminalError
+from bridge.errors import DeniedError, TerminalError
 from bridge.ingest import metrics
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
 from bridge.ingest.session import TakeoverJudge, plan_session
 from bridge.mapping import Mapper
 from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
@@ -114,12 +115,12 @@ class IngestWorker(LinkHandler):
             self._ready(anew=0)
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Keep what was granted. Raises RefusedError when the broker refused a filter."""
+        """Keep what was granted. Raises DeniedError when the broker refused a filter."""
         for subscription, code in zip(self._asked, codes, strict=False):
             if code >= 0x80:
-                raise RefusedError(
+                raise DeniedError(
                     f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
-                    remedy=f"allow {self.link.client_id!r} to read it, or take it out of ingest.rules and ingest.filters",
+                    remedy=f"allow {subscriber(self.settings.mqtt, self.link.client_id)} to read it, or take it out of ingest.rules and ingest.filters",
                 )
             if code < subscription.qos:
                 log.warning(
@@ -146,13 +147,14 @@ class IngestWorker(LinkHandler):
                 f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
                 remedy="run one ingest worker for each client id: stop the other one, or set mqtt.client_id",
             )
-        if event.refused and self.link.epoch == 0:
-            raise RefusedError(
-                event.why, remedy="check mqtt.username, mqtt.password, mqtt.protocol and mqtt.client_id"
-            )
+        if event.remedy is not None and self.link.epoch == 0:
+            raise DeniedError(event.why, remedy=event.remedy)
         self._losses += 1
         if self._losses in (1, 10, 100):
-            log.warning("no connection to the MQTT broker, trying again; check that it runs", why=event.why)
+            log.warning(
+                "no connection to the MQTT broker, trying again; " + (event.remedy or "check that it runs"),
+                why=event.why,
+            )
 
     def on_message(self, message: Message) -> None:
         """Take one message; see the module's docstring."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import Final
+from typing import Any, Final
 
-from bridge.errors import ConfigError
 from bridge.settings.mqtt import MqttSettings
+from bridge.tls import client_context
 
-__all__ = ["BufferedSocket", "tls_context"]
+__all__ = ["BufferedSocket", "secured"]
 
 _READ_BYTES: Final = 256 * 1024
 _OUT_LIMIT: Final = 4 * 1024 * 1024
@@ -121,15 +121,19 @@ class BufferedSocket:
             del self._out[:sent]
 
 
-def tls_context(settings: MqttSettings) -> ssl.SSLContext:
-    """Return the TLS context of a link. Raises ConfigError when a PEM file cannot be read."""
+def secured(raw: Any, settings: MqttSettings) -> socket.socket:
+    """Return the connected TCP socket, without Nagle's wait, and behind TLS where the settings say so, by what their files hold now.
+
+    Raises ConfigError when a PEM file cannot be used, OSError (ssl.SSLError) when the handshake fails.
+    """
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not settings.tls:
+        tcp: socket.socket = raw
+        return tcp
+    context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
+    raw.settimeout(settings.connect_timeout_s)
     try:
-        context = ssl.create_default_context(cafile=None if settings.tls_ca is None else str(settings.tls_ca))
-        if settings.tls_certificate is not None:
-            context.load_cert_chain(str(settings.tls_certificate), str(settings.tls_private_key))
-    except (OSError, ssl.SSLError) as e:
-        raise ConfigError(
-            f"mqtt.tls_ca {settings.tls_ca} or mqtt.tls_certificate {settings.tls_certificate}: {e}",
-            remedy="give readable PEM files, the key without a passphrase",
-        ) from e
-    return context
+        return context.wrap_socket(raw, server_hostname=settings.host)
+    except OSError:
+        raw.close()
+        raise

@@ -32,10 +32,11 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from bridge.errors import PulsebridgeError
-from bridge.mqtt.buffered_socket import BufferedSocket, tls_context
+from bridge.errors import ConfigError, PulsebridgeError
+from bridge.mqtt.buffered_socket import BufferedSocket, secured
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
 from bridge.mqtt.outbox import Outbox, Outgoing
+from bridge.mqtt.refusals import not_connected, refused
 from bridge.mqtt.types import (
     Confirmation,
     Connected,
@@ -58,10 +59,10 @@ _PUBACK: Final = struct.Struct("!BBH")
 class _Paho(paho.Client):
     """paho's client behind a buffered socket. paho writes through us, never by itself in a callback."""
 
+    settings: MqttSettings
+
     def _create_socket(self) -> Any:
-        raw: Any = super()._create_socket()
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return BufferedSocket(raw)
+        return BufferedSocket(secured(super()._create_socket(), self.settings))
 
 
 class Link:
@@ -100,6 +101,7 @@ class Link:
         self._next_attempt = 0.0
         self._connack_deadline = 0.0
         self._lost: Disconnected | None = None
+        self._broke: OSError | None = None
         self._keepalive = KeepAlive(float(settings.keep_alive_s))
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -288,12 +290,9 @@ class Link:
             manual_ack=True,
             clean_session=None if version == paho.MQTTv5 else not self._persistent,
         )
+        client.settings = s
         client.connect_timeout = s.connect_timeout_s
         client.max_inflight_messages_set(0)  # the window is ours
-        if s.username is not None:
-            client.username_pw_set(s.username, None if s.password is None else s.password.get_secret_value())
-        if s.tls:
-            client.tls_set_context(tls_context(s))
         if will is not None:
             client.will_set(will.topic, will.payload, will.qos, will.retain)
         client.on_connect = self._on_connect
@@ -318,9 +317,10 @@ class Link:
         self._lost = None
         self._accepted = 0
         try:
+            self._paho.username_pw_set(*s.credentials())
             self._paho.connect(s.host, s.port, keepalive=s.keep_alive_s, **options)
-        except (OSError, ValueError) as e:
-            self._lost = Disconnected(0, f"connecting to {s.host}:{s.port}: {e}")
+        except (OSError, ValueError, ConfigError) as e:
+            self._lost = not_connected(e, s)
             self._report_loss()
             return
         sock: Any = self._paho.socket()
@@ -367,9 +367,7 @@ class Link:
         self, client: Any, _data: object, flags: Any, reason: ReasonCode, properties: Any
     ) -> None:
         if reason.is_failure:
-            self._lost = Disconnected(
-                0, f"the broker refused the connection: {reason}", reason.value, refused=True
-            )
+            self._lost = refused(str(reason), reason.value, self.settings, self.client_id)
             return
         self.epoch += 1
         self._accepted = self.epoch
@@ -387,11 +385,14 @@ class Link:
         epoch = self._accepted
         if flags.is_disconnect_packet_from_server:
             self._lost = Disconnected(epoch, f"the broker sent DISCONNECT: {reason}", reason.value)
+        elif not epoch and self._broke is not None:
+            self._lost = not_connected(self._broke, self.settings)  # TLS 1.3 judges our certificate last
         else:
             self._lost = Disconnected(epoch, "the connection was closed", closed_by_peer=True)
 
     def _on_socket_close(self, _client: Any, _data: object, sock: Any) -> None:
         self.connected = False
+        self._broke = getattr(sock, "failure", None)
         if self._sock is sock:
             self._sock = None
         self._forget(sock)

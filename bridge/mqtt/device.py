@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from bridge.errors import RefusedError, TransientError
+from bridge.errors import DeniedError, RefusedError, TransientError
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import (
     Confirmation,
@@ -57,10 +57,17 @@ class DeviceClient(LinkHandler):
     # --- from any thread ---
 
     def connect(self, timeout: float = 10.0) -> None:
-        """Start, and wait for the first CONNACK. Raises TransientError when there is none in time."""
+        """Start, and wait for the first CONNACK. Raises TransientError when there is none in time, DeniedError
+        when the broker does not let us in.
+        """
         self.link.start()
-        if not self._wait(lambda: self.connections > 0, timeout):
+        if not self._wait(lambda: self.connections > 0 or self._denied() is not None, timeout) or (
+            self.connections == 0
+        ):
             self.close()
+            denied = self._denied()
+            if denied is not None:
+                raise DeniedError(f"{self.link.client_id}: {denied.why}", remedy=denied.remedy)
             s = self.link.settings
             why = "no answer" if self.last_loss is None else self.last_loss.why
             raise TransientError(
@@ -118,6 +125,9 @@ class DeviceClient(LinkHandler):
                 and condition()
             )
 
+    def _denied(self) -> Disconnected | None:
+        return None if self.last_loss is None or self.last_loss.remedy is None else self.last_loss
+
     def _counted(self, confirmed: Callable[[Confirmation], None] | None) -> Callable[[Confirmation], None]:
         def done(confirmation: Confirmation) -> None:
             if confirmed is not None:
@@ -140,8 +150,10 @@ class DeviceClient(LinkHandler):
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Remember why; the link tries again."""
-        self.last_loss = event
         self._acks.clear()
+        with self._changed:
+            self.last_loss = event
+            self._changed.notify_all()
 
     def on_subscribed(self, codes: list[int]) -> None:
         """Count what was granted."""
@@ -186,7 +198,7 @@ class _Probe(LinkHandler):
 def probe(settings: MqttSettings) -> ProbeResult:
     """Dial the broker once with a client id of its own, so that no running process is disturbed.
 
-    Raises ConfigError when a TLS file cannot be read; everything else is in the result.
+    What went wrong is in the result, with its remedy.
     """
     seen = _Probe()
     # MQTT 3.1 takes at most 23 characters.
@@ -201,7 +213,9 @@ def probe(settings: MqttSettings) -> ProbeResult:
     elapsed = time.monotonic() - begin
     if seen.connected is not None:
         return ProbeResult(True, "", settings.protocol, elapsed, seen.connected.receive_maximum)
-    return ProbeResult(False, "" if seen.lost is None else seen.lost.why, settings.protocol, elapsed)
+    lost = seen.lost
+    assert lost is not None
+    return ProbeResult(False, lost.why, settings.protocol, elapsed, remedy=lost.remedy)
 
 
 def round_trip(host: str, port: int, timeout: float = 10.0) -> float:

@@ -114,6 +114,8 @@ class Disconnected:
     reason: int | None = None
     refused: bool = False
     closed_by_peer: bool = False
+    remedy: str | None = None
+    """What somebody has to change before trying again can help: credentials, certificates. None where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ class ProbeResult:
     protocol: str
     elapsed_s: float
     receive_maximum: int = 0
+    remedy: str | None = None
+    """What somebody has to change; None where trying again can help."""
 
 
 class LinkHandler:

@@ -29,6 +29,7 @@ from bridge.settings.fields import (
     takes_text,
     wants_words,
 )
+from bridge.settings.secret_file import SecretFile
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -267,14 +268,10 @@ def _put_secret_file(layers: _Layers, secret: Keys, name: Any, origin: str) -> N
         layers.refuse(named, f"given twice, also as {secret[-1]}; keep one", origin)
         return
     try:
-        # An editor ends the file with a newline, which is no part of the secret.
-        layers.put(
-            secret,
-            Path(name).expanduser().read_text(encoding="utf-8").rstrip("\r\n"),
-            f"{origin}, from {name}",
-        )
-    except (OSError, UnicodeDecodeError) as e:
-        layers.refuse(named, f"cannot be read: {getattr(e, 'strerror', None) or 'not text'}: {name}", origin)
+        layers.put(secret, SecretFile(name), f"{origin}, from {name}")
+    except (OSError, ValueError) as e:
+        why = getattr(e, "strerror", None) or ("not text" if isinstance(e, UnicodeDecodeError) else str(e))
+        layers.refuse(named, f"cannot be read: {why}: {name}", origin)
 
 
 # --- checking -----------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ class MqttSettings(Section):
     protocol: Literal["3.1", "3.1.1", "5"] = Field("5", description="MQTT version of the link.")
     username: str | None = Field(None, description="User name at the MQTT broker.")
     password: SecretStr | None = Field(
-        None, description="Password at the MQTT broker; also as password_file."
+        None,
+        description="Password at the MQTT broker, or a JWT; also as password_file, read anew at each connect.",
     )
     tls: bool = Field(False, description="Whether the link uses TLS.")
     tls_ca: Path | None = Field(
@@ -33,6 +34,9 @@ class MqttSettings(Section):
     )
     tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
     tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
+    tls_validate_hostname: bool = Field(
+        True, description="Whether the broker's certificate must name mqtt.host."
+    )
     keep_alive_s: int = Field(30, ge=5, le=65535, description="MQTT keep-alive, in seconds.")
     session_expiry_s: int = Field(
         604_800,
@@ -52,3 +56,7 @@ class MqttSettings(Section):
         if self.password is not None and self.username is None:
             raise ValueError("password needs a username")
         return self
+
+    def credentials(self) -> tuple[str | None, str | None]:
+        """Return user name and password as they are now; a password from a file is read anew."""
+        return self.username, None if self.password is None else self.password.get_secret_value()

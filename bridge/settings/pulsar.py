@@ -17,7 +17,9 @@ class PulsarSettings(Section):
 
     service_url: str = Field("pulsar://127.0.0.1:6650", description="Pulsar's binary service URL.")
     admin_url: str = Field("http://127.0.0.1:8080", description="Pulsar's admin REST URL.")
-    token: SecretStr | None = Field(None, description="Token for both; also as token_file.")
+    token: SecretStr | None = Field(
+        None, description="Token for both; also as token_file, read anew whenever it is asked for."
+    )
     tls_ca: Path | None = Field(
         None, description="PEM file of the authorities that sign the brokers' certificates."
     )

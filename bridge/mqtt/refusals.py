@@ -1,0 +1,77 @@
+"""What a refused MQTT connection or publish means: whether trying again can help, and what to change. Pure.
+
+Reason codes are those of MQTT 5 (3.2.2.2); paho gives the return codes of MQTT 3.1 and 3.1.1 as the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridge.errors import ConfigError
+from bridge.mqtt.types import Disconnected
+from bridge.settings.mqtt import MqttSettings
+from bridge.tls import handshake_problem
+
+__all__ = ["NOT_AUTHORIZED", "connect_remedy", "not_connected", "refused", "subscriber"]
+
+NOT_AUTHORIZED: Final = 0x87
+
+_PASSING: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
+"""Unspecified, implementation specific, unavailable, busy, quota exceeded, connection rate exceeded: try again."""
+
+
+def not_connected(error: Exception, settings: MqttSettings) -> Disconnected:
+    """Return the loss that follows when there was no CONNACK because of ``error``."""
+    where = f"{settings.host}:{settings.port}"
+    if isinstance(error, ConfigError):  # a file that the settings name cannot be used now
+        return Disconnected(0, error.what, remedy=error.remedy or "make it readable")
+    problem = handshake_problem(error, "mqtt", where)
+    if problem is not None:
+        return Disconnected(0, problem.what, remedy=problem.remedy)
+    return Disconnected(0, f"connecting to {where}: {error}")
+
+
+def refused(named: str, reason: int, settings: MqttSettings, client_id: str) -> Disconnected:
+    """Return the loss that follows a CONNACK with ``reason``, whose name is ``named``."""
+    return Disconnected(
+        0,
+        f"the MQTT broker at {settings.host}:{settings.port} refused the connection: {named}",
+        reason,
+        refused=True,
+        remedy=connect_remedy(reason, settings, client_id),
+    )
+
+
+def connect_remedy(reason: int, settings: MqttSettings, client_id: str) -> str | None:
+    """Return what somebody has to change after a CONNACK with ``reason``, None when trying again can help."""
+    if reason in _PASSING:
+        return None
+    if reason == 0x84:
+        return f"it does not speak MQTT {settings.protocol}: set mqtt.protocol to another of 3.1, 3.1.1 and 5"
+    if reason == 0x85:
+        return f"it does not take the client id {client_id!r}: set another (mqtt.client_id, push.client_id)"
+    if reason in (0x86, 0x8C, NOT_AUTHORIZED):
+        return _credentials(settings, client_id)
+    if reason in (0x9C, 0x9D):
+        return "the broker has moved: set mqtt.host and mqtt.port to where it is now"
+    if reason == 0x8A:
+        return f"the broker has banned {client_id!r}: ask who runs it"
+    return "check mqtt.username, mqtt.password, mqtt.protocol and mqtt.client_id"
+
+
+def subscriber(settings: MqttSettings, client_id: str) -> str:
+    """Return whom the broker knows this client as, for the sentence that asks for rights."""
+    return (
+        f"the client id {client_id!r}"
+        if settings.username is None
+        else f"mqtt.username {settings.username!r}"
+    )
+
+
+def _credentials(settings: MqttSettings, client_id: str) -> str:
+    if settings.username is None:
+        return "it wants credentials: set mqtt.username and mqtt.password (or password_file), or a client certificate"
+    return (
+        f"check mqtt.username ({settings.username!r}) and mqtt.password or password_file, and that this user may "
+        f"connect as {client_id!r}"
+    )

@@ -1,0 +1,153 @@
+"""Requests to Pulsar's admin REST: the token of this moment, the certificates of this moment, and errors in words.
+
+Token and certificates are read from their files again when those change. A broker that does not own a topic answers
+307 with the owner's address; the token goes there too, as Pulsar's own tools do it, but never from https to http.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.settings.pulsar import PulsarSettings
+from bridge.tls import client_context, handshake_problem
+from bridge.tokens import role_of
+
+__all__ = ["AdminHttp"]
+
+_REDIRECTS: Final = 5
+
+
+class AdminHttp:
+    """The connections to one admin URL. Any thread may use it. Close it."""
+
+    def __init__(self, settings: PulsarSettings, *, timeout_s: float) -> None:
+        """Raises ConfigError when a PEM file cannot be used."""
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._files = self._marks()
+        self._http = self._client()
+        self._former: httpx.Client | None = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for client in (self._http, self._former):
+                if client is not None:
+                    client.close()
+
+    def send(self, method: str, path: str, *, body: Any = None) -> httpx.Response:
+        """Do one request below ``/admin/v2`` and return the whole answer, whatever its status."""
+        with self.stream(method, path, body=body) as answer:
+            answer.read()
+            return answer
+
+    @contextmanager
+    def stream(self, method: str, path: str, *, body: Any = None) -> Iterator[httpx.Response]:
+        """Do one request and give the answer before its body is read.
+
+        Raises TransientError when the server cannot be reached, DeniedError when its certificate is not accepted,
+        or ours is not.
+        """
+        where = self._settings.admin_url
+        client = self._current()
+        request = client.build_request(method, path, json=body, headers=self._headers())
+        try:
+            for _ in range(_REDIRECTS):
+                answer = client.send(request, stream=True)
+                following = self._following(client, request, answer)
+                if following is None:
+                    break
+                answer.close()
+                request = following
+            try:
+                yield answer
+            finally:
+                answer.close()
+        except httpx.HTTPError as e:
+            problem = handshake_problem(e, "pulsar", f"Pulsar's admin {where}")
+            if problem is not None:
+                raise problem from e
+            raise TransientError(f"Pulsar's admin at {where} cannot be reached: {e}") from e
+
+    def refusal(self, method: str, path: str, status: int, why: str) -> PulsebridgeError:
+        """Return the error that a status from 400 on stands for."""
+        what = f"Pulsar's admin refused {method} {path} with {status}: {why}"
+        if status >= 500:
+            return TransientError(f"Pulsar's admin answered {status} to {method} {path}: {why}")
+        if status not in (401, 403):
+            return RefusedError(what)
+        token = self._settings.token
+        if token is None and self._settings.tls_certificate is None:
+            remedy = "it wants credentials: set pulsar.token (or token_file), or a client certificate"
+        else:
+            role = None if token is None else role_of(token.get_secret_value())
+            who = "this role" if role is None else f"the role {role!r}"
+            remedy = (
+                f"check pulsar.token or pulsar.tls_certificate, and what {who} may do; `pulsebridge provision "
+                "--dry-run` prints what an operator has to run"
+            )
+        return DeniedError(what, remedy=remedy)
+
+    # --- inside ---
+
+    def _headers(self) -> dict[str, str]:
+        token = self._settings.token
+        return {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
+
+    def _following(
+        self, client: httpx.Client, request: httpx.Request, answer: httpx.Response
+    ) -> httpx.Request | None:
+        """Return the request to the address that the answer names, None when it names none that we go to."""
+        if answer.status_code not in (301, 302, 307, 308) or "location" not in answer.headers:
+            return None
+        url = request.url.join(answer.headers["location"])
+        if request.url.scheme == "https" and url.scheme != "https":
+            return None
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
+        return client.build_request(request.method, url, content=request.content, headers=headers)
+
+    def _current(self) -> httpx.Client:
+        with self._lock:
+            marks = self._marks()
+            if marks != self._files:
+                # Other threads may be in the midst of a request, so the last client is closed a change later.
+                fresh = self._client()
+                if self._former is not None:
+                    self._former.close()
+                self._former, self._http, self._files = self._http, fresh, marks
+            return self._http
+
+    def _client(self) -> httpx.Client:
+        s = self._settings
+        verify: Any = False
+        if s.admin_url.startswith("https:"):
+            verify = client_context(s, "pulsar", check_hostname=s.tls_validate_hostname)
+        return httpx.Client(
+            base_url=f"{s.admin_url.rstrip('/')}/admin/v2",
+            verify=verify,
+            timeout=self._timeout_s,
+            trust_env=False,
+        )
+
+    def _marks(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Return what tells that a TLS file was replaced or rewritten."""
+        s = self._settings
+        return tuple(_mark(path) for path in (s.tls_ca, s.tls_certificate, s.tls_private_key))
+
+
+def _mark(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,47 @@
+"""A secret that stands in a file: read anew each time it is wanted, so that a rotated token needs no restart."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from bridge.errors import ConfigError
+
+__all__ = ["SecretFile"]
+
+
+class SecretFile(SecretStr):
+    """The content of a file, without the newline with which an editor ends it. Never printed.
+
+    Each call of ``get_secret_value`` reads the file. While it is missing, empty or not text, as it is in the midst
+    of a rotation, the last content counts. Two are equal when they name the same file.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Raises OSError or UnicodeDecodeError when the file cannot be read, ValueError when it is empty."""
+        self.path = Path(path).expanduser()
+        super().__init__(_content(self.path))
+
+    def get_secret_value(self) -> str:
+        """Return what the file says now. Any thread may call it. Raises ConfigError when nothing was ever read."""
+        try:
+            self._secret_value = _content(self.path)
+        except (OSError, ValueError) as e:
+            if not self._secret_value:
+                raise ConfigError(f"the secret's file {self.path} cannot be read: {e}") from e
+        return self._secret_value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretFile) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+
+def _content(path: Path) -> str:
+    text = path.read_text(encoding="utf-8").rstrip("\r\n")
+    if not text:
+        raise ValueError("it is empty")
+    return text
