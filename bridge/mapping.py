@@ -1,24 +1,33 @@
-"""Which Pulsar topic, key, device and command topic an MQTT topic has. Pure: no socket, no clock.
+"""Which Pulsar topic, key, device and command topic a message has. Pure: no socket, no clock.
 
 It decides by ordered rules, and by the default where none matches: the first level names the topic, the full MQTT
 topic is the key. Two MQTT topics never meet in one Pulsar topic and key unless a rule says so (it names a device
-or a key, or is ``shared``), and no MQTT topic, however crafted, names a Pulsar topic outside the readings namespace.
-Where messages are written, and what becomes of those without a route, is left to the ingest worker.
+or a key, or is ``shared``), and no MQTT topic, however crafted, names a Pulsar topic outside the namespaces that
+the configuration lists. Which rules are refused is decided by ``bridge.topic_rules``; where messages are written,
+and what becomes of those without a route, is left to the ingest worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from bridge.errors import ConfigError
-from bridge.topic_patterns import Pattern, meet, regex
-from bridge.topic_templates import MAX_LOCAL_NAME, Filter, Template
-
-if TYPE_CHECKING:
-    from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.message_fields import MissingField, read_fields
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_patterns import matcher
+from bridge.topic_rules import (
+    DEFAULT_RULE,
+    CompiledRule,
+    compile_rules,
+    default_rule,
+    mapping_problems,
+    subscriptions,
+)
+from bridge.topic_templates import MAX_LOCAL_NAME
 
 __all__ = [
     "DEFAULT_RULE",
@@ -26,15 +35,17 @@ __all__ = [
     "LeftOut",
     "Mapper",
     "NoRoute",
+    "PerMessage",
     "Route",
     "mapping_problems",
     "subscriptions",
 ]
 
-DEFAULT_RULE: Final = "default"
-"""Name under which messages without a rule stand in the envelope."""
+_MAX_MQTT_TOPIC: Final = 65_535
+"""Longest MQTT topic, in bytes (MQTT 5, 1.5.4)."""
 
-_DEFAULT_FILTER: Final = Filter.parse("#")
+_CACHE_BYTES: Final = 64 * 1024 * 1024
+"""What the cache of routes may hold, roughly: topics of 65,535 bytes must not fill the memory (H10)."""
 
 
 class Route(NamedTuple):
@@ -42,10 +53,12 @@ class Route(NamedTuple):
 
     rule: str
     local: str
-    """Local name of the Pulsar topic in the readings namespace."""
+    """Local name of the Pulsar topic in its namespace."""
     key: str
     device: str | None
     command_topic: str | None
+    namespace: str | None = None
+    """``tenant/namespace`` where the rule names another than the usual one."""
 
 
 class NoRoute(NamedTuple):
@@ -53,6 +66,7 @@ class NoRoute(NamedTuple):
 
     reason: str
     local: str
+    namespace: str | None = None
 
 
 class LeftOut(NamedTuple):
@@ -62,195 +76,140 @@ class LeftOut(NamedTuple):
     rule: str
 
 
+class PerMessage(NamedTuple):
+    """The way of a topic whose key, device or command topic stand in each message: ask ``of`` every time."""
+
+    rule: str
+    local: str
+    namespace: str | None
+    of: Callable[[bytes, Sequence[tuple[str, str]]], Route | NoRoute]
+    """Takes a message's payload and user properties."""
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How one MQTT topic is mapped; ``outcome`` is a Route, a NoRoute or a LeftOut."""
+    """How one MQTT topic is mapped. ``key`` and the two after it are templates where the outcome is PerMessage."""
 
     mqtt_topic: str
-    rule: str | None
-    filter: str | None
+    rule: CompiledRule | None
     captures: dict[str, str]
-    outcome: Route | NoRoute | LeftOut
+    outcome: Route | NoRoute | LeftOut | PerMessage
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    name: str
-    filter: Filter
-    topic: Template
-    key: Template
-    device: Template | None
-    command_topic: Template | None
-    shared: bool
+class _Routes(dict[str, "Route | NoRoute | LeftOut | PerMessage"]):
+    """Routes by topic, made when first asked for; past its bounds the oldest half is dropped."""
 
-    @property
-    def key_is_the_topic(self) -> bool:
-        return self.key.text == "{mqtt_topic}"
+    def __init__(
+        self, make: Callable[[str], Route | NoRoute | LeftOut | PerMessage], entries: int, size: int
+    ) -> None:
+        super().__init__()
+        self._make = make
+        self._entries = entries
+        self._bound = size
+        self._size = 0
 
-    @property
-    def local_pattern(self) -> Pattern:
-        return self.topic.pattern(self.filter, encoded=True)
-
-
-def _compile(rule: TopicRule) -> _Rule:
-    of = Filter.parse(rule.filter)
-    topic = Template.parse(rule.topic, of)
-    device = None if rule.device is None else Template.parse(rule.device, of)
-    command = None if rule.command_topic is None else Template.parse(rule.command_topic, of)
-    key = Template.parse(rule.key or rule.device or "{mqtt_topic}", of)
-    problem = topic.local_problem()
-    for template in (key, device):
-        if template is not None and not rule.shared:
-            problem = problem or template.ambiguity(of)
-    if rule.name == DEFAULT_RULE:
-        problem = problem or f"the name {DEFAULT_RULE!r} is taken by the default"
-    if command is not None and ("+" in rule.command_topic or "#" in rule.command_topic):  # type: ignore[operator]
-        problem = (
-            problem
-            or f"command_topic {rule.command_topic!r}: devices take commands on topics without '+' and '#'"
-        )
-    if problem is not None:
-        raise ValueError(problem)
-    return _Rule(rule.name, of, topic, key, device, command, rule.shared)
-
-
-def _compiled(settings: IngestSettings) -> tuple[list[_Rule], list[str]]:
-    rules: list[_Rule] = []
-    problems: list[str] = []
-    for number, rule in enumerate(settings.rules):
-        try:
-            rules.append(_compile(rule))
-        except ValueError as e:
-            problems.append(f"ingest.rules.{number} ({rule.name}): {e}")
-    names = [rule.name for rule in settings.rules]
-    problems += [
-        f"ingest.rules: the name {n!r} stands twice" for n in sorted({n for n in names if names.count(n) > 1})
-    ]
-    return rules, problems
-
-
-def mapping_problems(settings: IngestSettings) -> list[str]:
-    """Return everything that is wrong with the rules and filters, each with its field path; empty when all is well."""
-    rules, problems = _compiled(settings)
-    filters: list[Filter] = []
-    for number, text in enumerate(settings.filters):
-        try:
-            parsed = Filter.parse(text)
-            if any(parsed.names):
-                raise ValueError(f"filter {text!r}: names belong into ingest.rules")
-            filters.append(parsed)
-        except ValueError as e:
-            problems.append(f"ingest.filters.{number}: {e}")
-    if problems:
-        return problems
-    problems += _collisions(rules)
-    if not settings.allow_loopback:
-        problems += _loops(rules, filters or [r.filter for r in rules] or [_DEFAULT_FILTER])
-    return problems
-
-
-def _collisions(rules: Sequence[_Rule]) -> Iterator[str]:
-    for number, a in enumerate(rules):
-        for b in rules[number + 1 :]:
-            if a.shared or b.shared or (a.key_is_the_topic and b.key_is_the_topic):
-                continue
-            if meet(a.local_pattern, b.local_pattern) and meet(
-                a.key.pattern(a.filter), b.key.pattern(b.filter)
-            ):
-                yield (
-                    f"ingest.rules: {a.name} and {b.name} could write different MQTT topics to one Pulsar topic under "
-                    f"one key ({a.topic.text!r} with {a.key.text!r}, {b.topic.text!r} with {b.key.text!r}): give them "
-                    "other topics, or set shared: true where they mean the same devices"
-                )
-
-
-def _loops(rules: Sequence[_Rule], filters: Sequence[Filter]) -> Iterator[str]:
-    for rule in rules:
-        if rule.command_topic is None:
-            continue
-        commands = rule.command_topic.pattern(rule.filter)
-        for one in filters:
-            if any(meet(commands, pattern) for pattern in one.patterns):
-                yield (
-                    f"ingest: the filter {one.mqtt!r} matches command topics of rule {rule.name} "
-                    f"({rule.command_topic.text!r}), so commands would come back: choose narrower ingest.filters, or "
-                    "set ingest.allow_loopback, which leaves them out one by one"
-                )
-
-
-def subscriptions(settings: IngestSettings) -> tuple[str, ...]:
-    """Return the MQTT filters to subscribe to, each once, in order. Raises ConfigError for rules that do not compile."""
-    if settings.filters:
-        found: Iterable[str] = settings.filters
-    else:
-        rules, problems = _compiled(settings)
-        if problems:
-            raise ConfigError("; ".join(problems))
-        found = [rule.filter.mqtt for rule in rules] or ["#"]
-    return tuple(dict.fromkeys(found))
+    def __missing__(self, topic: str) -> Route | NoRoute | LeftOut | PerMessage:
+        route = self._make(topic)
+        cost = 512 + 8 * len(topic)  # the topic, a key and a device made of it, by up to 4 bytes a character
+        if cost > self._bound // 16:
+            return route
+        if len(self) >= self._entries or self._size + cost > self._bound:
+            for old in list(self)[: len(self) // 2 + 1]:
+                self._size -= 512 + 8 * len(old)
+                del self[old]
+        self._size += cost
+        self[topic] = route
+        return route
 
 
 class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
-    ``known`` are the local names of topics that exist already: they count towards ``max_topics``. Results are
-    kept for the ``cache`` topics used last.
+    ``known`` are the topics that exist already, by local name, with ``tenant/namespace/`` before those outside the
+    usual namespace: they count towards ``max_topics``. Results are kept for up to ``cache`` topics.
     """
 
-    def __init__(self, settings: IngestSettings, *, known: Iterable[str] = (), cache: int = 65_536) -> None:
-        self._rules, problems = _compiled(settings)
-        problems += mapping_problems(settings)
+    def __init__(
+        self,
+        settings: IngestSettings,
+        *,
+        pulsar: PulsarSettings | None = None,
+        known: Iterable[str] = (),
+        cache: int = 65_536,
+    ) -> None:
+        pulsar = pulsar or PulsarSettings()
+        problems = mapping_problems(settings, pulsar)
         if problems:
-            raise ConfigError("; ".join(dict.fromkeys(problems)))
+            raise ConfigError("; ".join(problems))
+        self._rules, _ = compile_rules(settings, pulsar)
+        self._usual = pulsar.readings_namespaces[0]
         self._max_topics = settings.max_topics
-        self._locals = set(known)
+        self._max_payload = settings.max_message_bytes
+        self._topics = set(known)
         self._commands = [
-            (rule.name, regex(rule.command_topic.pattern(rule.filter)))
-            for rule in self._rules
-            if rule.command_topic
+            (rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic
         ]
         self._claimed = [
-            (rule.name, regex(rule.local_pattern), regex(rule.key.pattern(rule.filter)))
+            (rule.name, matcher(rule.local_pattern), matcher(rule.key.pattern()))
             for rule in self._rules
-            if not rule.shared and not rule.key_is_the_topic
+            if not rule.shared and not rule.key_is_the_topic and None in rule.namespaces
         ]
-        self._default = _Rule(
-            DEFAULT_RULE,
-            _DEFAULT_FILTER,
-            Template.parse("{level1}", _DEFAULT_FILTER),
-            Template.parse("{mqtt_topic}", _DEFAULT_FILTER),
-            None,
-            None,
-            False,
-        )
-        self.route = lru_cache(maxsize=cache)(self._route)
-        """Map one topic: a Route, a NoRoute or a LeftOut."""
+        self._default = default_rule()
+        self.route = _Routes(self._route, cache, _CACHE_BYTES).__getitem__
+        """Map one topic: a Route, a PerMessage, a NoRoute or a LeftOut."""
 
     @property
     def topics(self) -> int:
         """How many Pulsar topics exist or were named."""
-        return len(self._locals)
+        return len(self._topics)
 
-    def explain(self, mqtt_topic: str) -> Explanation:
-        """Return which rule takes a topic, what it captures and where the message goes. Changes nothing."""
-        rule, captures = self._match(mqtt_topic) if _is_utf8(mqtt_topic) else (None, {})
-        before = set(self._locals)
+    def explain(
+        self, mqtt_topic: str, payload: bytes | None = None, user: Sequence[tuple[str, str]] = ()
+    ) -> Explanation:
+        """Return which rule takes a topic, what it captures and where the message goes. Changes nothing.
+
+        With a payload or user properties, what stands in the message is looked up in them.
+        """
+        before = set(self._topics)
         outcome = self._route(mqtt_topic)
-        self._locals = before
-        if isinstance(outcome, LeftOut) or rule is None:
-            return Explanation(mqtt_topic, None, None, {}, outcome)
-        return Explanation(mqtt_topic, rule.name, rule.filter.mqtt, captures, outcome)
+        self._topics = before
+        if isinstance(outcome, PerMessage) and (payload is not None or user):
+            outcome = outcome.of(payload or b"", user)
+        if isinstance(outcome, LeftOut) or _topic_problem(mqtt_topic):
+            return Explanation(mqtt_topic, None, {}, outcome)
+        rule, captures = self._match(mqtt_topic)
+        return Explanation(mqtt_topic, rule, captures, outcome)
 
-    def _route(self, mqtt_topic: str) -> Route | NoRoute | LeftOut:
-        if not _is_utf8(mqtt_topic) or not mqtt_topic:
-            return NoRoute("the MQTT topic is empty or not UTF-8", "")
+    def _route(self, mqtt_topic: str) -> Route | NoRoute | LeftOut | PerMessage:
+        problem = _topic_problem(mqtt_topic)
+        if problem is not None:
+            return NoRoute(problem, "")
         if mqtt_topic.startswith("$"):
             return LeftOut("broker", "")
-        for name, pattern in self._commands:
-            if pattern.match(mqtt_topic):
+        for name, matches in self._commands:
+            if matches(mqtt_topic):
                 return LeftOut("command", name)
         rule, captures = self._match(mqtt_topic)
+        namespace = None
+        if rule.namespace is not None:
+            named = rule.namespace.fill(captures)
+            namespace = None if named == self._usual else named
+            if namespace not in rule.namespaces:
+                return NoRoute(f"the namespace {named[:100]!r} is not one of pulsar.namespaces", "")
         local = rule.topic.fill_encoded(captures)
+        refused = self._refused(rule, local, namespace, mqtt_topic)
+        if refused is not None:
+            return refused
+        if rule.fields:
+            kept = {name: captures[name] for name in rule.captures}
+            of = partial(self._of_message, rule, kept, local, namespace)
+            return PerMessage(rule.name, local, namespace, of)
+        return self._filled(rule, captures, local, namespace)
+
+    def _refused(
+        self, rule: CompiledRule, local: str, namespace: str | None, mqtt_topic: str
+    ) -> NoRoute | None:
+        """Return why no message of this topic may be written there; else count the Pulsar topic."""
         if len(local) > MAX_LOCAL_NAME:
             return NoRoute(
                 f"the Pulsar topic's name would have {len(local)} characters, at most {MAX_LOCAL_NAME} are taken",
@@ -258,25 +217,66 @@ class Mapper:
             )
         if rule is self._default:
             for name, topics, keys in self._claimed:
-                if topics.match(local) and keys.match(mqtt_topic):
+                if topics(local) and keys(mqtt_topic):
                     return NoRoute(
                         f"no rule matches, and under this key the topic {local} belongs to rule {name}", local
                     )
-        if local not in self._locals:
-            if len(self._locals) >= self._max_topics:
+        full = local if namespace is None else f"{namespace}/{local}"
+        if full not in self._topics:
+            if len(self._topics) >= self._max_topics:
                 return NoRoute(
-                    f"it would be Pulsar topic number {len(self._locals) + 1}, ingest.max_topics is {self._max_topics}",
+                    f"it would be Pulsar topic number {len(self._topics) + 1}, ingest.max_topics is {self._max_topics}",
                     local,
+                    namespace,
                 )
-            self._locals.add(local)
+            self._topics.add(full)
+        return None
+
+    def _filled(
+        self, rule: CompiledRule, captures: dict[str, str], local: str, namespace: str | None
+    ) -> Route | NoRoute:
         device = None if rule.device is None else rule.device.fill(captures)
         key = rule.key.fill(captures)
         if not key or device == "":
-            return NoRoute(f"rule {rule.name} finds no text for its key or device", local)
-        command = None if rule.command_topic is None else rule.command_topic.fill(captures)
-        return Route(rule.name, local, key, device, command)
+            return NoRoute(f"rule {rule.name} finds no text for its key or device", local, namespace)
+        command = None
+        if rule.command_topic is not None:
+            command = rule.command_topic.fill(captures)
+            if _topic_problem(command):
+                return NoRoute(
+                    f"rule {rule.name}: the command topic would be no MQTT topic", local, namespace
+                )
+        return Route(rule.name, local, key, device, command, namespace)
 
-    def _match(self, mqtt_topic: str) -> tuple[_Rule, dict[str, str]]:
+    def _of_message(
+        self,
+        rule: CompiledRule,
+        captures: dict[str, str],
+        local: str,
+        namespace: str | None,
+        payload: bytes,
+        user: Sequence[tuple[str, str]],
+    ) -> Route | NoRoute:
+        if len(payload) > self._max_payload:
+            return NoRoute(
+                f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", local, namespace
+            )
+        try:
+            found = read_fields(rule.fields, payload, user)
+        except MissingField as e:
+            return NoRoute(f"rule {rule.name} finds no device or key: {e}", local, namespace)
+        if rule.command_topic is not None:
+            for field in rule.command_topic.fields:
+                if any(c in found[field.name] for c in "/+#\0"):
+                    return NoRoute(
+                        f"rule {rule.name}: {{{field.name}}} has a character that cannot stand in a level of the "
+                        "command topic",
+                        local,
+                        namespace,
+                    )
+        return self._filled(rule, captures | found, local, namespace)
+
+    def _match(self, mqtt_topic: str) -> tuple[CompiledRule, dict[str, str]]:
         levels = mqtt_topic.split("/")
         for rule in (*self._rules, self._default):
             captures = rule.filter.match(levels)
@@ -288,9 +288,16 @@ class Mapper:
         raise AssertionError("the default matches every topic")
 
 
-def _is_utf8(text: str) -> bool:
+def _topic_problem(topic: str) -> str | None:
+    """Return why nobody can publish to a topic (MQTT 5, 4.7.3), None when somebody can."""
     try:
-        text.encode()
+        size = len(topic) if topic.isascii() else len(topic.encode())
     except UnicodeEncodeError:
-        return False
-    return True
+        size = 0
+    if not size:
+        return "the MQTT topic is empty or not UTF-8"
+    if size > _MAX_MQTT_TOPIC:
+        return f"the MQTT topic has {size} bytes, MQTT allows {_MAX_MQTT_TOPIC}"
+    if "+" in topic or "#" in topic or "\0" in topic:
+        return "the MQTT topic has a wildcard or U+0000, which MQTT forbids"
+    return None

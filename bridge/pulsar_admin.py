@@ -57,19 +57,20 @@ class PulsarAdmin:
     # --- namespaces and topics ---
 
     def provision_namespaces(self) -> None:
-        """Create both namespaces and set what keeps their messages: retention, no TTL, producers held at quota."""
+        """Create all namespaces and set what keeps their messages: retention, no TTL, producers held at quota."""
         s = self.settings
-        self.request(
-            "PUT",
-            f"/tenants/{s.tenant}",
-            accept=(409,),
-            body={
-                "adminRoles": [],
-                "allowedClusters": self.request("GET", "/clusters"),
-            },
-        )
-        for namespace in (s.namespace, s.system_namespace):
-            path = f"/namespaces/{s.tenant}/{namespace}"
+        for tenant in dict.fromkeys(name.split("/")[0] for name in s.all_namespaces):
+            self.request(
+                "PUT",
+                f"/tenants/{tenant}",
+                accept=(409,),
+                body={
+                    "adminRoles": [],
+                    "allowedClusters": self.request("GET", "/clusters"),
+                },
+            )
+        for namespace in s.all_namespaces:
+            path = f"/namespaces/{namespace}"
             self.request("PUT", path, accept=(409,))
             self.request(
                 "POST",

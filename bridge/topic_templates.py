@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from string import Formatter
 from typing import Final
 
+from bridge.message_fields import FIELD_KINDS, MessageField
 from bridge.topic_patterns import Pattern, Star, filter_pattern
 
 __all__ = ["MAX_LOCAL_NAME", "Filter", "Template", "encode_local", "encode_piece"]
@@ -135,38 +137,55 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with ``{captures}``: of a rule's filter, ``{level1}`` and so on, and ``{mqtt_topic}``."""
+    """Text with ``{captures}``: of a rule's filter, ``{level1}`` and so on, ``{mqtt_topic}``, fields of the message."""
 
     text: str
+    of: Filter
     parts: tuple[tuple[str, str | None], ...]
     """Pairs of a literal and the capture after it, None at the end."""
+    fields: tuple[MessageField, ...]
+    """What it takes from the message itself; only then can it not be filled from the topic alone."""
 
     @classmethod
-    def parse(cls, text: str, of: Filter) -> Template:
-        """Compile a template for a filter's captures. Raises ValueError naming what is not known."""
+    def parse(cls, text: str, of: Filter, *, device: Template | None = None) -> Template:
+        """Compile a template for a filter's captures. Raises ValueError naming what is not known.
+
+        ``device`` stands for ``{device}`` where the filter itself captures nothing under that name.
+        """
         try:
             parsed = list(Formatter().parse(text))
         except ValueError as e:
             raise ValueError(f"template {text!r}: {e}") from e
         parts: list[tuple[str, str | None]] = []
+        fields: list[MessageField] = []
         for literal, name, spec, conversion in parsed:
+            if name in FIELD_KINDS and spec and not conversion:
+                field = MessageField.parse(name, spec)
+                fields.append(field)
+                parts.append((literal, field.name))
+                continue
             if spec or conversion:
                 raise ValueError(f"template {text!r}: {{{name}}} takes no format")
+            if name == "device" and device is not None and of.star_of(name) is None:
+                parts += [(literal, None), *device.parts]
+                fields += device.fields
+                continue
             if name is not None and of.star_of(name) is None:
-                known = [n for n in of.names if n] + ["level1", "mqtt_topic"]
-                raise ValueError(
-                    f"template {text!r}: {{{name}}} is not there in every topic that {of.mqtt!r} matches; "
-                    f"known: {', '.join(known)}"
-                )
+                raise ValueError(f"template {text!r}: {_not_there(name, of)}")
             parts.append((literal, name))
         if not parts:
             raise ValueError("a template is not empty")
-        return cls(text, tuple(parts))
+        return cls(text, of, tuple(parts), tuple(dict.fromkeys(fields)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The captures it uses."""
+        """The captures and fields that it uses."""
         return tuple(name for _, name in self.parts if name is not None)
+
+    def star_of(self, name: str) -> str | Star:
+        """Return what one of its names stands for: a fixed level, one level, or any text."""
+        found = self.of.star_of(name)
+        return Star.REST if found is None else found  # a field of the message
 
     def fill(self, captures: Mapping[str, str]) -> str:
         """Return the text with the captures as they are."""
@@ -182,23 +201,29 @@ class Template:
         )
         return encode_local(filled)
 
-    def pattern(self, of: Filter, *, encoded: bool = False) -> Pattern:
-        """Return the strings that it can make. With ``encoded``, before ``encode_local``, which keeps them apart."""
+    def pattern(self, *, encoded: bool = False, field: Star = Star.REST) -> Pattern:
+        """Return the strings that it can make. With ``encoded``, before ``encode_local``, which keeps them apart.
+
+        ``field`` is what a field of the message may be, where not any text is let through.
+        """
         found: list[str | Star] = []
+        own = {f.name for f in self.fields}
         for literal, name in self.parts:
             if literal:
                 found.append(literal)
             if name is None:
                 continue
-            star = of.star_of(name)
+            star = field if name in own else self.star_of(name)
             if isinstance(star, str):
                 found.append(encode_piece(star) if encoded else star)
-            elif star is not None:
+            else:
                 found.append(Star.LEVEL if encoded else star)
         return tuple(found)
 
     def local_problem(self) -> str | None:
         """Return why it cannot name a Pulsar topic, None when it can."""
+        if self.fields:
+            return f"template {self.text!r}: {{{self.fields[0].name}}} may name a device or a key, not a Pulsar topic"
         for literal, _ in self.parts:
             if not _LOCAL_LITERAL.match(literal):
                 return f"template {self.text!r}: a Pulsar topic has only letters, digits and _.- in its fixed parts"
@@ -206,18 +231,23 @@ class Template:
             return f"template {self.text!r}: dots alone are not a name"
         return None
 
-    def ambiguity(self, of: Filter) -> str | None:
+    def ambiguity(self) -> str | None:
         """Return why two different sets of captures could make the same text, None when they cannot.
 
-        A slash tells two levels apart, since a level has none; nothing tells what follows a rest.
+        A slash tells two levels apart, since a level has none; nothing tells what follows a rest or a field.
         """
-        for (_, before), (literal, after) in zip(self.parts, self.parts[1:], strict=False):
-            if before is None or after is None:
-                continue
-            varies = isinstance(of.star_of(before), Star)
-            if varies and (of.star_of(before) is Star.REST or "/" not in literal):
+        named = [(name, number) for number, (_, name) in enumerate(self.parts) if name is not None]
+        for (before, at), (after, to) in pairwise(named):
+            literal = "".join(literal for literal, _ in self.parts[at + 1 : to + 1])
+            star = self.star_of(before)
+            if isinstance(star, Star) and (star is Star.REST or "/" not in literal):
                 return (
                     f"template {self.text!r}: where {{{before}}} ends and {{{after}}} begins cannot be told, so two "
                     "devices could become one: put a slash between them, and the rest last"
                 )
         return None
+
+
+def _not_there(name: str, of: Filter) -> str:
+    known = [n for n in of.names if n] + ["level1", "mqtt_topic", "user:NAME", "json:$.PATH"]
+    return f"{{{name}}} is not there in every topic that {of.mqtt!r} matches; known: {', '.join(known)}"

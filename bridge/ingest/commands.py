@@ -40,15 +40,30 @@ def _ingest(config: ConfigOption = None, sets: SetOption = None) -> None:
 
 def _explain(
     topic: Annotated[str, typer.Argument(help="An MQTT topic, for example plant/7/press/temperature.")],
+    payload: Annotated[
+        str | None, typer.Option(help="A payload, where a rule takes the device from it.", show_default=False)
+    ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--user", metavar="NAME=VALUE", help="A user property; may be repeated.", show_default=False
+        ),
+    ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which rule takes an MQTT topic and where its messages go, or why they do not. Connects nowhere.
 
-    Example: pulsebridge topics explain wearables/w-17/glucose
+    Examples:
+
+        pulsebridge topics explain wearables/w-17/glucose
+
+        pulsebridge topics explain gateway/7/up --payload '{"device": {"id": "w-17"}}'
     """
     from bridge.ingest.explaining import explanation_of, explanation_text
 
-    told = explanation_of(settings_from(config, sets), topic)
+    properties = [(name, value) for name, _, value in (text.partition("=") for text in user or ())]
+    body = None if payload is None else payload.encode("utf-8", "surrogateescape")
+    told = explanation_of(settings_from(config, sets), topic, body, properties)
     typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else explanation_text(told))

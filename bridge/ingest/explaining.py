@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.mapping import Mapper, NoRoute, Route, subscriptions
+from bridge.mapping import Mapper, NoRoute, PerMessage, Route, subscriptions
 from bridge.murmur3 import partition_of
 from bridge.settings import Settings
 from bridge.topic_templates import Filter
@@ -18,16 +19,25 @@ _LEFT_OUT = {
 }
 
 
-def explanation_of(settings: Settings, mqtt_topic: str) -> dict[str, Any]:
-    """Return the explanation as it is printed with ``--json``. Raises ConfigError when the rules are wrong."""
-    found = Mapper(settings.ingest).explain(mqtt_topic)
+def explanation_of(
+    settings: Settings,
+    mqtt_topic: str,
+    payload: bytes | None = None,
+    user: Sequence[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """Return the explanation as it is printed with ``--json``. Raises ConfigError when the rules are wrong.
+
+    Where a rule takes the device from each message, ``payload`` and ``user`` properties stand for one.
+    """
+    found = Mapper(settings.ingest, pulsar=settings.pulsar).explain(mqtt_topic, payload, user)
+    rule = found.rule
     levels = mqtt_topic.split("/")
     subscribed = [f for f in subscriptions(settings.ingest) if Filter.parse(f).match(levels) is not None]
     told: dict[str, Any] = {
         "mqtt_topic": mqtt_topic,
         "subscribed_by": subscribed,
-        "rule": found.rule,
-        "filter": found.filter,
+        "rule": None if rule is None else rule.name,
+        "filter": None if rule is None else rule.filter.mqtt,
         "captures": {
             n: v for n, v in found.captures.items() if n != "mqtt_topic" and not n.startswith("level")
         },
@@ -37,12 +47,21 @@ def explanation_of(settings: Settings, mqtt_topic: str) -> dict[str, Any]:
     if isinstance(outcome, Route):
         partitions = settings.pulsar.partitions
         told |= {
-            "pulsar_topic": settings.pulsar.readings_topic(outcome.local),
+            "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
             "partition": partition_of(outcome.key, partitions),
             "partitions": partitions,
             "key": outcome.key,
             "device": outcome.device,
             "command_topic": outcome.command_topic,
+        }
+    elif isinstance(outcome, PerMessage):
+        assert rule is not None
+        told |= {
+            "outcome": "written, key and device by what each message says",
+            "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
+            "key": rule.key.text,
+            "device": None if rule.device is None else rule.device.text,
+            "command_topic": None if rule.command_topic is None else rule.command_topic.text,
         }
     elif isinstance(outcome, NoRoute):
         told |= {
@@ -75,6 +94,7 @@ def explanation_text(told: dict[str, Any]) -> str:
                 f"{told['partition']} of {told['partitions']}, if the topic is made by this configuration",
             )
         )
+    if "key" in told:
         lines.append(("key", told["key"]))
         lines.append(("device", told["device"] or "none: no rule names one"))
         lines.append(("command topic", told["command_topic"] or "none"))

@@ -25,7 +25,7 @@ from bridge.dead_letters import dead_letter
 from bridge.envelope import from_push, properties_of, size_of
 from bridge.ingest import metrics
 from bridge.ingest.lanes import Lanes, Reading
-from bridge.mapping import LeftOut, Mapper, NoRoute, Route
+from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
 from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
@@ -107,6 +107,9 @@ class Intake:
         retained = self._settings.ingest.retained
         skip = message.retain and retained == "skip"
         route = self._mapper.route(message.topic)
+        if isinstance(route, PerMessage):
+            properties = message.properties
+            route = route.of(message.payload, properties.user if properties is not None else ())
         if skip or isinstance(route, LeftOut) or from_push(message):
             reading.stored = True
             reason = route.reason if isinstance(route, LeftOut) else "retained" if skip else "command"
@@ -124,7 +127,8 @@ class Intake:
             retained=message.retain and retained == "mark",
         )
         if isinstance(route, NoRoute):
-            topic = self._settings.pulsar.readings_topic(route.local) if route.local else ""
+            pulsar = self._settings.pulsar
+            topic = pulsar.readings_topic(route.local, route.namespace) if route.local else ""
             self._dead_letter(reading, topic, route.reason)
         else:
             self._write(reading, route)
@@ -138,7 +142,7 @@ class Intake:
         return reading.topic == self._dead_topic
 
     def _write(self, reading: Reading, route: Route) -> None:
-        topic = self._settings.pulsar.readings_topic(route.local)
+        topic = self._settings.pulsar.readings_topic(route.local, route.namespace)
         size = size_of(reading.payload, route.key, reading.properties)
         limit = self._settings.ingest.max_message_bytes - PULSAR_RESERVE
         if size > limit:

@@ -34,11 +34,9 @@ def provision(admin: PulsarAdmin) -> None:
 
 
 def verify_policies(admin: PulsarAdmin) -> None:
-    """Read the policies of both namespaces. Raises TerminalError naming each that would lose messages."""
-    settings = admin.settings
+    """Read the policies of all namespaces. Raises TerminalError naming each that would lose messages."""
     problems: list[str] = []
-    for namespace in (settings.namespace, settings.system_namespace):
-        name = f"{settings.tenant}/{namespace}"
+    for name in admin.settings.all_namespaces:
         problems += policy_problems(name, admin.request("GET", f"/namespaces/{name}"))
     if problems:
         raise TerminalError(
@@ -70,9 +68,10 @@ def policy_problems(namespace: str, policies: Mapping[str, Any]) -> list[str]:
 
 
 def known_topics(admin: PulsarAdmin) -> list[str]:
-    """Return the local names of the topics in the readings namespace."""
-    settings = admin.settings
-    return [t.rsplit("/", 1)[1] for t in admin.topics(f"{settings.tenant}/{settings.namespace}")]
+    """Return the topics of the readings namespaces: local names, with ``tenant/namespace/`` before those of others."""
+    usual, *others = admin.settings.readings_namespaces
+    found = [t.rsplit("/", 1)[1] for t in admin.topics(usual)]
+    return found + [f"{name}/{t.rsplit('/', 1)[1]}" for name in others for t in admin.topics(name)]
 
 
 class SessionMemory:

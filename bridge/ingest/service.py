@@ -77,7 +77,8 @@ class IngestService:
 
     def _prepare(self, admin: PulsarAdmin, memory: SessionMemory) -> tuple[Mapper, dict[str, int] | None]:
         provision(admin)
-        return Mapper(self.settings.ingest, known=known_topics(admin)), memory.load(admin)
+        known = known_topics(admin)
+        return Mapper(self.settings.ingest, pulsar=self.settings.pulsar, known=known), memory.load(admin)
 
     def _patiently(
         self, doing: str, act: Callable[[], tuple[Mapper, dict[str, int] | None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bridge.settings.base import Section
 
@@ -25,9 +25,17 @@ class TopicRule(Section):
     key: str | None = Field(
         None, description="Template of the key; default: the device, else the full MQTT topic."
     )
-    device: str | None = Field(None, description="Template that names the device, usually one capture.")
+    device: str | None = Field(
+        None,
+        description="Template that names the device: a capture, or what each message says, as {user:device-id} (user "
+        "property) or {json:$.device.id} (payload); a message without it is a dead letter.",
+    )
     command_topic: str | None = Field(
         None, description="Template of the MQTT topic on which the device takes commands."
+    )
+    namespace: str | None = Field(
+        None,
+        description="Template of the Pulsar namespace as tenant/namespace, one of pulsar.namespaces; default: the usual one.",
     )
     shared: bool = Field(
         False,
@@ -74,12 +82,3 @@ class IngestSettings(Section):
     stall_s: float = Field(
         10.0, gt=0, description="Age of the oldest unacknowledged message that gives a WARNING, in seconds."
     )
-
-    @model_validator(mode="after")
-    def _mappable(self) -> IngestSettings:
-        from bridge.mapping import mapping_problems  # the mapping reads these settings
-
-        problems = mapping_problems(self)
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bridge.errors import ConfigError
-from bridge.settings import Settings
+from bridge.mapping import mapping_problems
+from bridge.settings import IngestSettings, PulsarSettings, Settings
 from bridge.settings.fields import (
     FILE_SUFFIX,
     field_at,
@@ -284,13 +285,26 @@ def _validate(layers: _Layers) -> Settings | None:
         for part in path[:-1]:
             node = node.setdefault(part, {})
         node[path[-1]] = value
+    settings = None
     try:
-        return Settings.model_validate(tree)
+        settings = Settings.model_validate(tree)
     except ValidationError as e:
         layers.problems.extend(
             _readable(error, layers) for error in e.errors(include_url=False, include_input=True)
         )
-        return None
+    layers.problems.extend(_of_rules(tree, layers))
+    return settings
+
+
+def _of_rules(tree: Mapping[str, Any], layers: _Layers) -> Iterator[str]:
+    """Yield what is wrong with the topic rules, also where other sections have problems of their own."""
+    try:
+        ingest = IngestSettings.model_validate(tree.get("ingest", {}))
+        pulsar = PulsarSettings.model_validate(tree.get("pulsar", {}))
+    except ValidationError:
+        return  # told already; what follows from them would only confuse
+    for problem in mapping_problems(ingest, pulsar):
+        yield problem + _origin(("ingest", "filters" if "ingest.filters" in problem else "rules"), layers)
 
 
 def _readable(error: ErrorDetails, layers: _Layers) -> str:

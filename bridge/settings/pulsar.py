@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -10,6 +12,10 @@ from bridge.contract import topic_name
 from bridge.settings.base import Section
 
 __all__ = ["PulsarSettings"]
+
+# Pulsar's NamedEntity: what it takes in the name of a tenant or a namespace.
+_NAME: Final = re.compile(r"[-=:.\w]+", re.ASCII)
+_NAMESPACE: Final = re.compile(r"[-=:.\w]+/[-=:.\w]+", re.ASCII)
 
 
 class PulsarSettings(Section):
@@ -42,6 +48,10 @@ class PulsarSettings(Section):
     system_namespace: str = Field(
         "pulsebridge-system", description="Namespace of commands, cursors, receipts and dead letters."
     )
+    namespaces: tuple[str, ...] = Field(
+        (),
+        description="Further namespaces of readings, as tenant/namespace, that rules may name; no others are reached.",
+    )
     partitions: int = Field(4, ge=1, le=1024, description="Partitions of a new readings topic.")
     command_partitions: int = Field(
         4,
@@ -62,13 +72,36 @@ class PulsarSettings(Section):
             raise ValueError(
                 "namespace and system_namespace must differ, or a device could write to commands"
             )
+        for name in (self.tenant, self.namespace, self.system_namespace):
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name of a tenant or namespace: letters, digits and -=:._ only"
+                )
+        for name in self.namespaces:
+            if not _NAMESPACE.fullmatch(name):
+                raise ValueError(f"namespaces: {name!r} is not of the form tenant/namespace")
+            if name == f"{self.tenant}/{self.system_namespace}":
+                raise ValueError(
+                    "namespaces must not list the system namespace, or a device could write to commands"
+                )
         if (self.tls_certificate is None) != (self.tls_private_key is None):
             raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
         return self
 
-    def readings_topic(self, local: str) -> str:
-        """Return the full name of a topic in the readings namespace."""
-        return topic_name(self.tenant, self.namespace, local)
+    @property
+    def readings_namespaces(self) -> tuple[str, ...]:
+        """The namespaces that hold readings, as tenant/namespace: that of all without another, then the listed ones."""
+        return tuple(dict.fromkeys((f"{self.tenant}/{self.namespace}", *self.namespaces)))
+
+    @property
+    def all_namespaces(self) -> tuple[str, ...]:
+        """Every namespace that Pulsebridge writes to, as tenant/namespace."""
+        return (*self.readings_namespaces, f"{self.tenant}/{self.system_namespace}")
+
+    def readings_topic(self, local: str, namespace: str | None = None) -> str:
+        """Return the full name of a readings topic; ``namespace`` is one of ``namespaces``, None the usual one."""
+        tenant, _, name = (namespace or f"{self.tenant}/{self.namespace}").partition("/")
+        return topic_name(tenant, name, local)
 
     def system_topic(self, local: str) -> str:
         """Return the full name of a topic in the system namespace, one of ``contract.SYSTEM_TOPICS``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.topic_patterns import Pattern, Star, filter_pattern, meet, regex
+from bridge.topic_patterns import Pattern, Star, filter_pattern, matcher, meet, regex
 
 parts = st.one_of(st.sampled_from(["a", "b", "/", "ab"]), st.sampled_from(list(Star)))
 patterns = st.lists(parts, max_size=4).map(tuple)
@@ -42,3 +42,15 @@ def test_a_filter_with_a_rest_matches_its_parent() -> None:
     assert regex(whole).match("a/b/c")
     assert regex(parent).match("a")
     assert not regex(parent).match("a/b")
+
+
+@settings(deadline=None, max_examples=500)
+@given(patterns, strings)
+def test_following_a_pattern_agrees_with_its_regular_expression(pattern: Pattern, text: str) -> None:
+    assert matcher(pattern)(text) == bool(regex(pattern).match(text))
+
+
+def test_a_crafted_topic_is_matched_in_time_that_grows_with_its_length() -> None:
+    pattern = ("devices/", Star.LEVEL, "-", Star.LEVEL, "-", Star.LEVEL, "/commands")
+    assert not matcher(pattern)("devices/" + "-" * 65_000)  # a regular expression would take hours
+    assert matcher(pattern)("devices/" + "-" * 65_000 + "/commands")

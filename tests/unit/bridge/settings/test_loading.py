@@ -156,6 +156,18 @@ def test_a_secret_may_come_from_a_file_of_its_own(layer: str) -> None:
     assert got.origins["mqtt.password"].endswith(", from secret")
 
 
+def test_problems_of_topic_rules_are_listed_beside_all_others() -> None:
+    rules = [{"name": "a", "filter": "#/x"}, {"name": "b", "filter": "x/+y", "namespace": "acme/site"}]
+    lines = problems({"ingest": {"rules": rules}, "mqtt": {"port": 0}, "push": {"nothing": 1}})
+    assert [line.split(" ")[0] for line in lines] == [
+        "push.nothing:",
+        "mqtt.port:",
+        "ingest.rules.0",
+        "ingest.rules.1",
+    ]
+    assert all(line.endswith("(file given.yaml)") for line in lines)
+
+
 def test_a_secret_given_twice_in_one_layer_is_refused() -> None:
     Path("secret").write_text("s3cret", encoding="utf-8")
     for keys in (("password", "password_file"), ("password_file", "password")):
