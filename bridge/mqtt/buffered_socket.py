@@ -1,7 +1,8 @@
 """A buffered socket in the shape that paho expects: one system call for many packets, in both directions.
 
 paho's decoder asks for one byte, then for a few, then for the body: three calls of ``recv`` for a packet. Behind
-this buffer they are slices of memory. What is written is kept until ``flush``, so that the acknowledgements of a
+this buffer they are slices of memory. The link looks at the buffer first and takes what it decodes itself; paho
+sees only the packets that it is lent. What is written is kept until ``flush``, so that the acknowledgements of a
 whole read turn leave in one segment. It decides nothing; who reads when is the link's business.
 """
 
@@ -25,24 +26,31 @@ class BufferedSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._in = b""
-        self._at = 0
+        self.data = b""
+        """What was read; all before ``at`` is consumed."""
+        self.at = 0
+        self.lent = 0
+        """How many bytes from ``at`` on are paho's, some of them perhaps not read yet."""
+        self._short = False
         self._out = bytearray()
         self._ended = False
         self.failure: OSError | None = None
         """What broke the connection; shown to paho once all that was read before is consumed."""
-        self.drained = True
+        self.drained = not isinstance(sock, ssl.SSLSocket)
         """Whether the last ``fill`` found the kernel's buffer empty, so that nothing older waits unread."""
 
     # --- what paho calls ---
 
     def recv(self, size: int) -> bytes:
-        """Return up to ``size`` buffered bytes; b"" at the end of the stream; BlockingIOError when there are none."""
-        at = self._at
-        if at < len(self._in):
-            piece = self._in[at : at + size]
-            self._at = at + len(piece)
+        """Return up to ``size`` of the bytes lent; b"" at the end of the stream; BlockingIOError when there are none."""
+        at = self.at
+        piece = self.data[at : at + min(size, self.lent)]
+        if piece:
+            self.at = at + len(piece)
+            self.lent -= len(piece)
             return piece
+        if self.pending():
+            raise BlockingIOError
         if self.failure is not None:
             raise self.failure
         if self._ended:
@@ -57,8 +65,8 @@ class BufferedSocket:
         return len(data)
 
     def pending(self) -> int:
-        """Return how many bytes are buffered and not yet read by paho."""
-        return len(self._in) - self._at
+        """Return how many bytes are buffered and not consumed."""
+        return len(self.data) - self.at
 
     def close(self) -> None:
         """Send what is left without waiting, then close."""
@@ -78,8 +86,23 @@ class BufferedSocket:
 
     @property
     def readable(self) -> bool:
-        """Whether paho has something to find: bytes, the end of the stream, or an error."""
-        return self._at < len(self._in) or self._ended or self.failure is not None
+        """Whether there is something to find: bytes that somebody can use, the end of the stream, or an error."""
+        return (self.at < len(self.data) and not self._short) or self._ended or self.failure is not None
+
+    def taken(self, at: int) -> None:
+        """Note that everything before ``at`` is consumed."""
+        self.at = at
+
+    def lend(self, size: int) -> None:
+        """Let paho read the next ``size`` bytes; those that have not arrived as they come."""
+        self.lent = size
+
+    def wants_more(self) -> None:
+        """Keep an incomplete packet until more has arrived. When nothing will, paho gets it, and finds the end."""
+        if self._ended or self.failure is not None:
+            self.lent = self.pending() + 1
+        else:
+            self._short = True
 
     @property
     def unsent(self) -> int:
@@ -101,8 +124,9 @@ class BufferedSocket:
         if not data:
             self._ended = True
             return 0
-        self._in = self._in[self._at :] + data if self._at < len(self._in) else data
-        self._at = 0
+        self.data = self.data[self.at :] + data if self.at < len(self.data) else data
+        self.at = 0
+        self._short = False
         # TLS gives one record at a time, and more may wait inside its layer, where select does not see it.
         self.drained = len(data) < _READ_BYTES and not isinstance(self._sock, ssl.SSLSocket)
         return len(data)

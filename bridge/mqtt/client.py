@@ -16,13 +16,11 @@ Threads
 from __future__ import annotations
 
 import random
-import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from paho.mqtt import client as paho
@@ -36,6 +34,8 @@ from bridge.errors import ConfigError, PulsebridgeError
 from bridge.mqtt.buffered_socket import BufferedSocket, secured
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
 from bridge.mqtt.outbox import Outbox, Outgoing
+from bridge.mqtt.poller import Poller
+from bridge.mqtt.publishes import MORE, PublishDecoder, packet_length
 from bridge.mqtt.refusals import not_connected, refused
 from bridge.mqtt.types import (
     Confirmation,
@@ -106,11 +106,8 @@ class Link:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._sock: BufferedSocket | None = None
-        self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = socket.socketpair()
-        self._wake_r.setblocking(False)
-        self._wake_w.setblocking(False)
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._poller = Poller()
+        self._decoder = PublishDecoder(mqtt5=settings.protocol == "5")
         self._paho = self._make_client(will)
 
     # --- from any thread ---
@@ -142,8 +139,7 @@ class Link:
 
     def wake(self) -> None:
         """Make the loop thread take its next turn at once."""
-        with suppress(OSError):  # enough wake-ups wait already, or the link is closed
-            self._wake_w.send(b"\0")
+        self._poller.wake()
 
     def start(self) -> None:
         """Run the loop in a thread of its own."""
@@ -193,9 +189,9 @@ class Link:
         now = time.monotonic()
         if self._sock is None and now >= self._next_attempt:
             self._connect()
-        self._select(min(timeout, self._patience(time.monotonic())))
+        arrived = self._select(min(timeout, self._patience(time.monotonic())))
         if self._sock is not None:
-            self._read()
+            self._read(arrived)
         if self._sock is not None:
             self._check_time(time.monotonic())
         self._report_loss()
@@ -213,46 +209,48 @@ class Link:
             return max(0.0, self._connack_deadline - now)
         return self._keepalive.next_in(now)
 
-    def _select(self, timeout: float) -> None:
-        if self._sock is not None:
-            wanted = 0 if self._holding else selectors.EVENT_READ
-            if self._sock.unsent or self._paho.want_write():
-                wanted |= selectors.EVENT_WRITE
-            self._watch(wanted)
-        for key, _ in self._selector.select(timeout):
-            if key.fileobj is self._wake_r:
-                self._wake_r.recv(65536)  # should more wait, the next turn comes at once
-
-    def _watch(self, wanted: int) -> None:
-        keys = self._selector.get_map()
-        assert self._sock is not None
-        fd = self._sock.fileno()
-        known = keys.get(fd)
-        if known is None:
-            if wanted:
-                self._selector.register(fd, wanted)
-        elif not wanted:
-            self._selector.unregister(fd)
-        elif known.events != wanted:
-            self._selector.modify(fd, wanted)
+    def _select(self, timeout: float) -> bool:
+        sock = self._sock
+        if sock is None:
+            return self._poller.wait(None, timeout, read=False, write=False)
+        write = bool(sock.unsent) or self._paho.want_write()
+        return self._poller.wait(sock, timeout, read=not self._holding, write=write)
 
     @property
     def _holding(self) -> bool:
         return self.paused and self.connected  # CONNACK is read in any case
 
-    def _read(self) -> None:
+    def _read(self, arrived: bool) -> None:
         sock = self._sock
         assert sock is not None
         if self._holding:
             return
-        if sock.fill():
+        if (arrived or not sock.drained) and sock.fill():
             self._keepalive.received(time.monotonic())
         # The handler may pause in the middle: what is buffered stays for the turn after ``resume``.
         while not self._holding and self._sock is sock and sock.readable:
+            if sock.lent == 0:
+                self._take_publishes(sock)
+                continue
             ended = sock.pending() == 0  # paho finds the end of the stream, or the error
             self._paho.loop_read()
             if ended:
                 break
+
+    def _take_publishes(self, sock: BufferedSocket) -> None:
+        """Hand over the plain PUBLISH packets that come next; lend paho the packet on which that ends."""
+        if self.connected:
+            found: list[Message] = []
+            at, theirs = self._decoder.decode(sock.data, sock.at, self.handler.piece, found)
+            sock.taken(at)
+            if found:
+                self.handler.on_messages(found)
+        else:  # CONNACK comes first
+            theirs = packet_length(sock.data, sock.at)
+        if theirs == MORE:
+            sock.wants_more()
+        elif theirs:
+            sock.lend(theirs)
 
     def _write(self) -> None:
         assert self._sock is not None
@@ -341,13 +339,8 @@ class Link:
         sock, self._sock = self._sock, None
         self.connected = False
         if sock is not None:
-            self._forget(sock)
+            self._poller.forget(sock)
             sock.close()
-
-    def _forget(self, sock: BufferedSocket) -> None:
-        keys = self._selector.get_map()  # None once it is closed: paho drops its socket when it is collected
-        if keys is not None and sock.fileno() in keys:
-            self._selector.unregister(sock.fileno())
 
     def _report_loss(self) -> None:
         if self._lost is None:
@@ -395,7 +388,7 @@ class Link:
         self._broke = getattr(sock, "failure", None)
         if self._sock is sock:
             self._sock = None
-        self._forget(sock)
+        self._poller.forget(sock)
 
     def _on_message(self, _client: Any, _data: object, packet: paho.MQTTMessage) -> None:
         try:
@@ -406,8 +399,9 @@ class Link:
         ours = None
         if properties is not None and len(vars(properties)) > _NO_PROPERTIES:
             ours = PublishProperties.of_names(vars(properties))
-        self.handler.on_message(
-            Message(topic, bytes(packet.payload), packet.qos, packet.retain, packet.dup, packet.mid, ours)
+        payload = bytes(packet.payload)
+        self.handler.on_messages(
+            [Message(topic, payload, packet.qos, packet.retain, packet.dup, packet.mid, ours)]
         )
 
     def _on_publish(self, _client: Any, _data: object, mid: int, reason: ReasonCode, _props: Any) -> None:
@@ -483,9 +477,7 @@ class Link:
         """Free the wake-up pipe and the selector; the link cannot be used any more."""
         self._stopping.set()
         self._close_socket()
-        self._selector.close()
-        self._wake_r.close()
-        self._wake_w.close()
+        self._poller.close()
 
     def _send_waiting(self) -> None:
         while self.connected and (outgoing := self._outbox.next()) is not None:

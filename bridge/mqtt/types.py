@@ -5,7 +5,7 @@ Pure modules (mapping, envelope, acks) take these, so that they can be tested an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -158,6 +158,9 @@ class ProbeResult:
 class LinkHandler:
     """What a link calls, always on its loop thread. An exception from any of these ends the link's loop."""
 
+    piece = 1
+    """How many messages ``on_messages`` takes at once; between two pieces the link looks whether it was paused."""
+
     def on_connected(self, event: Connected) -> None:
         """Called after a CONNACK that accepted us, before any message of that connection. Subscribe here."""
 
@@ -169,6 +172,11 @@ class LinkHandler:
 
     def on_message(self, message: Message) -> None:
         """Called for each PUBLISH that arrives. QoS 1 is acknowledged by ``Link.acknowledge`` alone."""
+
+    def on_messages(self, messages: Sequence[Message]) -> None:
+        """Called with what was read in one piece, in order; unless overridden it calls ``on_message`` for each."""
+        for message in messages:
+            self.on_message(message)
 
     def on_turn(self, now: float) -> None:
         """Called once at the end of each turn of the loop, with the monotonic clock, at least once a second."""

@@ -1,0 +1,73 @@
+"""What a link's loop waits for: its socket, a wake-up from another thread, or the time-out."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from contextlib import suppress
+from typing import Protocol
+
+__all__ = ["Poller"]
+
+
+class _HasFile(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Poller:
+    """Waits for one socket at a time. Only ``wake`` is called from other threads."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._woken = False
+
+    def wake(self) -> None:
+        """End the present wait, or the next one, at once."""
+        if not self._woken:  # what is done before this call is seen by the turn after the wait
+            self._woken = True
+            with suppress(OSError):  # enough wake-ups wait already, or the link is closed
+                self._wake_w.send(b"\0")
+
+    def wait(self, sock: _HasFile | None, timeout: float, *, read: bool, write: bool) -> bool:
+        """Wait up to ``timeout`` seconds until ``sock`` is ready, or a wake-up. Returns whether it can be read."""
+        if sock is not None:
+            self._watch(sock, read * selectors.EVENT_READ | write * selectors.EVENT_WRITE)
+        readable = False
+        for key, events in self._selector.select(timeout):
+            if key.fileobj is not self._wake_r:
+                readable = readable or bool(events & selectors.EVENT_READ)
+                continue
+            self._woken = (
+                False  # before the pipe is emptied: a wake-up in between costs a turn, and is not lost
+            )
+            with suppress(BlockingIOError):
+                self._wake_r.recv(65536)  # should more wait, the next turn comes at once
+        return readable
+
+    def _watch(self, sock: _HasFile, wanted: int) -> None:
+        keys = self._selector.get_map()
+        fd = sock.fileno()
+        known = keys.get(fd)
+        if known is None:
+            if wanted:
+                self._selector.register(fd, wanted)
+        elif not wanted:
+            self._selector.unregister(fd)
+        elif known.events != wanted:
+            self._selector.modify(fd, wanted)
+
+    def forget(self, sock: _HasFile) -> None:
+        """Stop watching a socket; call it before it is closed."""
+        keys = self._selector.get_map()  # None once it is closed: paho drops its socket when it is collected
+        if keys is not None and sock.fileno() in keys:
+            self._selector.unregister(sock.fileno())
+
+    def close(self) -> None:
+        """Free the wake-up pipe and the selector."""
+        self._selector.close()
+        self._wake_r.close()
+        self._wake_w.close()
