@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bridge.local.preflight import find_mosquitto
 from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.leaks import Footprint, leaks_since
@@ -29,6 +30,26 @@ def stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
     """Pulsar and Artemis, started once for the whole session; tests that kill servers take ``private_stack``."""
     with session_stack() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def mosquitto(stack: LocalStack) -> Iterator[LocalStack]:
+    """Mosquitto beside the session's Pulsar; tests that want it are skipped where it is not installed."""
+    if find_mosquitto() is None:
+        pytest.skip("Mosquitto is not installed")
+    with new_stack(
+        mqtt_server="mosquitto", pulsar_url=stack.pulsar_url, admin_url=stack.admin_url
+    ) as running:
+        yield running
+
+
+@pytest.fixture(params=["artemis", "mosquitto"])
+def broker(request: pytest.FixtureRequest, stack: LocalStack) -> LocalStack:
+    """The session's stack with each MQTT broker in turn."""
+    if request.param == "artemis":
+        return stack
+    found: LocalStack = request.getfixturevalue("mosquitto")
+    return found
 
 
 @pytest.fixture

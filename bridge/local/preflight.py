@@ -31,6 +31,7 @@ __all__ = [
     "check_python",
     "check_venv",
     "find_java",
+    "find_mosquitto",
     "java_candidates",
     "parse_java_version",
     "total_memory",
@@ -136,6 +137,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> tuple[Java | None
         if java is not None:
             others.append(java)
     return None, others
+
+
+def find_mosquitto() -> str | None:
+    """Return the path of Mosquitto, None when it is not installed; packages put it where a user's PATH may not look."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 def total_memory() -> int:

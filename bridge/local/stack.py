@@ -25,7 +25,7 @@ from bridge.local import distributions
 from bridge.local.downloads import Progress
 from bridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
 from bridge.local.ports import free_ports, is_free, loopback_interface, refuse_taken
-from bridge.local.preflight import Java, check_disk, check_java, find_java, total_memory
+from bridge.local.preflight import Java, check_disk, check_java, find_java, find_mosquitto, total_memory
 from bridge.local.processes import Server, last_lines
 from bridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from bridge.local.readiness import mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
@@ -332,7 +332,7 @@ class LocalStack:
         for part in ("etc", "data", "tmp", "logs"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         if self.settings.mqtt_server == "mosquitto":
-            program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+            program = find_mosquitto()
             if program is None:
                 raise TerminalError(
                     "mosquitto is not on the PATH", remedy="install it, or use --mqtt-server artemis"

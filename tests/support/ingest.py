@@ -20,7 +20,7 @@ from bridge.errors import PulsebridgeError
 from bridge.ingest.service import IngestService
 from bridge.mqtt.device import DeviceClient
 from bridge.settings import Settings
-from bridge.settings.ingest import IngestSettings
+from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.waiting import poll_for
@@ -32,8 +32,10 @@ __all__ = [
     "ingest_process",
     "ingest_settings",
     "publish_ids",
+    "rule_for",
     "running_ingest",
     "stored",
+    "wait_for",
 ]
 
 
@@ -44,6 +46,18 @@ class Stored(NamedTuple):
     key: str
     payload: bytes
     properties: dict[str, str]
+
+
+def rule_for(root: str, **changes: object) -> TopicRule:
+    """Return a rule for devices below ``root`` that publish on one level, into the topic ``fleet``."""
+    fields = {
+        "name": "fleet",
+        "filter": f"{root}/+device/+metric",
+        "topic": "fleet",
+        "device": "{device}",
+        "command_topic": f"{root}-commands/{{device}}",
+    }
+    return TopicRule(**(fields | changes))  # type: ignore[arg-type]
 
 
 def ingest_settings(mqtt: MqttSettings, namespaces: PulsarSettings, **ingest: Any) -> Settings:
@@ -149,6 +163,16 @@ def stored(settings: PulsarSettings, topic: str) -> list[Stored]:
     finally:
         client.close()
     return found
+
+
+def wait_for(namespaces: PulsarSettings, count: int, topic: str = "fleet") -> list[Stored]:
+    """Wait until a topic has ``count`` messages and return all that it has then."""
+    return poll_for(
+        lambda: found if len(found := stored(namespaces, topic)) >= count else None,
+        60,
+        f"{count} messages",
+        every=0.3,
+    )
 
 
 def dead_letters(settings: PulsarSettings) -> list[Stored]:

@@ -20,10 +20,8 @@ from bridge.mqtt.types import PublishProperties
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
-from bridge.settings.ingest import TopicRule
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import (
-    Stored,
     by_key,
     dead_letters,
     device,
@@ -31,8 +29,10 @@ from tests.support.ingest import (
     ingest_process,
     ingest_settings,
     publish_ids,
+    rule_for,
     running_ingest,
     stored,
+    wait_for,
 )
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
@@ -43,35 +43,15 @@ IN_ORDER = 1
 """Artemis may route several publishes of one client that are in flight out of order; one at a time keeps it."""
 
 
-def rule_for(root: str, **changes: object) -> TopicRule:
-    fields = {
-        "name": "fleet",
-        "filter": f"{root}/+device/+metric",
-        "topic": "fleet",
-        "device": "{device}",
-        "command_topic": f"{root}-commands/{{device}}",
-    }
-    return TopicRule(**(fields | changes))  # type: ignore[arg-type]
-
-
 def counter(name: str) -> float:
     return REGISTRY.get_sample_value(f"pulsebridge_ingest_{name}_total") or 0.0
 
 
-def wait_for(namespaces: PulsarSettings, count: int, topic: str = "fleet") -> list[Stored]:
-    return poll_for(
-        lambda: found if len(found := stored(namespaces, topic)) >= count else None,
-        60,
-        f"{count} messages",
-        every=0.3,
-    )
-
-
 @pytest.mark.parametrize("protocol", ["3.1", "3.1.1", "5"])
 def test_a_message_has_its_topic_key_and_envelope(
-    stack: LocalStack, namespaces: PulsarSettings, protocol: str
+    broker: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:
-    mqtt = mqtt_settings(stack, protocol=protocol)
+    mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
     user = (("b", "1"), ("a", "2"), ("b", "3"))
     properties = PublishProperties(user, "application/json", "answers/here", b"\x00\xff", 1, 600)
@@ -105,9 +85,9 @@ def test_a_message_has_its_topic_key_and_envelope(
 
 
 def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
-    stack: LocalStack, namespaces: PulsarSettings
+    broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    mqtt = mqtt_settings(stack)
+    mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     settings = ingest_settings(
         mqtt,
@@ -141,9 +121,9 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
 
 
 def test_a_payload_beyond_pulsar_s_own_limit_is_kept_in_chunks(
-    stack: LocalStack, namespaces: PulsarSettings
+    broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    mqtt = mqtt_settings(stack)
+    mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     with (
         running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
@@ -157,9 +137,9 @@ def test_a_payload_beyond_pulsar_s_own_limit_is_kept_in_chunks(
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
 def test_h6_retained_messages_come_once_over_restarts(
-    stack: LocalStack, namespaces: PulsarSettings, protocol: str
+    broker: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:
-    mqtt = mqtt_settings(stack, protocol=protocol)
+    mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
     topics = [f"{root}/w-{n}/state" for n in range(20)]
@@ -189,9 +169,9 @@ def test_h6_retained_messages_come_once_over_restarts(
 
 
 def test_retained_messages_can_be_skipped_and_live_ones_never_are(
-    stack: LocalStack, namespaces: PulsarSettings
+    broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    mqtt = mqtt_settings(stack)
+    mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     with device(mqtt, "dev") as dev:
         dev.publish(f"{root}/w-1/state", b"old", retain=True)
@@ -205,9 +185,9 @@ def test_retained_messages_can_be_skipped_and_live_ones_never_are(
 
 
 def test_h8_a_thousand_commands_do_not_come_back_as_readings(
-    stack: LocalStack, namespaces: PulsarSettings
+    broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    mqtt = mqtt_settings(stack)
+    mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), filters=("#",), allow_loopback=True)
     origin = PublishProperties(user=((contract.ORIGIN_PROPERTY, contract.ORIGIN_PUSH),))
@@ -227,9 +207,9 @@ def test_h8_a_thousand_commands_do_not_come_back_as_readings(
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
 def test_another_process_with_the_client_id_ends_ingest(
-    stack: LocalStack, namespaces: PulsarSettings, protocol: str
+    broker: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:
-    mqtt = mqtt_settings(stack, protocol=protocol)
+    mqtt = mqtt_settings(broker, protocol=protocol)
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
     other = DeviceClient(mqtt, mqtt.client_id)  # reconnects for ever, as the other process would
     with pytest.raises(TerminalError, match="another process uses the MQTT client id"):
@@ -244,10 +224,10 @@ def run_beside(other: DeviceClient, settings: Settings) -> None:
 
 
 def test_h9_one_signal_drains_and_the_exit_code_is_0(
-    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+    broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     """Stopped in mid-flow, three times: exit code 0, and what the broker took is in Pulsar after the next start."""
-    mqtt = mqtt_settings(stack, protocol="3.1.1")
+    mqtt = mqtt_settings(broker, protocol="3.1.1")
     root = mqtt.client_id
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
     topics = [f"{root}/w-{n}/glucose" for n in range(5)]
@@ -283,9 +263,9 @@ def assert_in_order(namespaces: PulsarSettings) -> None:
 
 
 def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
-    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+    broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    mqtt = mqtt_settings(stack, protocol="3.1.1")
+    mqtt = mqtt_settings(broker, protocol="3.1.1")
     root = mqtt.client_id
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), max_in_flight=200)
     topics = [f"{root}/w-{n}/glucose" for n in range(5)]
