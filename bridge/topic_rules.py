@@ -7,14 +7,15 @@ takes a topic, and where its messages go, is decided by ``bridge.mapping``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bridge.errors import ConfigError
 from bridge.message_fields import MessageField
-from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.rules import TopicRule
 from bridge.topic_patterns import Pattern, Star, matcher, meet
 from bridge.topic_templates import Filter, Template
 
@@ -94,12 +95,14 @@ def compile_rules(settings: IngestSettings, pulsar: PulsarSettings) -> tuple[lis
     """Return the rules that compile, and what is wrong with the others, each with its field path."""
     rules: list[CompiledRule] = []
     problems: list[str] = []
-    for number, rule in enumerate(settings.rules):
+    for number, rule in enumerate(settings.all_rules):
+        preset = settings.preset_of(rule.name)
+        where = f"ingest.rules.{number}" if preset is None else f"ingest.presets: {preset}"
         try:
             rules.append(_compile(rule, pulsar))
         except ValueError as e:
-            problems.append(f"ingest.rules.{number} ({rule.name}): {e}")
-    names = [rule.name for rule in settings.rules]
+            problems.append(f"{where} ({rule.name}): {e}")
+    names = [rule.name for rule in settings.all_rules]
     problems += [
         f"ingest.rules: the name {n!r} stands twice" for n in sorted({n for n in names if names.count(n) > 1})
     ]
@@ -128,11 +131,20 @@ def _compile(rule: TopicRule, pulsar: PulsarSettings) -> CompiledRule:
     if namespace is not None and (namespace.fields or not allowed):
         listed = ", ".join(pulsar.readings_namespaces)
         problem = problem or f"namespace {rule.namespace!r} is not one of pulsar.namespaces; listed: {listed}"
+    problem = problem or _reading_problem(rule, of)
     if problem is not None:
         raise ValueError(problem)
     taken = [field for part in (key, device, command) if part is not None for field in part.fields]
     fields = tuple(dict.fromkeys(taken))
     return CompiledRule(rule.name, of, topic, key, device, command, rule.shared, namespace, allowed, fields)
+
+
+def _reading_problem(rule: TopicRule, of: Filter) -> str | None:
+    """Return what is wrong with the places of a reading's id and time."""
+    for name, text in (("reading_id", rule.reading_id), ("reading_time", rule.reading_time)):
+        if text is not None and not Template.parse(text, of).fields:
+            return f"{name} {text!r}: name a place in each message, as {{json:$.id}} or {{user:id}}"
+    return None
 
 
 def _reached(namespace: Template, pulsar: PulsarSettings) -> frozenset[str | None]:
@@ -194,11 +206,19 @@ def _loops(rules: Sequence[CompiledRule], filters: Sequence[Filter]) -> Iterator
 
 
 def subscriptions(settings: IngestSettings) -> tuple[str, ...]:
-    """Return the MQTT filters to subscribe to, each once, in order. Raises ConfigError for filters that do not compile."""
-    found: Iterable[str] = settings.filters
-    if not settings.filters:
-        try:
-            found = [Filter.parse(rule.filter).mqtt for rule in settings.rules] or ["#"]
-        except ValueError as e:
-            raise ConfigError(f"ingest.rules: {e}") from e
-    return tuple(dict.fromkeys(found))
+    """Return the MQTT filters to subscribe to, each once, in order. Raises ConfigError for filters that do not compile.
+
+    Of the rules' filters, those that match nothing beyond another are left out: a broker may send a message once for
+    each subscription that matches (MQTT 5, 3.3.4).
+    """
+    if settings.filters:
+        return tuple(dict.fromkeys(settings.filters))
+    try:
+        found = [Filter.parse(rule.filter) for rule in settings.all_rules]
+    except ValueError as e:
+        raise ConfigError(f"ingest.rules: {e}") from e
+    unique = {one.mqtt: one for one in found}
+    kept = [
+        text for text, one in unique.items() if not any(o.covers(one) for t, o in unique.items() if t != text)
+    ]
+    return tuple(kept) or ("#",)

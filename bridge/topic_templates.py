@@ -120,6 +120,24 @@ class Filter:
             captures[self.names[-1]] = "/".join(levels[fixed:])
         return captures
 
+    def covers(self, other: Filter) -> bool:
+        """Return whether it matches every topic that the other filter matches."""
+        for mine, theirs in zip(self.levels, other.levels, strict=False):
+            if mine is Star.REST:
+                return True
+            if theirs is Star.REST or (mine is not Star.LEVEL and mine != theirs):
+                return False
+        if len(self.levels) > len(other.levels):  # a/# matches a
+            return len(self.levels) == len(other.levels) + 1 and self.levels[-1] is Star.REST
+        return len(self.levels) == len(other.levels)
+
+    @property
+    def topic_parts(self) -> Pattern:
+        """One pattern that holds all topics it matches, and few more."""
+        whole = self.patterns[0]
+        # ``a/#`` also matches ``a``
+        return (*whole[:-2], Star.REST) if len(self.patterns) > 1 and self.names[-1] is None else whole
+
     def star_of(self, name: str) -> str | Star | None:
         """Return what a template's ``{name}`` stands for: a fixed level, one level, the rest; None when unknown."""
         if name == "mqtt_topic":
@@ -212,6 +230,9 @@ class Template:
             if literal:
                 found.append(literal)
             if name is None:
+                continue
+            if name == "mqtt_topic" and not encoded:
+                found.extend(self.of.topic_parts)
                 continue
             star = field if name in own else self.star_of(name)
             if isinstance(star, str):

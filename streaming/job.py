@@ -77,22 +77,31 @@ def topics_of(settings: Settings) -> list[str]:
     """Return the full names of the topics to read.
 
     They are those of ``streaming.topics``, else those that the ingest rules name without a placeholder, else all
-    that the readings namespace holds now. Raises ConfigError when there is none.
+    that the readings namespaces hold now. Raises ConfigError when there is none.
     """
     pulsar = settings.pulsar
-    given = list(settings.streaming.topics) or [r.topic for r in settings.ingest.rules if "{" not in r.topic]
-    if given:
-        return [pulsar.readings_topic(name) for name in dict.fromkeys(given)]
+    named = [pulsar.readings_topic(name) for name in settings.streaming.topics] or _topics_of_rules(settings)
+    if named:
+        return list(dict.fromkeys(named))
     from bridge.pulsar_admin import PulsarAdmin
 
     with PulsarAdmin(pulsar) as admin:
-        found = admin.topics(f"{pulsar.tenant}/{pulsar.namespace}")
+        found = [topic for namespace in pulsar.readings_namespaces for topic in admin.topics(namespace)]
     if not found:
         raise ConfigError(
-            f"no topic in {pulsar.tenant}/{pulsar.namespace}",
+            f"no topic in {', '.join(pulsar.readings_namespaces)}",
             remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
         )
     return found
+
+
+def _topics_of_rules(settings: Settings) -> list[str]:
+    """Return the topics that rules name without a placeholder."""
+    return [
+        settings.pulsar.readings_topic(rule.topic, rule.namespace)
+        for rule in settings.ingest.all_rules
+        if "{" not in rule.topic + (rule.namespace or "")
+    ]
 
 
 @dataclass
@@ -276,13 +285,14 @@ def await_topics(settings: Settings, stop: StopRequest) -> None:
     """
     from bridge.pulsar_admin import PulsarAdmin
 
-    named = bool(settings.streaming.topics) or any("{" not in r.topic for r in settings.ingest.rules)
+    named = bool(settings.streaming.topics or _topics_of_rules(settings))
     wanted = set(topics_of(settings)) if named else set()
     began, told = time.monotonic(), False
     with PulsarAdmin(settings.pulsar) as admin:
         while wanted:
             try:
-                wanted -= set(admin.topics(f"{settings.pulsar.tenant}/{settings.pulsar.namespace}"))
+                for namespace in settings.pulsar.readings_namespaces:
+                    wanted -= set(admin.topics(namespace))
             except TransientError as e:
                 why = e.what
             else:

@@ -37,6 +37,7 @@ def explanation_of(
         "mqtt_topic": mqtt_topic,
         "subscribed_by": subscribed,
         "rule": None if rule is None else rule.name,
+        "preset": None if rule is None else settings.ingest.preset_of(rule.name),
         "filter": None if rule is None else rule.filter.mqtt,
         "captures": {
             n: v for n, v in found.captures.items() if n != "mqtt_topic" and not n.startswith("level")
@@ -71,6 +72,9 @@ def explanation_of(
         }
     else:
         told |= {"outcome": "left out", "why": _LEFT_OUT[outcome.reason], "rule": outcome.rule or None}
+    given = next((r for r in settings.ingest.all_rules if rule is not None and r.name == rule.name), None)
+    if given is not None and "key" in told:
+        told |= {"reading_id": given.reading_id, "reading_time": given.reading_time}
     return told
 
 
@@ -83,6 +87,8 @@ def explanation_text(told: dict[str, Any]) -> str:
     lines.append(("outcome", told["outcome"] + (f", {told['why']}" if "why" in told else "")))
     if told["rule"]:
         lines.append(("rule", told["rule"] + (f" ({told['filter']})" if told["filter"] else "")))
+    if told.get("preset"):
+        lines.append(("preset", told["preset"]))
     if told["captures"]:
         lines.append(("captures", ", ".join(f"{name} = {value}" for name, value in told["captures"].items())))
     if "pulsar_topic" in told:
@@ -98,5 +104,8 @@ def explanation_text(told: dict[str, Any]) -> str:
         lines.append(("key", told["key"]))
         lines.append(("device", told["device"] or "none: no rule names one"))
         lines.append(("command topic", told["command_topic"] or "none"))
+    lines += [
+        (name.replace("_", " "), told[name]) for name in ("reading_id", "reading_time") if told.get(name)
+    ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)

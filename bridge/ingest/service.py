@@ -115,7 +115,7 @@ class IngestService:
             filters=list(filters),
             client_id=self.settings.mqtt.client_id,
             protocol=self.settings.mqtt.protocol,
-            keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.rules} or "{mqtt_topic}",
+            keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.all_rules} or "{mqtt_topic}",
         )
         return IngestWorker(
             self.settings,

@@ -8,13 +8,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from bridge.settings.base import Section
-from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.ingest import IngestSettings
 from bridge.settings.local import LocalSettings
 from bridge.settings.log import LogSettings
 from bridge.settings.metrics import MetricsSettings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.push import PushSettings
+from bridge.settings.rules import TopicRule
 from bridge.settings.streaming import StreamingSettings
 
 __all__ = [

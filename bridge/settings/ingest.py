@@ -4,50 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bridge.settings.base import Section
+from bridge.settings.presets import load_preset, preset_names
+from bridge.settings.rules import TopicRule
 
 __all__ = ["IngestSettings", "TopicRule"]
-
-
-class TopicRule(Section):
-    """One rule of the topic mapping; the first whose filter matches decides."""
-
-    name: str = Field(min_length=1, description="Name of the rule, as it stands in the envelope and in logs.")
-    filter: str = Field(
-        min_length=1,
-        description="MQTT filter with named captures: ``plant/+line/+device/#rest``; plain ``+`` and ``#`` match unnamed.",
-    )
-    topic: str = Field(
-        "{level1}", description="Template of the Pulsar topic's local name; captures in braces."
-    )
-    key: str | None = Field(
-        None, description="Template of the key; default: the device, else the full MQTT topic."
-    )
-    device: str | None = Field(
-        None,
-        description="Template that names the device: a capture, or what each message says, as {user:device-id} (user "
-        "property) or {json:$.device.id} (payload); a message without it is a dead letter.",
-    )
-    command_topic: str | None = Field(
-        None, description="Template of the MQTT topic on which the device takes commands."
-    )
-    namespace: str | None = Field(
-        None,
-        description="Template of the Pulsar namespace as tenant/namespace, one of pulsar.namespaces; default: the usual one.",
-    )
-    shared: bool = Field(
-        False,
-        description="Whether messages of other rules may meet this rule's in one Pulsar topic under one key, "
-        "for example when several rules name the same devices.",
-    )
 
 
 class IngestSettings(Section):
     """What is read from MQTT, where it goes, and how much may be in flight."""
 
     rules: tuple[TopicRule, ...] = Field((), description="Topic rules, in order.")
+    presets: tuple[str, ...] = Field(
+        (),
+        description="Names of ready-made rules that come after your own: zigbee2mqtt, tasmota, homie, homie4, "
+        "chirpstack, thethingsstack. A rule of yours with the name of one of theirs replaces it.",
+    )
     filters: tuple[str, ...] = Field(
         (), description="MQTT filters to subscribe to; default: the rules' own filters, without rules ``#``."
     )
@@ -82,3 +56,24 @@ class IngestSettings(Section):
     stall_s: float = Field(
         10.0, gt=0, description="Age of the oldest unacknowledged message that gives a WARNING, in seconds."
     )
+
+    @field_validator("presets")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in preset_names():
+                raise ValueError(f"there is no preset {name!r}; known: {', '.join(preset_names())}")
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def all_rules(self) -> tuple[TopicRule, ...]:
+        """The rules in force, in order: one's own, then those of the presets that none of them replaces."""
+        own = {rule.name for rule in self.rules}
+        ready = [rule for name in self.presets for rule in load_preset(name).rules]
+        return (*self.rules, *(rule for rule in ready if rule.name not in own))
+
+    def preset_of(self, rule: str) -> str | None:
+        """Return the name of the preset that a rule in force comes from, None for one's own."""
+        if any(own.name == rule for own in self.rules):
+            return None
+        return next((n for n in self.presets if any(r.name == rule for r in load_preset(n).rules)), None)

@@ -30,6 +30,7 @@ from bridge.settings.fields import (
     takes_text,
     wants_words,
 )
+from bridge.settings.files import conf_path
 from bridge.settings.secret_file import SecretFile
 
 __all__ = [
@@ -131,18 +132,6 @@ def load_with_origins(
     if layers.problems or settings is None:
         raise ConfigError(_listed(layers.problems, file))
     return Loaded(settings, {".".join(p): o for p, o in layers.origins.items()}, file)
-
-
-def conf_path(name: str) -> Path:
-    """Return the path of a file that comes with Pulsebridge: ``conf/`` in a checkout, ``bridge/_conf`` in a wheel.
-
-    Raises ConfigError when there is no such file.
-    """
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_conf", package.parent / "conf"):
-        if (folder / name).exists():
-            return folder / name
-    raise ConfigError(f"no file {name} comes with this installation", remedy="reinstall pulsebridge")
 
 
 # --- the layers ---------------------------------------------------------------------------------------------

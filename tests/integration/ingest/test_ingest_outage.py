@@ -15,8 +15,8 @@ import pytest
 from bridge.ingest.service import IngestService
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.settings.ingest import TopicRule
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.rules import TopicRule
 from tests.support.ingest import (
     device,
     first_copies,

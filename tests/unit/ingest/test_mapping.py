@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.mapping import LeftOut, Mapper, NoRoute, Route, mapping_problems, subscriptions
-from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.rules import TopicRule
 from bridge.topic_templates import MAX_LOCAL_NAME, encode_local, encode_piece
 
 WEARABLES = TopicRule(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bridge.mapping import Mapper, NoRoute, Route, mapping_problems
-from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.rules import TopicRule
 
 PULSAR = PulsarSettings(namespaces=("acme/site-1", "acme/site-2", "lab/readings"))
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bridge.mapping import Mapper, NoRoute, PerMessage, Route, mapping_problems
 from bridge.message_fields import MessageField, MissingField, read_fields
-from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.rules import TopicRule
 
 UP = b'{"deviceInfo": {"devEui": "0102", "tags": [{"id": 7}]}}'
 

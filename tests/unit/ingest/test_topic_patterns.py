@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.mapping import subscriptions
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.rules import TopicRule
 from bridge.topic_patterns import Pattern, Star, filter_pattern, matcher, meet, regex
+from bridge.topic_templates import Filter
 
 parts = st.one_of(st.sampled_from(["a", "b", "/", "ab"]), st.sampled_from(list(Star)))
 patterns = st.lists(parts, max_size=4).map(tuple)
@@ -54,3 +58,35 @@ def test_a_crafted_topic_is_matched_in_time_that_grows_with_its_length() -> None
     pattern = ("devices/", Star.LEVEL, "-", Star.LEVEL, "-", Star.LEVEL, "/commands")
     assert not matcher(pattern)("devices/" + "-" * 65_000)  # a regular expression would take hours
     assert matcher(pattern)("devices/" + "-" * 65_000 + "/commands")
+
+
+filter_texts = st.lists(st.sampled_from(["a", "b", "", "+"]), min_size=1, max_size=4).flatmap(
+    lambda levels: st.sampled_from(["/".join(levels), "/".join([*levels, "#"])])
+)
+levels_of_topics = st.lists(st.sampled_from(["a", "b", "", "c"]), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=500)
+@given(filter_texts, filter_texts, levels_of_topics)
+def test_a_filter_that_covers_another_matches_all_of_its_topics(
+    one: str, other: str, levels: list[str]
+) -> None:
+    wide, narrow = Filter.parse(one), Filter.parse(other)
+    if wide.covers(narrow) and narrow.match(levels) is not None:
+        assert wide.match(levels) is not None
+    assert wide.covers(wide)
+
+
+@settings(deadline=None, max_examples=300)
+@given(filter_texts, levels_of_topics)
+def test_the_parts_of_a_filter_s_topics_hold_all_that_it_matches(text: str, levels: list[str]) -> None:
+    one = Filter.parse(text)
+    if one.match(levels) is not None:
+        assert matcher(one.topic_parts)("/".join(levels))
+
+
+def test_subscriptions_leave_out_what_another_covers() -> None:
+    rules = [
+        TopicRule(name=f"r{n}", filter=f) for n, f in enumerate(["a/b/+x", "a/#rest", "a/+y/c", "a", "+z/b"])
+    ]
+    assert subscriptions(IngestSettings(rules=tuple(rules))) == ("a/#", "+/b")
