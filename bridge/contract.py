@@ -87,6 +87,17 @@ P_DEAD_AT: Final = "pb.dead.at_us"
 P_DEAD_LENGTH: Final = "pb.dead.length"
 """Length in bytes of the original payload, when only its head could be stored (H5)."""
 P_DEAD_SHA256: Final = "pb.dead.sha256"
+P_DEAD_KEY: Final = "pb.dead.key"
+"""The key that the message was meant to have; absent where that is the dead letter's own key."""
+P_DEAD_NOTE: Final = "pb.dead.note"
+"""On a message of the dead letter topic that is none: what it notes, one of ``DEAD_NOTES``."""
+NOTE_REPLAYED: Final = "replayed"
+"""The payload is a JSON array of ``ledger:entry`` of dead letters in the same partition that were replayed."""
+NOTE_BLOCKED: Final = "blocked"
+"""From here on ingest writes what was meant for ``P_DEAD_TOPIC`` to the dead letters, for ``P_DEAD_REASON``."""
+DEAD_NOTES: Final = (NOTE_REPLAYED, NOTE_BLOCKED)
+P_REPLAYED: Final = "pb.replayed"
+"""On a message that came back from the dead letters: the id that the dead letter had, ``partition:ledger:entry``."""
 
 # --- a command (Pulsar message on COMMANDS_TOPIC; payload: as the device gets it; key: device) ---------------
 

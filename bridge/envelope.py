@@ -6,6 +6,8 @@ worker's decision.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bridge.contract import (
     ENVELOPE_VERSION,
     ORIGIN_PROPERTY,
@@ -27,13 +29,15 @@ from bridge.contract import (
     P_TOPIC,
     P_USER,
     P_VERSION,
+    decode_correlation,
+    decode_user_properties,
     encode_correlation,
     encode_user_properties,
 )
 from bridge.mapping import Route
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["from_push", "properties_of", "size_of"]
+__all__ = ["from_push", "message_of", "properties_of", "size_of"]
 
 
 def from_push(message: Message) -> bool:
@@ -91,6 +95,35 @@ def _of_mqtt5(properties: PublishProperties) -> dict[str, str]:
     if properties.expiry_s is not None:
         told[P_EXPIRY] = str(properties.expiry_s)
     return told
+
+
+def message_of(payload: bytes, told: Mapping[str, str]) -> Message:
+    """Return the publish that an envelope tells of, the other way round than ``properties_of``.
+
+    Raises ContractError when a property cannot be read.
+    """
+
+    def number(name: str) -> int | None:
+        return int(told[name]) if told.get(name, "").isdecimal() else None
+
+    correlation = told.get(P_CORRELATION)
+    properties = PublishProperties(
+        user=tuple(decode_user_properties(told.get(P_USER, "[]"))),
+        content_type=told.get(P_CONTENT_TYPE),
+        response_topic=told.get(P_RESPONSE_TOPIC),
+        correlation_data=None if correlation is None else decode_correlation(correlation),
+        payload_format=number(P_PAYLOAD_FORMAT),
+        expiry_s=number(P_EXPIRY),
+    )
+    return Message(
+        told.get(P_TOPIC, ""),
+        payload,
+        number(P_QOS) or 0,
+        told.get(P_RETAIN) == "1",
+        told.get(P_DUP) == "1",
+        0,
+        None if properties == PublishProperties() else properties,
+    )
 
 
 def size_of(payload: bytes, key: str, properties: dict[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""The commands of the ingest tier: ``pulsebridge ingest`` and ``pulsebridge topics explain``."""
+"""The commands of the ingest tier: ``pulsebridge ingest``, ``topics explain`` and ``dead-letters``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bridge.dead_letters import commands as dead_letter_commands
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
 __all__ = ["register"]
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
     topics = typer.Typer(help="How MQTT topics become Pulsar topics.", no_args_is_help=True)
     topics.command("explain")(_explain)
     app.add_typer(topics, name="topics")
+    dead_letter_commands.register(app)
 
 
 def _ingest(config: ConfigOption = None, sets: SetOption = None) -> None:

@@ -146,6 +146,7 @@ class Intake:
         size = size_of(reading.payload, route.key, reading.properties)
         limit = self._settings.ingest.max_message_bytes - PULSAR_RESERVE
         if size > limit:
+            reading.key = route.key
             self._dead_letter(
                 reading, topic, f"payload, key and properties have {size} bytes, Pulsar takes {limit}"
             )
@@ -168,6 +169,7 @@ class Intake:
             reason=reason,
             at_us=time.time_ns() // 1000,
             properties=reading.properties,
+            key=reading.key or None,
         )
         if len(reading.payload) < size:
             log.error(

@@ -44,6 +44,7 @@ from bridge.contract import (
 )
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError, FencedError, TerminalError, TransientError
+from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
@@ -57,7 +58,6 @@ from bridge.pulsar_client import Message, MessageId
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.core import NO_SUBSCRIBERS, Limits, PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
-from bridge.push.killpoints import reach
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored, position_of
 from bridge.settings import Settings

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.killpoints import KILL_POINTS
 from bridge.local.stack import LocalStack
-from bridge.push.killpoints import KILL_POINTS
 from bridge.settings import PulsarSettings
 from tests.support.push import (
     Devices,

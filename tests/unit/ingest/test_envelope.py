@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.envelope import from_push, properties_of, size_of
+from bridge.envelope import from_push, message_of, properties_of, size_of
 from bridge.mapping import Route
 from bridge.mqtt.types import Message, PublishProperties
 
@@ -59,6 +59,7 @@ def test_mqtt_5_properties_come_back_unchanged(
     assert (kept[contract.P_CONTENT_TYPE], kept[contract.P_RESPONSE_TOPIC]) == (content_type, response)
     assert (kept[contract.P_PAYLOAD_FORMAT], kept[contract.P_EXPIRY]) == ("1", "60")
     assert PublishProperties.of_names(properties.by_name()) == properties
+    assert message_of(b"x", kept) == message(mid=0, properties=properties)
 
 
 def test_absent_and_empty_properties_differ() -> None:

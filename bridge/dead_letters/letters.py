@@ -8,7 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from bridge.contract import P_DEAD_AT, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC, P_DEVICE
+from bridge.contract import (
+    P_DEAD_AT,
+    P_DEAD_KEY,
+    P_DEAD_LENGTH,
+    P_DEAD_REASON,
+    P_DEAD_SHA256,
+    P_DEAD_TOPIC,
+    P_DEVICE,
+)
 
 __all__ = ["HEAD_BYTES", "MAX_WHOLE_BYTES", "dead_letter"]
 
@@ -27,11 +35,14 @@ def dead_letter(
     reason: str,
     at_us: int,
     properties: Mapping[str, str] | None = None,
+    key: str | None = None,
+    whole_bytes: int = MAX_WHOLE_BYTES,
 ) -> tuple[bytes, dict[str, str]]:
     """Return payload and properties of the dead letter; its key is ``device``.
 
-    ``topic`` is the Pulsar topic that the message was meant for, ``at_us`` now in µs since the epoch,
-    ``properties`` what is known of the message beside.
+    ``topic`` is the Pulsar topic that the message was meant for and ``key`` the key there, None where it had none
+    or the device's name; ``at_us`` now in µs since the epoch, ``properties`` what is known of the message beside.
+    A payload above ``whole_bytes`` is cut to its head.
     """
     told = dict(properties or {}) | {
         P_DEAD_REASON: reason,
@@ -39,7 +50,9 @@ def dead_letter(
         P_DEAD_AT: str(at_us),
         P_DEVICE: device,
     }
-    if len(payload) > MAX_WHOLE_BYTES:
+    if key is not None and key != device:
+        told[P_DEAD_KEY] = key
+    if len(payload) > whole_bytes:
         told |= {P_DEAD_LENGTH: str(len(payload)), P_DEAD_SHA256: hashlib.sha256(payload).hexdigest()}
         payload = payload[:HEAD_BYTES]
     return payload, told

@@ -1,0 +1,70 @@
+"""Reads the dead letter topic, partition by partition, and writes notes into it. It selects nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
+from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, note_of
+from bridge.errors import RefusedError, TerminalError
+from bridge.pulsar_client import EARLIEST, Message, PulsarClient, our_errors
+
+__all__ = ["DeadLetterLog"]
+
+_READ_MS: Final = 30_000
+
+
+class DeadLetterLog:
+    """The dead letter topic of one Pulsebridge. Raises TransientError while Pulsar cannot be reached."""
+
+    def __init__(self, client: PulsarClient) -> None:
+        self._client = client
+        self.topic = client.settings.system_topic(DEAD_LETTERS_TOPIC)
+        try:
+            self.partitions = client.partitions(self.topic)
+        except RefusedError as e:
+            raise TerminalError(
+                f"there is no dead letter topic {self.topic}: {e.what}",
+                remedy="check pulsar.tenant and pulsar.system_namespace; ingest makes it at its first start",
+            ) from e
+
+    def scan(self, partition: int) -> Iterator[DeadLetter | Note]:
+        """Yield what stands in one partition, from its beginning to its end, which may move on meanwhile."""
+        name = self.partitions[partition]
+        reader = self._client.reader(name, EARLIEST, queue=200)
+        try:
+            while True:
+                with our_errors(f"reading {name}"):
+                    if not reader.has_message_available():
+                        return
+                    message = reader.read_next(_READ_MS)
+                yield _record(message, partition)
+        finally:
+            with our_errors(f"closing the reader of {name}"):
+                reader.close()
+
+    def replayed(self, partition: int) -> set[Place]:
+        """Return the letters of one partition that were replayed already."""
+        found: set[Place] = set()
+        for record in self.scan(partition):
+            if isinstance(record, Note) and record.kind == NOTE_REPLAYED:
+                found |= record.replayed
+        return found
+
+
+def _record(message: Message, partition: int) -> DeadLetter | Note:
+    properties = dict(message.properties())
+    payload = message.data()
+    note = note_of(properties, payload)
+    if note is not None:
+        return note
+    where = message.message_id()
+    return DeadLetter(
+        LetterId(partition, Place(where.ledger_id(), where.entry_id(), where.batch_index())),
+        message.partition_key(),
+        payload,
+        properties,
+        message.event_timestamp(),
+        message.publish_timestamp() * 1000,
+    )

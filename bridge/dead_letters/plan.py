@@ -1,0 +1,101 @@
+"""Where a dead letter goes when it is replayed, and why some cannot be. Pure: it writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bridge.contract import (
+    C_ID,
+    COMMANDS_TOPIC,
+    P_COMMAND_TOPIC,
+    P_DEAD_AT,
+    P_DEAD_KEY,
+    P_DEAD_LENGTH,
+    P_DEAD_REASON,
+    P_DEAD_SHA256,
+    P_DEAD_TOPIC,
+    P_DEVICE,
+    P_REPLAYED,
+    P_RULE,
+    P_VERSION,
+)
+from bridge.dead_letters.records import DeadLetter
+from bridge.envelope import message_of
+from bridge.errors import ContractError
+from bridge.mapping import LeftOut, Mapper, NoRoute
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["Refusal", "Replay", "replay_of"]
+
+_OF_DEATH = (P_DEAD_AT, P_DEAD_KEY, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A dead letter as the message that it was meant to be; ``pb.replayed`` marks it (its dead letter's id)."""
+
+    letter: DeadLetter
+    topic: str
+    """Full name of the Pulsar topic, without partition."""
+    key: str
+    properties: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A dead letter that cannot be replayed, and why."""
+
+    letter: DeadLetter
+    why: str
+
+
+def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | None = None) -> Replay | Refusal:
+    """Return where the letter goes: to the topic that it was meant for, or where ``mapper`` sends it now."""
+    if letter.lost_bytes:
+        return Refusal(
+            letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here"
+        )
+    told = {name: value for name, value in letter.told.items() if name not in _OF_DEATH}
+    if not told.get(P_DEVICE):
+        told.pop(P_DEVICE, None)
+    told[P_REPLAYED] = str(letter.id)
+    if mapper is not None:
+        return _remapped(letter, told, settings, mapper)
+    if not letter.target:
+        return Refusal(letter, "no rule named a topic for it: mend the rules and replay it with --remap")
+    problem = _topic_problem(letter.target, told, settings)
+    if problem:
+        return Refusal(letter, problem)
+    return Replay(letter, letter.target, letter.target_key, told)
+
+
+def _topic_problem(topic: str, told: Mapping[str, str], settings: PulsarSettings) -> str:
+    # The name comes out of a message: it must not lead to a topic that these settings do not own.
+    if topic == settings.system_topic(COMMANDS_TOPIC):
+        return "" if C_ID in told and P_VERSION in told else "it has not the shape of a command"
+    if topic.startswith(settings.readings_topic("")):
+        return ""
+    return f"{topic} is neither a readings topic nor the commands topic of these settings"
+
+
+def _remapped(
+    letter: DeadLetter, told: dict[str, str], settings: PulsarSettings, mapper: Mapper
+) -> Replay | Refusal:
+    if not letter.mqtt_topic:
+        return Refusal(letter, "it was no MQTT publish, so there is nothing to map")
+    try:
+        message = message_of(letter.payload, letter.told)
+    except ContractError as e:
+        return Refusal(letter, e.what)
+    route = mapper.route(message.topic)
+    if isinstance(route, NoRoute):
+        return Refusal(letter, f"the present rules have no place for it either: {route.reason}")
+    if isinstance(route, LeftOut):
+        return Refusal(letter, f"the present rules leave it out: {route.reason}")
+    for name, value in ((P_DEVICE, route.device), (P_COMMAND_TOPIC, route.command_topic)):
+        told.pop(name, None)
+        if value is not None:
+            told[name] = value
+    told[P_RULE] = route.rule
+    return Replay(letter, settings.readings_topic(route.local), route.key, told)

@@ -1,0 +1,181 @@
+"""What ``pulsebridge dead-letters`` prints of letters and of a replay: numbers, lines, bytes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from bridge.dead_letters.records import DeadLetter
+from bridge.dead_letters.replay import Report
+from bridge.errors import ConfigError
+
+__all__ = ["Summary", "body_of", "iso", "report_json", "report_text", "since_us"]
+
+_AGE = re.compile(r"(\d+)\s*([smhd])\Z")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def iso(us: int) -> str:
+    """Return a time in µs since the epoch as ISO 8601 in UTC, with seconds."""
+    return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def since_us(text: str, now_us: int) -> int:
+    """Read an age (``90s``, ``15m``, ``2h``, ``3d``) or an ISO time. Raises ConfigError."""
+    age = _AGE.match(text.strip())
+    if age:
+        return now_us - int(age[1]) * _SECONDS[age[2]] * 1_000_000
+    try:
+        at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError as e:
+        raise ConfigError(
+            f"--since {text}: neither an age nor a time",
+            remedy="for example --since 2h or 2026-01-31T12:00:00Z",
+        ) from e
+    return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1_000_000)
+
+
+class Summary:
+    """Counts letters as they pass and keeps the newest. ``keep`` is how many lines are wanted."""
+
+    def __init__(self, keep: int) -> None:
+        self.total = 0
+        self.replayed = 0
+        self.lost = 0
+        self.reasons: Counter[str] = Counter()
+        self.topics: Counter[str] = Counter()
+        self.oldest_us = 0
+        self.newest_us = 0
+        self._keep = keep
+        self._rows: list[tuple[int, dict[str, Any]]] = []
+
+    def add(self, letter: DeadLetter, *, replayed: bool) -> None:
+        """Count one."""
+        self.total += 1
+        self.replayed += replayed
+        self.lost += letter.lost_bytes > 0
+        # Numbers differ from letter to letter: without them the same reason is one line.
+        self.reasons[re.sub(r"\d+", "N", letter.reason)] += 1
+        self.topics[letter.target or "(no rule named one)"] += 1
+        self.oldest_us = min(self.oldest_us or letter.at_us, letter.at_us)
+        self.newest_us = max(self.newest_us, letter.at_us)
+        if self._keep:
+            self._rows.append((letter.at_us, _row(letter, replayed)))
+            if len(self._rows) > 4 * self._keep + 100:
+                self._cut()
+
+    def _cut(self) -> None:
+        self._rows = sorted(self._rows, key=lambda row: row[0])[-self._keep :]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The newest, oldest first."""
+        self._cut()
+        return [row for _, row in self._rows]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "total": self.total,
+            "replayed": self.replayed,
+            "truncated": self.lost,
+            "oldest": iso(self.oldest_us) if self.total else None,
+            "newest": iso(self.newest_us) if self.total else None,
+            "reasons": dict(self.reasons.most_common()),
+            "topics": dict(self.topics.most_common()),
+            "letters": self.rows,
+        }
+
+    def as_text(self) -> str:
+        """Return it for people."""
+        if not self.total:
+            return "no dead letters"
+        lines = [
+            f"{self.total} dead letters, {self.replayed} of them replayed, {self.lost} with their head alone",
+            f"oldest {iso(self.oldest_us)}, newest {iso(self.newest_us)}",
+        ]
+        for title, counted in (("by reason", self.reasons), ("by topic", self.topics)):
+            lines += ["", title] + [f"  {count:>8}  {name}" for name, count in counted.most_common(20)]
+        if self.rows:
+            lines += ["", f"the newest {len(self.rows)}"]
+            for row in self.rows:
+                state = "replayed" if row["replayed"] else "head only" if row["lost_bytes"] else ""
+                where = row["mqtt_topic"] or row["topic"]
+                lines.append(
+                    f"  {row['id']:<14} {row['at']}  {row['bytes']:>8} B  {state:<9}  {where[:60]}: {row['reason']}"
+                )
+        return "\n".join(lines)
+
+
+def _row(letter: DeadLetter, replayed: bool) -> dict[str, Any]:
+    return {
+        "id": str(letter.id),
+        "at": iso(letter.at_us),
+        "device": letter.device,
+        "mqtt_topic": letter.mqtt_topic,
+        "topic": letter.target,
+        "reason": letter.reason,
+        "bytes": len(letter.payload) + letter.lost_bytes,
+        "lost_bytes": letter.lost_bytes,
+        "replayed": replayed,
+    }
+
+
+def body_of(payload: bytes, limit: int) -> str:
+    """Return the head of a payload as text where it is printable UTF-8, else as a hex dump."""
+    head = payload[:limit]
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as e:
+        # A character that the limit has cut is no reason for a dump.
+        text = head[: e.start].decode() if len(payload) > limit and e.start > limit - 4 else "\0"
+    rest = f"\n… {len(payload) - len(head)} more bytes" if len(payload) > limit else ""
+    if all(c.isprintable() or c in "\n\r\t" for c in text):
+        return text + rest
+    lines = []
+    for at in range(0, len(head), 16):
+        row = head[at : at + 16]
+        shown = "".join(chr(b) if 32 <= b < 127 else "." for b in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<47}  {shown}")
+    return "\n".join(lines) + rest
+
+
+def report_json(report: Report, *, dry_run: bool) -> dict[str, Any]:
+    """Return what a replay did, for programs."""
+    return {
+        "dry_run": dry_run,
+        "replayed": dict(report.replayed.most_common()),
+        "already": report.already,
+        "refused": [{"id": str(one.letter.id), "why": one.why} for one in report.refused],
+        "released": report.released,
+        "unanswered": report.unanswered,
+    }
+
+
+def report_text(report: Report, *, dry_run: bool) -> str:
+    """Return what a replay did, for people."""
+    total = sum(report.replayed.values())
+    lines = [
+        f"{total} {'would be replayed' if dry_run else 'replayed'}, {report.already} were replayed before"
+    ]
+    lines += [f"  {count:>8}  {topic}" for topic, count in report.replayed.most_common()]
+    lines += _refused_lines((one.why, str(one.letter.id)) for one in report.refused)
+    lines += [f"not blocked any more: {topic}" for topic in report.released]
+    lines += [
+        f"{client} did not answer: if that ingest worker still runs, look for new dead letters and replay again"
+        for client in report.unanswered
+    ]
+    return "\n".join(lines)
+
+
+def _refused_lines(refused: Iterable[tuple[str, str]]) -> list[str]:
+    of: dict[str, list[str]] = {}
+    for why, letter in refused:
+        of.setdefault(why, []).append(letter)
+    return [
+        f"refused {len(ids)}: {why} ({', '.join(ids[:3])}{', …' if len(ids) > 3 else ''})"
+        for why, ids in of.items()
+    ]

@@ -1,0 +1,62 @@
+"""Named points at which a test may kill a process as ``kill -9`` would: no handler, no flush, no goodbye.
+
+``PULSEBRIDGE_KILL_AT=after_puback:3`` kills at the third passage: this process, or the one whose id stands in
+``PULSEBRIDGE_KILL_PID``, a server that this process talks to; then this one goes on once that one is gone. Unset, as
+always outside of tests, a point costs one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Final
+
+__all__ = ["INGEST_KILL_POINTS", "KILL_POINTS", "REPLAY_KILL_POINTS", "reach"]
+
+KILL_POINTS: Final = (
+    "after_takeover",  # exclusive producer is ours, nothing read or pushed yet
+    "after_publish",  # a command was handed to the link
+    "after_puback",  # the broker has it, the cursor is not written
+    "after_cursor",  # Pulsar has the cursor, the receipt row is not written
+    "after_receipt",  # Pulsar has the receipt row, the command is not acknowledged
+    "after_ack",
+)
+"""Of push."""
+
+INGEST_KILL_POINTS: Final = (
+    "ingest_before_receipt",  # messages were given to a producer, none of them is known to be stored
+    "ingest_after_receipt",  # Pulsar has them, no PUBACK has left
+    "ingest_after_puback",  # the PUBACKs were handed to the socket
+    "ingest_in_reconnect",  # CONNACK of a second or later connection came, nothing was read from it yet
+)
+
+REPLAY_KILL_POINTS: Final = (
+    "replay_before_receipt",  # dead letters were sent to their topics, nothing is known
+    "replay_before_mark",  # their topics have them, that they were replayed is not recorded
+    "replay_after_mark",
+)
+
+_name, _, _count = os.environ.get("PULSEBRIDGE_KILL_AT", "").partition(":")
+_left = int(_count or 1)
+
+
+def reach(point: str) -> None:
+    """Pass the point, or die there."""
+    global _left
+    if point != _name:
+        return
+    _left -= 1
+    if _left == 0 and "PULSEBRIDGE_KILL_PID" in os.environ:
+        _kill(int(os.environ["PULSEBRIDGE_KILL_PID"]))
+    elif _left <= 0 and "PULSEBRIDGE_KILL_PID" not in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(100):  # its sockets close when it is gone or a zombie: go on soon either way
+            os.kill(pid, 0)
+            time.sleep(0.01)

@@ -1,0 +1,186 @@
+"""What a dead letter tells, which ones a selection means, and where a replay would send them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge import contract
+from bridge.dead_letters import dead_letter
+from bridge.dead_letters.plan import Refusal, Replay, replay_of
+from bridge.dead_letters.records import (
+    DeadLetter,
+    LetterId,
+    Place,
+    Selection,
+    base_topic,
+    note_of,
+    replayed_note,
+)
+from bridge.dead_letters.showing import Summary, body_of, since_us
+from bridge.envelope import properties_of
+from bridge.errors import ConfigError
+from bridge.mapping import Mapper, Route
+from bridge.mqtt.types import Message
+from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.pulsar import PulsarSettings
+
+PULSAR = PulsarSettings()
+FLEET = PULSAR.readings_topic("fleet")
+places = st.builds(Place, st.integers(0, 2**40), st.integers(0, 2**30), st.integers(-1, 1000))
+
+
+def letter(
+    payload: bytes = b"x", *, topic: str = FLEET, key: str | None = "w-1", number: int = 0, **changes: Any
+) -> DeadLetter:
+    route = Route("fleet", "fleet", "w-1", "w-1", None)
+    publish = Message("fleet/w-1/glucose", payload, 1, False, False, 7, None)
+    envelope = properties_of(publish, route, link="l", protocol="5", arrival_us=12, retained=False)
+    kept, told = dead_letter(
+        payload,
+        topic=topic,
+        device="w-1",
+        reason="topic is terminated",
+        at_us=1_000_000,
+        properties=envelope,
+        key=key,
+    )
+    fields = {
+        "id": LetterId(0, Place(1, number)),
+        "key": "w-1",
+        "payload": kept,
+        "told": told,
+        "event_ms": 5,
+        "stored_us": 9,
+    }
+    return DeadLetter(**(fields | changes))
+
+
+@given(st.integers(0, 1023), places)
+def test_an_id_is_read_as_it_is_printed(partition: int, place: Place) -> None:
+    assert LetterId.parse(str(LetterId(partition, place))) == LetterId(partition, place)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:2", "a:b:c", "1:2:3:4:5", ":::"])
+def test_what_is_no_id_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="0:123:4"):
+        LetterId.parse(text)
+
+
+@given(st.lists(places, max_size=20))
+def test_a_note_tells_what_was_replayed(found: list[Place]) -> None:
+    payload, properties = replayed_note(found)
+    note = note_of(properties, payload)
+    assert note is not None
+    assert note.replayed == set(found)
+    assert note_of({contract.P_DEAD_REASON: "r"}, payload) is None
+
+
+def test_a_replay_is_the_message_as_it_was_meant_with_its_mark() -> None:
+    one = letter(b"reading", key="line-7", topic=contract.partition_name(FLEET, 3))
+    planned = replay_of(one, PULSAR)
+    assert isinstance(planned, Replay)
+    assert (planned.topic, planned.key) == (FLEET, "line-7")
+    assert planned.properties[contract.P_REPLAYED] == "0:1:0"
+    assert not [name for name in planned.properties if name.startswith("pb.dead.")]
+    assert planned.properties[contract.P_TOPIC] == "fleet/w-1/glucose"
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (letter(b"y" * 5_000_000), "only its head"),
+        (letter(topic=""), "--remap"),
+        (letter(topic="persistent://public/other/fleet"), "neither a readings topic"),
+        (letter(topic=PULSAR.system_topic("command-cursors")), "neither a readings topic"),
+        (letter(topic=PULSAR.system_topic("commands")), "shape of a command"),
+    ],
+)
+def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
+    planned = replay_of(one, PULSAR)
+    assert isinstance(planned, Refusal)
+    assert why in planned.why
+
+
+def test_remap_asks_the_present_rules() -> None:
+    rule = TopicRule(name="new", filter="fleet/+device/+metric", topic="by-{metric}", device="{device}")
+    planned = replay_of(letter(topic=""), PULSAR, Mapper(IngestSettings(rules=(rule,))))
+    assert isinstance(planned, Replay)
+    assert (planned.topic, planned.key) == (PULSAR.readings_topic("by-glucose"), "w-1")
+    assert planned.properties[contract.P_RULE] == "new"
+    no_publish = letter(told={contract.P_DEAD_REASON: "bad row"})
+    assert isinstance(replay_of(no_publish, PULSAR, Mapper(IngestSettings())), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("selection", "meant"),
+    [
+        (Selection(), True),
+        (Selection(topic="fleet"), True),
+        (Selection(topic=FLEET), True),
+        (Selection(topic="fleet/+/glucose"), True),
+        (Selection(topic="fleet/+/other"), False),
+        (Selection(topic="flee"), False),
+        (Selection(reason="TERMINATED"), True),
+        (Selection(reason="quota"), False),
+        (Selection(device="w-1"), True),
+        (Selection(device="w-2"), False),
+        (Selection(since_us=1_000_000), True),
+        (Selection(since_us=1_000_001), False),
+        (Selection(ids=frozenset({LetterId(0, Place(1, 0))})), True),
+        (Selection(ids=frozenset({LetterId(1, Place(1, 0))})), False),
+    ],
+)
+def test_a_selection_means(selection: Selection, meant: bool) -> None:
+    assert selection.means(letter()) is meant
+
+
+def test_a_block_ends_only_when_all_letters_of_its_topic_are_meant() -> None:
+    assert Selection().means_target(FLEET)
+    assert Selection(topic="fleet").means_target(FLEET)
+    assert not Selection(topic="fleet", device="w-1").means_target(FLEET)
+    assert not Selection(topic="other").means_target(FLEET)
+
+
+def test_the_summary_counts_reasons_without_their_numbers() -> None:
+    summary = Summary(keep=2)
+    for number in range(300):
+        _, told = dead_letter(
+            b"", topic=FLEET, device="d", reason=f"has {number} bytes", at_us=number * 1_000_000 + 1
+        )
+        summary.add(letter(told=told, number=number), replayed=number < 10)
+    found = summary.as_json()
+    assert (found["total"], found["replayed"]) == (300, 10)
+    assert found["reasons"] == {"has N bytes": 300}
+    assert [row["id"] for row in found["letters"]] == ["0:1:298", "0:1:299"]
+    assert "300 dead letters, 10 of them replayed" in summary.as_text()
+    assert Summary(5).as_text() == "no dead letters"
+
+
+def test_since_takes_ages_and_times() -> None:
+    assert since_us("2h", 10_000_000_000) == 10_000_000_000 - 7_200_000_000
+    assert since_us("1970-01-01T00:00:01Z", 0) == 1_000_000
+    assert since_us("1970-01-01", 0) == 0
+    with pytest.raises(ConfigError, match="neither an age nor a time"):
+        since_us("yesterday", 0)
+
+
+@given(st.binary(max_size=200), st.integers(0, 100))
+def test_any_payload_can_be_shown(payload: bytes, limit: int) -> None:
+    shown = body_of(payload, limit)
+    assert ("more bytes" in shown) == (len(payload) > limit)
+
+
+def test_a_payload_is_text_or_a_dump() -> None:
+    assert body_of("grün\n".encode(), 100) == "grün\n"
+    assert body_of("grün".encode(), 3) == "gr\n… 2 more bytes"
+    assert body_of(b"\x00\x01ab", 10).startswith("00000000  00 01 61 62")
+
+
+def test_partitions_are_left_out_of_a_topic_s_name() -> None:
+    assert base_topic("a-partition-3") == "a"
+    assert base_topic("a-partition-x") == "a-partition-x"
+    assert base_topic("a") == "a"
