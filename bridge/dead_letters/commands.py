@@ -162,7 +162,7 @@ def _replay(
         if remap:
             from bridge.ingest.provisioning import known_topics
 
-            mapper = Mapper(settings.ingest, known=known_topics(admin))
+            mapper = Mapper(settings.ingest, pulsar=settings.pulsar, known=known_topics(admin))
         replayer = Replayer(
             client,
             admin,

@@ -23,7 +23,7 @@ from bridge.contract import (
 from bridge.dead_letters.records import DeadLetter
 from bridge.envelope import message_of
 from bridge.errors import ContractError
-from bridge.mapping import LeftOut, Mapper, NoRoute
+from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Refusal", "Replay", "replay_of"]
@@ -74,7 +74,7 @@ def _topic_problem(topic: str, told: Mapping[str, str], settings: PulsarSettings
     # The name comes out of a message: it must not lead to a topic that these settings do not own.
     if topic == settings.system_topic(COMMANDS_TOPIC):
         return "" if C_ID in told and P_VERSION in told else "it has not the shape of a command"
-    if topic.startswith(settings.readings_topic("")):
+    if any(topic.startswith(f"persistent://{name}/") for name in settings.readings_namespaces):
         return ""
     return f"{topic} is neither a readings topic nor the commands topic of these settings"
 
@@ -89,6 +89,8 @@ def _remapped(
     except ContractError as e:
         return Refusal(letter, e.what)
     route = mapper.route(message.topic)
+    if isinstance(route, PerMessage):
+        route = route.of(message.payload, () if message.properties is None else message.properties.user)
     if isinstance(route, NoRoute):
         return Refusal(letter, f"the present rules have no place for it either: {route.reason}")
     if isinstance(route, LeftOut):
@@ -98,4 +100,4 @@ def _remapped(
         if value is not None:
             told[name] = value
     told[P_RULE] = route.rule
-    return Replay(letter, settings.readings_topic(route.local), route.key, told)
+    return Replay(letter, settings.readings_topic(route.local, route.namespace), route.key, told)

@@ -53,6 +53,7 @@ OTHER_VARIABLES: Final = frozenset(
         "PULSEBRIDGE_BENCH_PEER",
         "PULSEBRIDGE_IVY_SETTINGS",
         "PULSEBRIDGE_KILL_AT",
+        "PULSEBRIDGE_KILL_PID",
         "PULSEBRIDGE_TEST_STACK",
     }
 )
