@@ -40,6 +40,8 @@ _EXTRAS: Final = {
     "great_expectations": "quality",
     "altair": "demo",
     "vl_convert": "demo",
+    "starlette": "http",
+    "uvicorn": "http",
     "bokeh_sampledata": "demo",
     "deltalake": "demo",
     "nbclient": "notebook",

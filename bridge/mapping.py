@@ -126,7 +126,9 @@ class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
     ``known`` are the topics that exist already, by local name, with ``tenant/namespace/`` before those outside the
-    usual namespace: they count towards ``max_topics``. Results are kept for up to ``cache`` topics.
+    usual namespace: they count towards ``max_topics``. A set is kept and added to, so that the mappers of several
+    threads count together (two that name a topic at the same moment may exceed the bound by one). Results are kept
+    for up to ``cache`` topics.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Mapper:
         self._usual = pulsar.readings_namespaces[0]
         self._max_topics = settings.max_topics
         self._max_payload = settings.max_message_bytes
-        self._topics = set(known)
+        self._topics = known if isinstance(known, set) else set(known)
         self._commands = [
             (rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic
         ]

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
-from bridge.settings import Settings
+from bridge.settings import MqttSettings, Settings
 
 __all__ = ["DIAL_TIMEOUT_S", "Finding", "check_endpoints"]
 
@@ -35,10 +36,17 @@ class Finding:
 
 
 def check_endpoints(settings: Settings) -> list[Finding]:
-    """Dial MQTT, Pulsar and Pulsar's admin, and return a finding for each; failures are findings, not errors."""
-    mqtt, pulsar = settings.mqtt, settings.pulsar
+    """Dial each MQTT link, Pulsar and Pulsar's admin, and return a finding for each; failures are findings, not errors."""
+    pulsar = settings.pulsar
+    links = {
+        "MQTT broker" if not settings.ingest.links else f"MQTT link {name}": mqtt
+        for name, mqtt in settings.links().items()
+    }
     return [
-        _dial("MQTT broker", f"{mqtt.host}:{mqtt.port}", "mqtt.host, mqtt.port", lambda: _mqtt(settings)),
+        *(
+            _dial(name, f"{mqtt.host}:{mqtt.port}", "mqtt.host, mqtt.port", partial(_mqtt, mqtt))
+            for name, mqtt in links.items()
+        ),
         _dial("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _pulsar(settings)),
         _dial("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _admin(settings)),
     ]
@@ -59,10 +67,10 @@ def _dial(name: str, address: str, setting: str, dial: Callable[[], str]) -> Fin
     return Finding(name, address, True, detail, "", round((time.monotonic() - start) * 1000))
 
 
-def _mqtt(settings: Settings) -> str:
+def _mqtt(settings: MqttSettings) -> str:
     from bridge.mqtt.device import probe
 
-    found = probe(settings.mqtt)
+    found = probe(settings)
     if not found.ok:
         if found.remedy is not None:
             raise DeniedError(found.why, remedy=found.remedy)

@@ -1,32 +1,40 @@
-"""Runs one ingest worker: waits for Pulsar, provisions, reads until a signal, drains, closes in a known order.
+"""Runs ingest: waits for Pulsar, provisions, runs the protocol handlers until a signal, drains, closes in a known order.
 
-The order of a stop (H9): stop reading, wait for the receipts of what was read, acknowledge them, DISCONNECT, close
-the producers, then the client. What is not stored within the deadline is not acknowledged and comes again.
+The order of a stop (H9): the handlers stop taking messages, wait for the receipts of what they took, acknowledge
+them and disconnect; then the producers are closed, then Pulsar's client. What is not stored within the deadline is
+not acknowledged and comes again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from bridge.errors import PulsebridgeError, TransientError
-from bridge.ingest.provisioning import SessionMemory, known_topics, provision
-from bridge.ingest.session import wanted_subscriptions
-from bridge.ingest.worker import IngestWorker
-from bridge.mapping import Mapper, subscriptions
+from bridge.ingest.intake import Intake
+from bridge.ingest.provisioning import known_topics, provision
+from bridge.mapping import Mapper
 from bridge.metrics import serving
 from bridge.mqtt.keepalive import backoff_s
+from bridge.protocols.lifecycle import Phase
+from bridge.protocols.listening import Listening
+from bridge.protocols.loading import load_handlers
+from bridge.protocols.running import Running
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.ingest.worker import IngestWorker
 
 __all__ = ["IngestService", "run"]
 
@@ -36,55 +44,125 @@ _CLOSE_S: Final = 5.0
 
 
 class IngestService:
-    """One worker from start to end. ``stop`` may be called from a signal handler or another thread."""
+    """The handlers of one process from start to end; what they are offered is `bridge.protocols.handler.Service`.
+
+    ``stop`` may be called from a signal handler or another thread.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.worker: IngestWorker | None = None
+        self.handlers = load_handlers(settings.messaging_protocols)
         self.ready = threading.Event()
-        """Set once the broker has all subscriptions."""
+        """Set once every part of every handler was ready at the same time: all links subscribed."""
         self.ended = threading.Event()
         """Set when ``run`` is over, whatever ended it."""
-        self._stopping = threading.Event()
-        self._store = ThreadPoolExecutor(1, thread_name_prefix="ingest-session")
+        self.stopping = threading.Event()
+        self.drain_deadline = 0.0
+        self.closed = False
+        """Whether all that Pulsar's client started has ended."""
+        self._listening = Listening()
+        self.running = Running(self.handlers, self._listening)
+        # Not an Event: its lock could be held by the very thread that a signal's handler interrupts.
+        self._asked: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._client: PulsarClient | None = None
+        self._admin: PulsarAdmin | None = None
+        self._topics: set[str] | None = None
+        """The Pulsar topics that exist or were named, by all intakes together."""
+        self._intakes: list[Intake] = []
+
+    # --- for the handlers ---
+
+    @property
+    def admin(self) -> PulsarAdmin:
+        """Pulsar's admin REST, from START on."""
+        assert self._admin is not None
+        return self._admin
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the listeners' connections."""
+        return self._listening.loop
+
+    def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
+        """Return a new way into Pulsar; its producers are closed after the last handler."""
+        assert self._client is not None
+        assert self._topics is not None
+        mapper = Mapper(self.settings.ingest, pulsar=self.settings.pulsar, known=self._topics)
+        made = Intake(
+            self.settings,
+            self._client,
+            self.admin,
+            mapper=mapper,
+            link=link,
+            protocol=protocol,
+            limit=limit,
+            wake=wake,
+        )
+        self._intakes.append(made)
+        return made
+
+    def changed(self) -> None:
+        """Look whether everything is ready now."""
+        if self.running.running and all(all(parts.values()) for parts in self.readiness().values()):
+            self.ready.set()
+
+    def readiness(self) -> Mapping[str, Mapping[str, bool]]:
+        """Return what is ready: for each protocol its parts, for ``mqtt`` the links by name."""
+        return self.running.readiness()
+
+    def failed(self, error: BaseException) -> None:
+        """Stop everything and end ``run`` with ``error``."""
+        self._asked.put(error)
+
+    # --- for the owner ---
+
+    @property
+    def worker(self) -> IngestWorker | None:
+        """The worker of the first MQTT link, None before it was made."""
+        from bridge.ingest.mqtt_handler import MqttHandler
+
+        for handler in self.handlers:
+            if isinstance(handler, MqttHandler) and handler.links:
+                return next(iter(handler.links.values())).worker
+        return None
 
     def stop(self) -> None:
         """Ask for a clean stop."""
-        self._stopping.set()
-        worker = self.worker
-        if worker is not None:
-            worker.link.wake()
+        self._asked.put(None)
 
-    def run(self) -> bool:
-        """Run until ``stop``. Returns whether everything that was read is stored. Raises TerminalError."""
-        with PulsarAdmin(self.settings.pulsar) as admin, serving(self.settings.metrics):
-            memory = SessionMemory(self.settings.pulsar, self.settings.mqtt.client_id)
-            prepared = self._patiently("provisioning Pulsar", lambda: self._prepare(admin, memory))
-            if prepared is None:
-                return True
-            mapper, granted = prepared
-            client = PulsarClient(self.settings.pulsar)
-            worker = self._worker(client, admin, mapper, granted, memory)
-            self.worker = worker
-            try:
-                self._read(worker)
-                return self._drain(worker)
-            finally:
-                worker.link.disconnect()
-                worker.link.close()
-                self._close(worker, client)
-                self.ended.set()
+    def run(self) -> None:
+        """Run until ``stop``. Raises what a handler failed with, TerminalError for what nobody here can mend."""
+        try:
+            with ExitStack() as stack:
+                self._run(stack)
+        finally:
+            self.ended.set()
+        if self._failure is not None:
+            raise self._failure
 
-    def _prepare(self, admin: PulsarAdmin, memory: SessionMemory) -> tuple[Mapper, dict[str, int] | None]:
-        provision(admin)
-        known = known_topics(admin)
-        return Mapper(self.settings.ingest, pulsar=self.settings.pulsar, known=known), memory.load(admin)
+    def _run(self, stack: ExitStack) -> None:
+        self._admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
+        stack.enter_context(serving(self.settings.metrics))
+        self._listening.start()
+        stack.callback(self._listening.end)
+        stack.callback(self._stop)
+        self.running.go(self, Phase.INITIALIZE)
+        self._topics = self._patiently("provisioning Pulsar", self._prepare)
+        if self._topics is None:
+            return
+        self._client = PulsarClient(self.settings.pulsar)
+        self.running.go(self, Phase.START)
+        self.changed()
+        self._wait(None)
 
-    def _patiently(
-        self, doing: str, act: Callable[[], tuple[Mapper, dict[str, int] | None]]
-    ) -> tuple[Mapper, dict[str, int] | None] | None:
+    def _prepare(self) -> set[str]:
+        provision(self.admin)
+        return set(known_topics(self.admin))
+
+    def _patiently(self, doing: str, act: Callable[[], set[str]]) -> set[str] | None:
         attempt = 0
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 return act()
             except TransientError as e:
@@ -92,83 +170,42 @@ class IngestService:
                     log.warning(
                         f"{doing} does not work yet, trying again; check that Pulsar runs", why=str(e)
                     )
-                self._stopping.wait(backoff_s(attempt, 0.5, 10.0, 0.5))
+                self._wait(backoff_s(attempt, 0.5, 10.0, 0.5))
                 attempt += 1
         return None
 
-    def _worker(
-        self,
-        client: PulsarClient,
-        admin: PulsarAdmin,
-        mapper: Mapper,
-        granted: dict[str, int] | None,
-        memory: SessionMemory,
-    ) -> IngestWorker:
-        ingest = self.settings.ingest
+    def _wait(self, seconds: float | None) -> None:
+        """Wait until a stop is asked for, or a handler fails, or the time is over."""
+        try:
+            self._failure = self._asked.get(timeout=seconds)
+        except queue.Empty:
+            return
+        self._begin_stop()
 
-        def remember(filters: dict[str, int]) -> None:
-            self._store.submit(_remember, memory, admin, filters)
+    # --- ending ---
 
-        filters = subscriptions(ingest)
-        log.info(
-            "ingest starts",
-            filters=list(filters),
-            client_id=self.settings.mqtt.client_id,
-            protocol=self.settings.mqtt.protocol,
-            keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.all_rules} or "{mqtt_topic}",
-        )
-        return IngestWorker(
-            self.settings,
-            client,
-            admin,
-            mapper=mapper,
-            granted=granted,
-            remember=remember,
-            wanted=wanted_subscriptions(filters, ingest.qos, ingest.retained),
-        )
+    def _begin_stop(self) -> None:
+        if not self.stopping.is_set():
+            self.drain_deadline = time.monotonic() + self.settings.ingest.drain_s
+            self.stopping.set()
 
-    def _read(self, worker: IngestWorker) -> None:
-        while not self._stopping.is_set():
-            worker.link.turn(worker.next_in(time.monotonic()))
-            if worker.ready:
-                self.ready.set()
-
-    def _drain(self, worker: IngestWorker) -> bool:
-        deadline = time.monotonic() + self.settings.ingest.drain_s
-        worker.drain(time.monotonic())
-        while worker.in_flight and time.monotonic() < deadline:
-            worker.link.turn(min(0.2, worker.next_in(time.monotonic())))
-        worker.link.turn(0.0)  # the last acknowledgements
-        log.info("ingest stops", unstored=worker.in_flight)
-        return worker.in_flight == 0
-
-    def _close(self, worker: IngestWorker, client: PulsarClient) -> None:
+    def _stop(self) -> None:
+        self._begin_stop()
+        self.running.stop()
         # Pulsar's threads call back into Python: they must be gone before the interpreter ends, or it aborts.
-        def close() -> None:
-            worker.close_intake()
-            try:
-                client.close()
-            except PulsebridgeError as e:
-                log.debug("closing the connection to Pulsar", why=e.what)
-
-        thread = threading.Thread(target=close, name="ingest-close", daemon=True)
+        thread = threading.Thread(target=self._close, name="ingest-close", daemon=True)
         thread.start()
         thread.join(_CLOSE_S)
-        self._store.shutdown(wait=not thread.is_alive(), cancel_futures=True)
         self.closed = not thread.is_alive()
 
-    closed = False
-    """Whether all that Pulsar's client started has ended."""
-
-
-def _remember(memory: SessionMemory, admin: PulsarAdmin, filters: dict[str, int]) -> None:
-    try:
-        memory.store(admin, filters)
-    except PulsebridgeError as e:
-        log.warning(
-            "the subscribed filters could not be kept; after a restart retained messages may come again",
-            why=str(e),
-        )
+    def _close(self) -> None:
+        for intake in self._intakes:
+            intake.close()
+        try:
+            if self._client is not None:
+                self._client.close()
+        except PulsebridgeError as e:
+            log.debug("closing the connection to Pulsar", why=e.what)
 
 
 @contextmanager

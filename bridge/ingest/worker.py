@@ -20,12 +20,9 @@ from bridge.ingest import metrics
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
 from bridge.ingest.session import TakeoverJudge, plan_session
-from bridge.mapping import Mapper
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
 from bridge.settings import Settings
 
 __all__ = ["IngestWorker", "in_flight_limit"]
@@ -45,16 +42,16 @@ def in_flight_limit(settings: Settings) -> int:
 class IngestWorker(LinkHandler):
     """One MQTT session into Pulsar. ``granted`` are the filters that the broker's session had last, None unknown.
 
+    ``make_intake`` is ``Service.intake``, ``name`` what the envelope tells of the link.
     ``remember`` is called with the filters and their QoS once the broker has granted them; it must not block.
     """
 
     def __init__(
         self,
         settings: Settings,
-        client: PulsarClient,
-        admin: PulsarAdmin,
+        make_intake: Callable[..., Intake],
         *,
-        mapper: Mapper,
+        name: str,
         wanted: tuple[Subscription, ...],
         granted: dict[str, int] | None = None,
         remember: Callable[[dict[str, int]], None] = lambda _filters: None,
@@ -70,12 +67,8 @@ class IngestWorker(LinkHandler):
         self._remember = remember
         self._acks = AckQueue()
         self._takeover = TakeoverJudge()
-        self._intake = Intake(
-            settings,
-            client,
-            admin,
-            mapper=mapper,
-            link=self.link.client_id,
+        self._intake = make_intake(
+            link=name,
             protocol=settings.mqtt.protocol,
             limit=in_flight_limit(settings),
             wake=self.link.wake,
@@ -189,7 +182,3 @@ class IngestWorker(LinkHandler):
         """Stop reading; turns go on until what was read is stored, or the caller's patience ends."""
         self.draining = True
         self.link.pause()
-
-    def close_intake(self) -> None:
-        """Close the producers. It blocks; call it in a thread."""
-        self._intake.close()

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from bridge.settings.base import Section
 from bridge.settings.ingest import IngestSettings
+from bridge.settings.links import mqtt_of, same_session
 from bridge.settings.local import LocalSettings
 from bridge.settings.log import LogSettings
 from bridge.settings.metrics import MetricsSettings
@@ -35,6 +36,9 @@ __all__ = [
 class Settings(Section):
     """All settings. Environment: ``PULSEBRIDGE_`` and the path with ``__`` (``PULSEBRIDGE_MQTT__HOST``)."""
 
+    messaging_protocols: tuple[str, ...] = Field(
+        ("mqtt",), description="Protocol handlers that ingest runs, by name; also as text with commas."
+    )
     mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
     pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
     ingest: IngestSettings = Field(default_factory=IngestSettings, description="MQTT into Pulsar.")
@@ -45,3 +49,40 @@ class Settings(Section):
     local: LocalSettings = Field(default_factory=LocalSettings, description="The local servers.")
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="Prometheus metrics.")
     log: LogSettings = Field(default_factory=LogSettings, description="The log on stdout.")
+
+    @field_validator("messaging_protocols", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(p.strip() for p in value.split(",") if p.strip()) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Settings:
+        if not self.messaging_protocols:
+            raise ValueError("messaging_protocols names no protocol: ingest would do nothing")
+        if len(set(self.messaging_protocols)) < len(self.messaging_protocols):
+            raise ValueError("messaging_protocols names a protocol twice")
+        links = list(self.links().items())
+        if len(links) < len(self.ingest.links):
+            raise ValueError("ingest.links: two links have the same name")
+        for number, (name, mqtt) in enumerate(links):
+            for other, other_mqtt in links[:number]:
+                if same_session(mqtt, other_mqtt):
+                    raise ValueError(
+                        f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same broker, "
+                        "so each would take the other's session: give one another client_id"
+                    )
+        return self
+
+    def links(self) -> dict[str, MqttSettings]:
+        """Return the MQTT links of ingest by name, with complete settings: those listed, else ``mqtt`` alone."""
+        if not self.ingest.links:
+            return {"mqtt": self.mqtt}
+        found: dict[str, MqttSettings] = {}
+        for link in self.ingest.links:
+            try:
+                found[link.name] = mqtt_of(link, self.mqtt)
+            except ValidationError as e:
+                raise ValueError(
+                    f"ingest.links: {link.name}: {e.errors()[0]['msg'].removeprefix('Value error, ')}"
+                ) from e
+        return found

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from bridge.settings.base import Section
+from bridge.settings.links import LinkSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
 
@@ -16,6 +17,10 @@ __all__ = ["IngestSettings", "TopicRule"]
 class IngestSettings(Section):
     """What is read from MQTT, where it goes, and how much may be in flight."""
 
+    links: tuple[LinkSettings, ...] = Field(
+        (),
+        description="MQTT brokers to read from, each with what differs from the section mqtt; default: that one alone.",
+    )
     rules: tuple[TopicRule, ...] = Field((), description="Topic rules, in order.")
     presets: tuple[str, ...] = Field(
         (),

@@ -238,7 +238,7 @@ def _put_value(layers: _Layers, path: Keys, value: Any, origin: str) -> None:
         return
     if wants_words(known.annotation) and isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-    layers.put(path, value, origin)
+    layers.put(path, _with_secrets(layers, path, value, origin), origin)
 
 
 def _secret_of(path: Keys) -> Keys | None:
@@ -258,11 +258,39 @@ def _put_secret_file(layers: _Layers, secret: Keys, name: Any, origin: str) -> N
     if layers.has(secret, origin):
         layers.refuse(named, f"given twice, also as {secret[-1]}; keep one", origin)
         return
+    read = _secret_file(layers, named, name, origin)
+    if read is not None:
+        layers.put(secret, read, f"{origin}, from {name}")
+
+
+def _secret_file(
+    layers: _Layers, named: Keys, name: str | os.PathLike[str], origin: str
+) -> SecretFile | None:
     try:
-        layers.put(secret, SecretFile(name), f"{origin}, from {name}")
+        return SecretFile(name)
     except (OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or ("not text" if isinstance(e, UnicodeDecodeError) else str(e))
         layers.refuse(named, f"cannot be read: {why}: {name}", origin)
+        return None
+
+
+def _with_secrets(layers: _Layers, path: Keys, value: Any, origin: str) -> Any:
+    """Return a list of sections with the secrets read that its members name by their files."""
+    if not isinstance(value, list | tuple):
+        return value
+    members: list[Any] = []
+    for number, member in enumerate(value):
+        read = dict(member) if isinstance(member, Mapping) else member
+        for key in list(read) if isinstance(read, dict) else ():
+            place = (*path, str(number), str(key))
+            if _secret_of((*path, str(key))) is None or not isinstance(read[key], str | os.PathLike):
+                continue
+            secret = str(key)[: -len(FILE_SUFFIX)]
+            if secret in read:
+                layers.refuse(place, f"given twice, also as {secret}; keep one", origin)
+            read[secret] = _secret_file(layers, place, read.pop(key), origin)
+        members.append(read)
+    return members
 
 
 # --- checking -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+import time
 from types import TracebackType
 
 
@@ -19,6 +20,7 @@ class TcpProxy:
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._lock = threading.Lock()
         self._ended = False
+        self._frozen = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="tcp-proxy", daemon=True)
@@ -29,6 +31,14 @@ class TcpProxy:
         with self._lock:
             for sock in list(self._pairs):
                 self._drop(sock)
+
+    def freeze(self) -> None:
+        """Keep every connection open, new ones too, and forward nothing until ``thaw``."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Forward again, what has waited first."""
+        self._frozen = False
 
     def __enter__(self) -> TcpProxy:
         return self
@@ -49,6 +59,8 @@ class TcpProxy:
                 with self._lock:
                     if key.fileobj is self._listener:
                         self._accept()
+                    elif self._frozen:
+                        time.sleep(0.01)  # readable all the time: the loop must not spin
                     elif key.fileobj in self._pairs:
                         self._forward(key.fileobj)  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ def test_times_and_sizes_say_their_unit() -> None:
 
 def test_the_commented_fields_of_rules_are_yaml_too() -> None:
     text = default_yaml()
-    start = text.index("  #  - name")
+    start = text.index("  #  - name", text.index("\n  rules:"))
     lines = [line[3:] for line in text[start:].splitlines() if line.startswith(("  #  - ", "  #    "))]
     assert yaml.safe_load("\n".join(lines))[0].keys() >= {
         "name",

@@ -1,0 +1,90 @@
+"""The protocol handler ``mqtt``: it dials MQTT brokers, a link for each, and listens on nothing itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+
+import structlog
+
+from bridge.ingest.links import LinkRunner
+from bridge.protocols.handler import ProtocolHandler, Service
+from bridge.settings import Settings
+
+__all__ = ["MqttHandler"]
+
+log = structlog.get_logger("ingest")
+
+
+class MqttHandler(ProtocolHandler):
+    """Runs the links of ``Settings.links``, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, LinkRunner] = {}
+        self._settings = Settings()
+        self._service: Service | None = None
+        self._ended: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def protocol_name(self) -> str:
+        """``mqtt``."""
+        return "mqtt"
+
+    def initialize(self, settings: Settings) -> None:
+        """Keep the settings; nothing is dialled."""
+        self._settings = settings
+
+    def protocol_data_to_advertise(self) -> str:
+        """Return the brokers that the links dial, and as whom, as JSON."""
+        return json.dumps(
+            {
+                name: {
+                    "broker": f"{'mqtts' if s.tls else 'mqtt'}://{s.host}:{s.port}",
+                    "client_id": s.client_id,
+                    "protocol": s.protocol,
+                }
+                for name, s in self._settings.links().items()
+            }
+        )
+
+    def start(self, service: Service) -> None:
+        """Start every link."""
+        self._service = service
+        links = self._settings.links()
+        for name, mqtt in links.items():
+            self.links[name] = LinkRunner(
+                name,
+                self._settings.model_copy(update={"mqtt": mqtt}),
+                service,
+                alone=not self._settings.ingest.links,
+                ended=self._link_ended,
+            )
+        for link in self.links.values():
+            link.start()
+
+    def _link_ended(self, link: LinkRunner, error: BaseException | None) -> None:
+        # On the link's thread. One that cannot go on takes no other with it; the last one ends the service.
+        assert self._service is not None
+        if error is None:
+            return
+        with self._lock:
+            self._ended.add(link.name)
+            last = len(self._ended) == len(self.links)
+        if last:
+            self._service.failed(error)
+        else:
+            log.error("an MQTT link has ended for good; the others go on", link=link.name, why=str(error))
+            self._service.changed()
+
+    def readiness(self) -> Mapping[str, bool]:
+        """Return for each link whether it is connected and subscribed."""
+        return {name: link.ready for name, link in self.links.items()}
+
+    def close(self) -> None:
+        """Stop reading, wait for the receipts of what was read, acknowledge, and disconnect, all links at once."""
+        for link in self.links.values():
+            link.wake()
+        for link in self.links.values():
+            link.join()

@@ -1,0 +1,82 @@
+"""The event loop of the listeners in a thread of its own, and the sockets that handlers ask for.
+
+It decides how sockets are bound and closed; what is spoken on a connection is its handler's protocol object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+
+from bridge.errors import TerminalError
+from bridge.protocols.handler import Acceptor, Address
+
+__all__ = ["Listening"]
+
+
+class Listening:
+    """An event loop in a thread, from ``start`` to ``end``. Called from one other thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
+        self._servers: dict[str, list[asyncio.Server]] = {}
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, once started."""
+        assert self._loop is not None
+        return self._loop
+
+    def start(self) -> None:
+        """Run the loop."""
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
+        """Listen for the handler called ``name``. Returns the addresses bound. Raises TerminalError for one that is taken."""
+        return asyncio.run_coroutine_threadsafe(self._open(name, listeners), self.loop).result()
+
+    async def _open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
+        bound: list[Address] = []
+        for address, acceptor in listeners.items():
+            try:
+                server = await self.loop.create_server(
+                    acceptor.connect, address.host, address.port, ssl=acceptor.tls, reuse_address=True
+                )
+            except OSError as e:
+                raise TerminalError(
+                    f"{name} cannot listen on {address.host}:{address.port}: {e.strerror or e}",
+                    remedy="choose another address, or end the process that has it",
+                ) from e
+            self._servers.setdefault(name, []).append(server)
+            bound += [Address(*s.getsockname()[:2]) for s in server.sockets]
+        return bound
+
+    def close(self, name: str) -> None:
+        """Stop listening for a handler; its connections live on."""
+        asyncio.run_coroutine_threadsafe(self._close(name), self.loop).result()
+
+    async def _close(self, name: str) -> None:
+        for server in self._servers.pop(name, []):
+            server.close()
+
+    def end(self) -> None:
+        """Cancel what is left on the loop and end its thread."""
+        for name in list(self._servers):
+            self.close(name)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()

@@ -1,0 +1,199 @@
+"""Handlers found, taken through their phases, and closed when one fails; with a real event loop and real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bridge.errors import ConfigError, MissingExtraError, TerminalError
+from bridge.ingest.service import IngestService
+from bridge.protocols.handler import Acceptor, Address, ProtocolHandler
+from bridge.protocols.lifecycle import Phase
+from bridge.protocols.listening import Listening
+from bridge.protocols.loading import HANDLERS_GROUP, load_handlers
+from bridge.protocols.running import Running
+from bridge.settings import Settings
+
+
+class Upper(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data.upper())  # type: ignore[attr-defined]
+        self.transport.close()
+
+
+class Recording(ProtocolHandler):
+    """Notes its phases in a list it shares with others; fails in the one it is told."""
+
+    def __init__(self, name: str = "upper", notes: list[str] | None = None, failing: str = "") -> None:
+        self.name = name
+        self.notes = [] if notes is None else notes
+        self.failing = failing
+        self.addresses: dict[Address, Acceptor] = {}
+
+    def note(self, phase: str) -> None:
+        self.notes.append(f"{phase} {self.name}")
+        if phase == self.failing:
+            raise ValueError("on purpose")
+
+    @property
+    def protocol_name(self) -> str:
+        return self.name
+
+    def initialize(self, settings: Settings) -> None:
+        self.note("initialize")
+
+    def protocol_data_to_advertise(self) -> str:
+        self.note("advertise")
+        return f"data of {self.name}"
+
+    def start(self, service: object) -> None:
+        self.note("start")
+
+    def listeners(self) -> Mapping[Address, Acceptor]:
+        return self.addresses
+
+    def close(self) -> None:
+        self.note("close")
+
+
+@contextmanager
+def running(*handlers: ProtocolHandler) -> Iterator[Running]:
+    listening = Listening()
+    listening.start()
+    try:
+        yield Running(handlers, listening)
+    finally:
+        listening.end()
+
+
+SERVICE: Any = SimpleNamespace(settings=Settings())
+
+
+def test_handlers_go_through_their_phases_and_their_listeners_answer() -> None:
+    notes: list[str] = []
+    first, second = Recording("a", notes), Recording("b", notes)
+    second.addresses = {Address("127.0.0.1", 0): Acceptor(Upper), Address("localhost", 0): Acceptor(Upper)}
+    with running(first, second) as one:
+        one.go(SERVICE, Phase.START)
+        assert one.running
+        assert one.data == {"a": "data of a", "b": "data of b"}
+        bound = one.listeners["b"]
+        assert len(bound) >= 2
+        for address in bound:
+            with socket.create_connection(address) as client:
+                client.sendall(b"shout")
+                assert client.recv(100) == b"SHOUT"
+        one.stop()
+        one.stop()
+        with pytest.raises(OSError):
+            socket.create_connection(bound[0], timeout=5).recv(1)
+    assert notes == [
+        *("initialize a", "initialize b", "advertise a", "advertise b", "start a", "start b"),
+        *("close b", "close a"),
+    ]
+
+
+@pytest.mark.parametrize("phase", ["initialize", "advertise", "start"])
+def test_a_failure_in_a_phase_closes_what_was_begun(phase: str) -> None:
+    notes: list[str] = []
+    handlers = [Recording("a", notes), Recording("b", notes, failing=phase), Recording("c", notes)]
+    with running(*handlers) as one:
+        with pytest.raises(TerminalError, match="of the protocol handler 'b' failed: ValueError: on purpose"):
+            one.go(SERVICE, Phase.START)
+        one.stop()
+    begun = [n.split()[1] for n in notes if n.startswith("initialize")]
+    assert notes[-len(begun) :] == [f"close {name}" for name in reversed(begun)]
+    assert begun == (["a", "b"] if phase == "initialize" else ["a", "b", "c"])
+
+
+def test_a_taken_port_fails_the_start_and_a_failing_close_hinders_no_other() -> None:
+    notes: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        first, second = Recording("a", notes), Recording("b", notes, failing="close")
+        second.addresses = {Address(*other.getsockname()): Acceptor(Upper)}
+        with running(first, second) as one:
+            with pytest.raises(TerminalError, match=r"b cannot listen on 127\.0\.0\.1"):
+                one.go(SERVICE, Phase.START)
+            one.stop()
+    assert notes[-2:] == ["close b", "close a"]
+
+
+class Lacking(Recording):
+    def initialize(self, settings: Settings) -> None:
+        import a_package_that_nobody_has  # noqa: F401
+
+
+def test_a_missing_package_of_a_handler_names_the_install_line() -> None:
+    with (
+        running(Lacking("http")) as one,
+        pytest.raises(MissingExtraError, match=r'pip install "pulsebridge\[http\]"'),
+    ):
+        one.go(SERVICE, Phase.START)
+
+
+# --- loading ---
+
+
+def point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, HANDLERS_GROUP)
+
+
+@pytest.fixture
+def third_party(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(sys.modules, "a_third_party", sys.modules[__name__])
+    return "a_third_party"
+
+
+class Touchy(Recording):
+    def __init__(self) -> None:
+        raise RuntimeError("not today")
+
+
+def test_only_named_handlers_are_loaded_and_in_the_order_given(third_party: str) -> None:
+    points = [
+        point("mqtt", "bridge.ingest.mqtt_handler:MqttHandler"),
+        point("upper", f"{third_party}:Recording"),
+        point("touchy", f"{third_party}:Touchy"),
+    ]
+    assert [h.protocol_name for h in load_handlers(("upper", "mqtt"), points)] == ["upper", "mqtt"]
+    with pytest.raises(TerminalError, match=r"'touchy' .* cannot be loaded: RuntimeError: not today"):
+        load_handlers(("touchy",), points)
+
+
+def test_names_that_lead_nowhere_are_refused_all_at_once(third_party: str) -> None:
+    points = [
+        point("mqtt", "x:Y"),
+        point("http", f"{third_party}:Recording"),
+        point("http", f"{third_party}:Touchy"),
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load_handlers(("mqt", "http", "coap"), points)
+    assert "'mqt'; did you mean 'mqtt'?" in str(caught.value)
+    assert "'http' is provided twice, by a_third_party:Recording and a_third_party:Touchy" in str(
+        caught.value
+    )
+    assert "'coap'; installed: http, mqtt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("Listening", "is no ProtocolHandler"), ("Recording", "calls itself 'upper'")]
+)
+def test_what_is_no_handler_of_that_name_is_refused(third_party: str, value: str, why: str) -> None:
+    with pytest.raises(TerminalError, match=why):
+        load_handlers(("lower",), [point("lower", f"{third_party}:{value}")])
+
+
+def test_the_service_refuses_an_unknown_protocol_before_it_dials() -> None:
+    with pytest.raises(ConfigError, match="no protocol handler is called 'mqtts'"):
+        IngestService(Settings(messaging_protocols=("mqtts",)))
