@@ -16,7 +16,6 @@ Threads
 from __future__ import annotations
 
 import random
-import socket
 import struct
 import threading
 import time

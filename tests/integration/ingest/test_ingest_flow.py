@@ -21,7 +21,6 @@ from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
-from bridge.settings.rules import TopicRule
 from tests.support.ingest import (
     by_key,
     dead_letters,
