@@ -1,73 +1,127 @@
-"""What must exist in Pulsar before the first message: namespaces, the system topics and the holds on them.
+"""Brings Pulsar to what a tier needs, or looks whether it is there: the plan's steps, done or compared.
 
-It decides the order: policies, then topics, then the push tier's durable subscription, so that no command is ever
-written to a topic that holds nothing (H11, H24). Each step is idempotent; several processes may run it at once.
+``pulsar.provision`` decides: ``create`` does every step, each idempotent, so that several processes may do it at once;
+``verify`` changes nothing and fails with the commands that are missing; ``off`` asks the admin for nothing at all.
 """
 
 from __future__ import annotations
 
-from bridge.contract import (
-    COMMANDS_TOPIC,
-    CURSORS_TOPIC,
-    DEAD_LETTERS_TOPIC,
-    PUSH_SUBSCRIPTION,
-    RECEIPTS_TOPIC,
-    partition_name,
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.errors import ContractError, DeniedError, TerminalError
+from bridge.provisioning_plan import (
+    COMPACTION_THRESHOLD_BYTES,
+    CURSOR_HOLD,
+    Needs,
+    Step,
+    TopicNeed,
+    compact_step,
+    namespace_steps,
+    policies_lack,
+    push_needs,
+    rest_path,
+    subscription_step,
+    tenant_step,
+    topic_steps,
 )
-from bridge.errors import ContractError, RefusedError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
     "COMPACTION_THRESHOLD_BYTES",
     "CURSOR_HOLD",
+    "Found",
     "commands_ready",
+    "existing_commands",
+    "look",
     "provision_commands",
+    "say_unchecked",
+    "verify",
 ]
 
-COMPACTION_THRESHOLD_BYTES = 4 * 1024 * 1024
-"""Backlog of a cursors partition at which Pulsar compacts it by itself; 0 would mean never (H24)."""
-
-CURSOR_HOLD = "pulsebridge-cursors"
-"""Durable subscription at earliest on each cursors partition: nothing takes it forward but compaction's horizon,
-so that neither the topic nor its compacted view can vanish while no push worker runs (H24)."""
+log = structlog.get_logger("provisioning")
 
 _COMPACTION = "__compaction"  # Pulsar's own subscription; its position is the horizon of the compacted view
 
 
-def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) -> int:
-    """Create what commands need and return the number of partitions of the commands topic.
+@dataclass
+class Found:
+    """What ``look`` found out."""
 
-    1. Both namespaces with retention, no time-to-live, producers held at quota.
+    missing: list[Step] = field(default_factory=list)
+    """What has to be done."""
+    unchecked: list[str] = field(default_factory=list)
+    """What this role may not see."""
+
+
+def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) -> int:
+    """Create, or verify, what commands need and return the number of partitions of the commands topic.
+
+    1. The namespaces with retention, no time-to-live, producers held at quota.
     2. Receipts and dead letters; cursors with a compaction threshold, their own hold, and compaction tried once.
     3. Commands, and on each partition the push tier's subscription at earliest.
 
-    Raises TransientError when Pulsar's admin cannot be reached, RefusedError when it does not allow a step,
-    ContractError when commands and cursors have unequal numbers of partitions.
+    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow a step,
+    TerminalError when ``verify`` misses something, ContractError when commands and cursors have unequal numbers of
+    partitions.
     """
     settings = admin.settings
-    commands = commands_topic or settings.system_topic(COMMANDS_TOPIC)
+    needs = push_needs(settings, commands_topic)
+    if settings.provision == "create":
+        admin.provision_namespaces()
+        for need in needs.topics:
+            _create(admin, need)
+    else:
+        say_unchecked(verify(admin, needs))
     cursors = settings.system_topic(CURSORS_TOPIC)
-    admin.provision_namespaces()
-    for local in (RECEIPTS_TOPIC, DEAD_LETTERS_TOPIC):
-        admin.create_partitioned(settings.system_topic(local), settings.command_partitions)
-    cursor_partitions = admin.create_partitioned(cursors, settings.command_partitions)
-    # Of this topic alone: the namespace's policy would compact the commands, which are no state.
-    admin.request("POST", f"/{rest_path(cursors)}/compactionThreshold", body=COMPACTION_THRESHOLD_BYTES)
-    for partition in range(cursor_partitions):
-        name = partition_name(cursors, partition)
-        admin.create_subscription(name, CURSOR_HOLD, "earliest")
-        _move_hold(admin, name)
-        compact(admin, name)
-    partitions = admin.create_partitioned(commands, settings.command_partitions)
-    if partitions != cursor_partitions:
+    partitions = admin.partition_count(commands_topic or settings.system_topic(COMMANDS_TOPIC))
+    if partitions != admin.partition_count(cursors):
         raise ContractError(
-            f"{commands} has {partitions} partitions and {cursors} has {cursor_partitions}",
+            f"{commands_topic or settings.system_topic(COMMANDS_TOPIC)} has {partitions} partitions and {cursors} has "
+            f"{admin.partition_count(cursors)}",
             remedy="a cursor stands in the partition of its device: delete the one that is wrong, or use another "
             "pulsar.system_namespace",
         )
-    for partition in range(partitions):
-        admin.create_subscription(partition_name(commands, partition), PUSH_SUBSCRIPTION, "earliest")
+    for number in range(partitions):
+        _move_hold(admin, partition_name(cursors, number))
     return partitions
+
+
+def _create(admin: PulsarAdmin, need: TopicNeed) -> None:
+    topic, *rest = topic_steps(need)
+    admin.do(topic)
+    # The number it has decides, not the number that we would have given it.
+    partitions = [partition_name(need.topic, n) for n in range(admin.partition_count(need.topic))]
+    for step in rest:
+        if "create-subscription" not in step.command:
+            admin.do(step)
+    for partition in partitions:
+        for name in need.subscriptions:
+            admin.do(subscription_step(partition, name))
+        if need.compacted:
+            admin.do(compact_step(partition))
+
+
+def existing_commands(settings: PulsarSettings) -> int:
+    """Return the number of partitions of the commands topic, asking for nothing but a look-up.
+
+    Raises TerminalError when it is not there, TransientError when Pulsar cannot be reached.
+    """
+    topic = settings.system_topic(COMMANDS_TOPIC)
+    with PulsarClient(settings) as client:
+        partitions = client.partitions(topic)
+    if partitions == [topic]:
+        raise TerminalError(
+            f"{topic} is not there, or has no partitions, and pulsar.provision is off",
+            remedy="let an operator run what `pulsebridge provision --dry-run` prints",
+        )
+    return len(partitions)
 
 
 def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int:
@@ -82,6 +136,100 @@ def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int
     last = partition_name(commands, partitions - 1)
     names = admin.request("GET", f"/{rest_path(last)}/subscriptions", accept=(404,)) or []
     return partitions if PUSH_SUBSCRIPTION in names else 0
+
+
+# --- looking --------------------------------------------------------------------------------------------------
+
+
+def verify(admin: PulsarAdmin, needs: Needs) -> list[str]:
+    """Return what this role may not look at. Raises TerminalError listing the commands for all that is missing."""
+    found = look(admin, needs)
+    if found.missing:
+        count = "1 thing is" if len(found.missing) == 1 else f"{len(found.missing)} things are"
+        lines = "".join(f"\n  {step.shell}  # {step.why}" for step in found.missing)
+        raise TerminalError(
+            f"{count} missing in Pulsar for {needs.tier}; an operator has to run, and then start it again:{lines}"
+        )
+    return found.unchecked
+
+
+def say_unchecked(unchecked: Sequence[str]) -> None:
+    """Say once what was taken for granted."""
+    if unchecked:
+        log.info("not checked, this role may not look at it", what=list(unchecked))
+
+
+def look(admin: PulsarAdmin, needs: Needs) -> Found:
+    """Compare what is there with what a tier needs, changing nothing. Raises TransientError or RefusedError."""
+    found = Found()
+    gone = {n for n in needs.namespaces if not _look_at_namespace(admin, n, found)}
+    for need in needs.topics:
+        if "/".join(rest_path(need.topic).split("/")[1:3]) in gone:
+            found.missing += topic_steps(need)
+        else:
+            _look_at_topic(admin, need, found)
+    return found
+
+
+def _look_at_namespace(admin: PulsarAdmin, namespace: str, found: Found) -> bool:
+    """Return whether the namespace is there, as far as can be told."""
+    try:
+        policies = admin.request("GET", f"/namespaces/{namespace}", accept=(404,))
+    except DeniedError as e:
+        if not _rights(e):
+            raise
+        found.unchecked.append(f"policies of {namespace} (its tenant's administrator may read them)")
+        return True
+    if policies is not None:
+        found.missing += policies_lack(namespace, policies, admin.settings)
+        return True
+    tenant = namespace.split("/")[0]
+    step = tenant_step(tenant)
+    if step not in found.missing and not admin.has_tenant(tenant):
+        found.missing.append(step)
+    found.missing += namespace_steps(namespace, admin.settings)
+    return False
+
+
+def _look_at_topic(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
+    metadata = admin.request("GET", f"/{rest_path(need.topic)}/partitions", accept=(404,))
+    if metadata is None:
+        found.missing += topic_steps(need)
+        return
+    partitions = [partition_name(need.topic, n) for n in range(int(metadata["partitions"]))] or [need.topic]
+    for partition in partitions if need.subscriptions else ():
+        try:
+            there: Any = admin.request("GET", f"/{rest_path(partition)}/subscriptions", accept=(404,)) or []
+        except DeniedError as e:
+            if not _rights(e):
+                raise
+            found.unchecked.append(f"subscriptions of {partition} (needs consume)")
+            continue
+        found.missing += [subscription_step(partition, s) for s in need.subscriptions if s not in there]
+    if need.compacted:
+        _look_at_compaction(admin, need, found)
+
+
+def _look_at_compaction(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
+    try:
+        threshold = admin.request("GET", f"/{rest_path(need.topic)}/compactionThreshold?applied=true")
+    except DeniedError as e:
+        if not _rights(e):
+            raise
+        found.unchecked.append(
+            f"compaction threshold of {need.topic} (its tenant's administrator may read it)"
+        )
+        return
+    if not threshold:
+        found.missing += [s for s in topic_steps(need) if "set-compaction-threshold" in s.command]
+
+
+def _rights(error: DeniedError) -> bool:
+    """Whether the role is known but lacks the right, so that other questions may be answered."""
+    return "does not allow" in error.what
+
+
+# --- the hold on the cursors ----------------------------------------------------------------------------------
 
 
 def _move_hold(admin: PulsarAdmin, partition: str) -> None:
@@ -101,12 +249,3 @@ def _move_hold(admin: PulsarAdmin, partition: str) -> None:
 def _place(text: str) -> tuple[int, int]:
     ledger, _, entry = text.partition(":")
     return int(ledger), int(entry)
-
-
-def compact(admin: PulsarAdmin, partition: str) -> None:
-    """Ask Pulsar to compact one partition now. One that is being compacted already is left alone."""
-    try:
-        admin.request("PUT", f"/{rest_path(partition)}/compaction", accept=(409,))
-    except RefusedError as e:
-        if " 409" not in e.what:
-            raise

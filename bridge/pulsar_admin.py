@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
-from bridge.errors import RefusedError, TransientError
+from bridge.errors import DeniedError, RefusedError, TransientError
+from bridge.provisioning_plan import Step, namespace_steps, rest_path, tenant_step
 from bridge.pulsar_http import AdminHttp
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["PulsarAdmin"]
+__all__ = ["PulsarAdmin", "rest_path"]
 
 
 class PulsarAdmin:
@@ -46,7 +45,7 @@ class PulsarAdmin:
         """
         answer = self._http.send(method, path, body=body)
         if answer.status_code >= 400 and answer.status_code not in accept:
-            raise self._http.refusal(method, path, answer.status_code, _why(answer))
+            raise self._http.refusal(method, path, answer)
         if answer.status_code >= 400 or not answer.content:
             return None
         try:
@@ -56,55 +55,46 @@ class PulsarAdmin:
 
     # --- namespaces and topics ---
 
+    def do(self, step: Step) -> None:
+        """Do one step of provisioning. Raises DeniedError with the command for an operator when it is not allowed."""
+        try:
+            self.request(step.method, step.path, body=step.body, accept=step.accept)
+        except DeniedError as e:
+            if "does not allow" not in e.what:
+                raise
+            raise DeniedError(
+                e.what,
+                remedy=f"let an operator run: {step.shell} (all of it: pulsebridge provision --dry-run), and set "
+                "pulsar.provision=verify",
+            ) from e
+
     def provision_namespaces(self) -> None:
         """Create all namespaces and set what keeps their messages: retention, no TTL, producers held at quota."""
         s = self.settings
         for tenant in dict.fromkeys(name.split("/")[0] for name in s.all_namespaces):
-            self.request(
-                "PUT",
-                f"/tenants/{tenant}",
-                accept=(409,),
-                body={
-                    "adminRoles": [],
-                    "allowedClusters": self.request("GET", "/clusters"),
-                },
-            )
+            if not self.has_tenant(tenant):
+                self.do(tenant_step(tenant, self.request("GET", "/clusters")))
         for namespace in s.all_namespaces:
-            path = f"/namespaces/{namespace}"
-            self.request("PUT", path, accept=(409,))
-            self.request(
-                "POST",
-                f"{path}/retention",
-                body={
-                    "retentionTimeInMinutes": s.retention_minutes,
-                    "retentionSizeInMB": s.retention_mb,
-                },
-            )
-            self.request("POST", f"{path}/messageTTL", body=0)
-            self.request("POST", f"{path}/subscriptionExpirationTime", body=0)
-            self.request(
-                "POST",
-                f"{path}/inactiveTopicPolicies",
-                body={
-                    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
-                    "maxInactiveDurationSeconds": 60,
-                    "deleteWhileInactive": False,
-                },
-            )
-            self.request(
-                "POST",
-                f"{path}/backlogQuota?backlogQuotaType=destination_storage",
-                body={
-                    "limitSize": -1,
-                    "limitTime": -1,
-                    "policy": "producer_request_hold",
-                },
-            )
+            for step in namespace_steps(namespace, s):
+                self.do(step)
+
+    def has_tenant(self, tenant: str) -> bool:
+        """Return whether the tenant is there; only its administrators may know, for others it counts as not."""
+        try:
+            return self.request("GET", f"/namespaces/{tenant}", accept=(404,)) is not None
+        except DeniedError as e:
+            if "does not allow" not in e.what:
+                raise
+            return False
 
     def create_partitioned(self, topic: str, partitions: int) -> int:
         """Create a partitioned topic if it is not there. Returns the number of partitions that it has."""
         self.request("PUT", f"/{rest_path(topic)}/partitions", body=partitions, accept=(409,))
         return self.partition_count(topic)
+
+    def exists(self, topic: str) -> bool:
+        """Return whether a topic is there, with partitions or without."""
+        return self.request("GET", f"/{rest_path(topic)}/partitions", accept=(404,)) is not None
 
     def partition_count(self, topic: str) -> int:
         """Return the number of partitions, 0 for a topic that is not partitioned or does not exist."""
@@ -164,17 +154,3 @@ class PulsarAdmin:
         except (TransientError, RefusedError):
             return False
         return True
-
-
-def rest_path(topic: str) -> str:
-    """Return ``persistent/tenant/namespace/encoded-name`` for a full topic name."""
-    domain, _, rest = topic.partition("://")
-    tenant, namespace, local = rest.split("/", 2)
-    return f"{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
-
-
-def _why(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json().get("reason", answer.text))[:300]
-    except (ValueError, AttributeError):
-        return answer.text[:300]

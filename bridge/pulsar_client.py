@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pulsar
+import structlog
 
 from bridge.errors import (
     DeniedError,
@@ -23,6 +24,7 @@ from bridge.errors import (
     TerminalError,
     TransientError,
 )
+from bridge.pulsar_dial import dial
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "as_our_error",
     "our_errors",
 ]
+
+log = structlog.get_logger("pulsar")
 
 Consumer: TypeAlias = pulsar.Consumer
 Message: TypeAlias = pulsar.Message
@@ -69,6 +73,9 @@ _REFUSED = (
 _FENCED = ("ProducerFenced", "ProducerBusy", "ConsumerBusy")
 
 
+_NOT_LET_IN: Final = "Pulsar does not accept our credentials"
+
+
 def as_our_error(error: object, doing: str) -> PulsebridgeError:
     """Return the error of ours that an exception or a Result of Pulsar's client stands for."""
     name = getattr(error, "name", None) or type(error).__name__
@@ -76,7 +83,7 @@ def as_our_error(error: object, doing: str) -> PulsebridgeError:
         return FencedError(f"{doing}: Pulsar answered {name}: another process holds it")
     if name == "AuthenticationError":
         return DeniedError(
-            f"{doing}: Pulsar does not accept our credentials",
+            f"{doing}: {_NOT_LET_IN}",
             remedy="check pulsar.token (or token_file) or pulsar.tls_certificate: another cluster's, or expired?",
         )
     if name == "AuthorizationError":
@@ -120,6 +127,7 @@ class PulsarClient:
 
     def __init__(self, settings: PulsarSettings, *, io_threads: int = 1) -> None:
         self.settings = settings
+        self._let_in = False  # whether Pulsar has ever answered this client
         auth = None
         if settings.token is not None:
             # Asked for at each connect, and when the broker says that the last one expires.
@@ -148,9 +156,34 @@ class PulsarClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """As ``our_errors``, and say why Pulsar does not let us in, which its client does not (see ``pulsar_dial``).
+
+        Credentials that were good once may be so again when their file is rotated: then the error is Transient.
+        """
+        try:
+            with our_errors(doing):
+                yield
+        except TransientError:
+            if not self._let_in:
+                self._explain()
+            raise
+        except DeniedError as e:
+            if self._let_in and e.what.endswith(_NOT_LET_IN):
+                raise TransientError(e.what, remedy=e.remedy) from e
+            raise
+        self._let_in = True
+
+    def _explain(self) -> None:
+        try:
+            dial(self.settings, self.settings.connection_timeout_s)
+        except TransientError as e:
+            log.debug("dialling Pulsar by hand", why=e.what)
+
     def partitions(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions; the topic's own name when it is not partitioned."""
-        with our_errors(f"looking up the partitions of {topic}"):
+        with self._errors(f"looking up the partitions of {topic}"):
             return list(self._client.get_topic_partitions(topic))
 
     def producer(
@@ -172,7 +205,7 @@ class PulsarClient:
         fencing, on which ownership rests (H23). Raises TransientError, RefusedError or FencedError.
         """
         access = pulsar.ProducerAccessMode.WaitForExclusive if exclusive else pulsar.ProducerAccessMode.Shared
-        with our_errors(f"making a producer on {topic}"):
+        with self._errors(f"making a producer on {topic}"):
             return self._client.create_producer(
                 topic,
                 producer_name=name,
@@ -200,7 +233,7 @@ class PulsarClient:
         """Make a reader of one partition from ``start`` on; ``compacted`` skips what a later message of the same
         key has replaced, as far as compaction has run. Raises TransientError or RefusedError.
         """
-        with our_errors(f"reading {topic}"):
+        with self._errors(f"reading {topic}"):
             return self._client.create_reader(
                 topic,
                 start,
@@ -225,7 +258,7 @@ class PulsarClient:
         Raises FencedError when an exclusive subscription has a consumer already, else Transient or RefusedError.
         """
         start = pulsar.InitialPosition.Earliest if from_earliest else pulsar.InitialPosition.Latest
-        with our_errors(f"subscribing to {topic} as {subscription}"):
+        with self._errors(f"subscribing to {topic} as {subscription}"):
             return self._client.subscribe(
                 topic,
                 subscription,

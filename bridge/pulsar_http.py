@@ -6,6 +6,7 @@ Token and certificates are read from their files again when those change. A brok
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from typing import Any, Final
 import httpx
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.pulsar_dial import credentials_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
-from bridge.tokens import role_of
 
 __all__ = ["AdminHttp"]
 
@@ -75,26 +76,31 @@ class AdminHttp:
             problem = handshake_problem(e, "pulsar", f"Pulsar's admin {where}")
             if problem is not None:
                 raise problem from e
-            raise TransientError(f"Pulsar's admin at {where} cannot be reached: {e}") from e
+            hint = (
+                "; is that its TLS port? then set https://"
+                if isinstance(e, httpx.RemoteProtocolError)
+                else ""
+            )
+            raise TransientError(f"Pulsar's admin at {where} cannot be reached: {e}{hint}") from e
 
-    def refusal(self, method: str, path: str, status: int, why: str) -> PulsebridgeError:
-        """Return the error that a status from 400 on stands for."""
-        what = f"Pulsar's admin refused {method} {path} with {status}: {why}"
+    def refusal(self, method: str, path: str, answer: httpx.Response) -> PulsebridgeError:
+        """Return the error that an answer with a status from 400 on stands for."""
+        status, why = answer.status_code, _why(answer)
         if status >= 500:
             return TransientError(f"Pulsar's admin answered {status} to {method} {path}: {why}")
         if status not in (401, 403):
-            return RefusedError(what)
-        token = self._settings.token
-        if token is None and self._settings.tls_certificate is None:
-            remedy = "it wants credentials: set pulsar.token (or token_file), or a client certificate"
-        else:
-            role = None if token is None else role_of(token.get_secret_value())
-            who = "this role" if role is None else f"the role {role!r}"
-            remedy = (
-                f"check pulsar.token or pulsar.tls_certificate, and what {who} may do; `pulsebridge provision "
-                "--dry-run` prints what an operator has to run"
+            return RefusedError(f"Pulsar's admin refused {method} {path} with {status}: {why}")
+        if status == 401 and "Unauthorized" not in why:
+            return DeniedError(
+                f"Pulsar's admin at {self._settings.admin_url} does not accept our credentials: {why}",
+                remedy=credentials_remedy(self._settings),
             )
-        return DeniedError(what, remedy=remedy)
+        who = whom(self._settings)
+        return DeniedError(
+            f"Pulsar's admin does not allow {who} to {method} {path}: {why}",
+            remedy=f"grant it to {who}; `pulsebridge provision --dry-run` prints what an operator has to run, "
+            "and pulsar.provision says what ingest and push ask for by themselves",
+        )
 
     # --- inside ---
 
@@ -151,3 +157,11 @@ def _mark(path: Path | None) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _why(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json().get("reason", answer.text))[:300].strip()
+    except (ValueError, AttributeError):
+        title = re.search(r"<title>(.*?)</title>", answer.text, re.DOTALL)  # Jetty's page
+        return " ".join((title.group(1) if title else answer.text).split())[:300]

@@ -16,7 +16,7 @@ import structlog
 
 from bridge.acks import Entry, Lane, Verdict
 from bridge.contract import partition_name
-from bridge.errors import PulsebridgeError, RefusedError, TerminalError
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
 from bridge.ingest import metrics
 from bridge.ingest.provisioning import verify_policies
 from bridge.mqtt.keepalive import backoff_s
@@ -201,7 +201,10 @@ class Lanes:
         error = as_our_error(result, f"writing to {producing.partition}")
         verdict = lane.failed(
             generation,
-            refused=isinstance(error, RefusedError) and not producing.dead_letters,
+            # Rights and credentials say nothing against the message: it waits until they are mended.
+            refused=isinstance(error, RefusedError)
+            and not isinstance(error, DeniedError)
+            and not producing.dead_letters,
             careful=result == QUEUE_FULL,
         )
         if verdict is Verdict.LATE:
@@ -223,15 +226,19 @@ class Lanes:
             log.warning(
                 "producer given up; its messages are sent again by another, nothing is acknowledged before",
                 partition=producing.partition,
-                why=error.what,
+                why=str(error),
                 unstored=len(producing.lane),
             )
             self._pool.submit(self._check_policies)
 
     def _check_policies(self) -> None:
         """Look whether somebody changed the policies that a producer's error may come from (H1 c)."""
+        if self._admin.settings.provision == "off":
+            return
         try:
             verify_policies(self._admin)
+        except DeniedError as e:
+            log.debug("policies may not be read", why=e.what)
         except TerminalError as e:
             log.warning("a policy refuses or loses messages", why=e.what)
         except PulsebridgeError as e:
@@ -252,9 +259,21 @@ class Lanes:
     def _partitions_of(self, topic: str) -> int:
         settings = self._admin.settings
         wanted = settings.command_partitions if topic == self._dead_letter_topic else settings.partitions
-        return self._admin.create_partitioned(topic, wanted)
+        if settings.provision == "create":
+            return self._admin.create_partitioned(topic, wanted)
+        partitions = self._client.partitions(topic)
+        if partitions != [topic]:
+            return len(partitions)
+        if settings.provision == "verify" and not self._admin.exists(topic):
+            raise RefusedError(
+                f"the topic {topic} is not there, and pulsar.provision is verify",
+                remedy=f"pulsar-admin topics create-partitioned-topic {topic} --partitions {wanted}",
+            )
+        return 0
 
     def _take_topic(self, name: str, number: int, error: PulsebridgeError | None, now: float) -> None:
+        if error is not None and self._give_up(name, error):
+            return
         if error is not None:
             if number == 0:
                 log.warning("topic cannot be made; its messages wait", topic=name, why=str(error))
@@ -264,6 +283,18 @@ class Lanes:
         topic.partitions = number
         while topic.waiting:
             self._put(topic.waiting.popleft(), number)
+
+    def _give_up(self, name: str, error: PulsebridgeError) -> bool:
+        """Dead-letter what waits for a topic that nobody will make; the next message asks for the topic again."""
+        if (
+            not isinstance(error, RefusedError)
+            or isinstance(error, DeniedError)
+            or name == self._dead_letter_topic
+        ):
+            return False
+        for reading in self._topics.pop(name).waiting:
+            self._on_refused(reading, str(error))
+        return True
 
     def _reopen(self, producing: _Producing, now: float) -> bool:
         if producing.opening or now < producing.retry_at or self._ending:

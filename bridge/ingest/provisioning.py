@@ -8,67 +8,79 @@ So the policies are set, and then read back: what the cluster really does decide
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+import structlog
 
 from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.errors import TerminalError
+from bridge.errors import DeniedError, TerminalError
+from bridge.provisioning import say_unchecked, verify
+from bridge.provisioning_plan import ingest_needs, policies_lack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_dial import dial
+from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_patterns import Star
+from bridge.topic_rules import compile_rules
 
-__all__ = ["SessionMemory", "known_topics", "policy_problems", "provision", "verify_policies"]
+__all__ = ["SessionMemory", "known_topics", "provision", "static_topics", "verify_policies"]
 
-_HOLD = "producer_request_hold"
+log = structlog.get_logger("provisioning")
 
 
-def provision(admin: PulsarAdmin) -> None:
-    """Create the namespaces and the dead letter topic, and check their policies.
+def provision(admin: PulsarAdmin, readings: Sequence[str] = ()) -> None:
+    """Create, or verify, the namespaces with their policies and the dead letter topic, as ``pulsar.provision`` says.
 
-    Raises TransientError when Pulsar cannot be reached, TerminalError with the remedy when a policy would lose
-    messages, RefusedError when provisioning is not allowed.
+    ``readings`` are the topics known beforehand (``static_topics``), which ``verify`` wants to find. Raises
+    TransientError when Pulsar cannot be reached, TerminalError with the remedy when something is missing or a policy
+    would lose messages, DeniedError when a step is not allowed.
     """
+    settings = admin.settings
+    if settings.provision == "off":
+        dial(settings, settings.connection_timeout_s)  # else nothing sees Pulsar before the first message
+        log.info("pulsar.provision is off; not checked: retention, TTL, quota policy, topics, dead letters")
+        return
+    if settings.provision == "verify":
+        say_unchecked(verify(admin, ingest_needs(settings, readings)))
+        return
     admin.provision_namespaces()
     verify_policies(admin)
-    settings = admin.settings
     admin.create_partitioned(settings.system_topic(DEAD_LETTERS_TOPIC), settings.command_partitions)
+
+
+def static_topics(settings: Settings) -> list[str]:
+    """Return the full names of the readings topics that rules name without a capture."""
+    rules, _ = compile_rules(settings.ingest, settings.pulsar)
+    found = []
+    for rule in rules:
+        parts = rule.local_pattern
+        if not any(isinstance(part, Star) for part in parts):
+            local = "".join(str(part) for part in parts)
+            found += [
+                settings.pulsar.readings_topic(local, name) for name in sorted(rule.namespaces, key=str)
+            ]
+    return list(dict.fromkeys(found))
 
 
 def verify_policies(admin: PulsarAdmin) -> None:
     """Read the policies of all namespaces. Raises TerminalError naming each that would lose messages."""
     problems: list[str] = []
     for name in admin.settings.all_namespaces:
-        problems += policy_problems(name, admin.request("GET", f"/namespaces/{name}"))
+        policies = admin.request("GET", f"/namespaces/{name}")
+        problems += [f"{name}: {s.why} ({s.shell})" for s in policies_lack(name, policies, admin.settings)]
     if problems:
         raise TerminalError(
             "; ".join(problems), remedy="run the named pulsar-admin commands, then start again"
         )
 
 
-def policy_problems(namespace: str, policies: Mapping[str, Any]) -> list[str]:
-    """Return what in a namespace's policies loses messages, each with the command that mends it. Pure."""
-    problems: list[str] = []
-    retention = policies.get("retention_policies") or {}
-    if not retention.get("retentionTimeInMinutes") or not retention.get("retentionSizeInMB"):
-        problems.append(
-            f"{namespace} has no retention, so messages without a subscription vanish "
-            f"(pulsar-admin namespaces set-retention {namespace} --time 3d --size -1)"
-        )
-    if policies.get("message_ttl_in_seconds"):
-        problems.append(
-            f"{namespace} has a message TTL of {policies['message_ttl_in_seconds']} s, which consumes what "
-            f"subscriptions hold (pulsar-admin namespaces remove-message-ttl {namespace})"
-        )
-    for kind, quota in (policies.get("backlog_quota_map") or {}).items():
-        if quota.get("policy") != _HOLD:
-            problems.append(
-                f"{namespace} has the backlog quota policy {quota.get('policy')} ({kind}), under which messages are "
-                f"refused or evicted (pulsar-admin namespaces set-backlog-quota {namespace} --limit -1 --policy {_HOLD})"
-            )
-    return problems
-
-
 def known_topics(admin: PulsarAdmin) -> list[str]:
-    """Return the topics of the readings namespaces: local names, with ``tenant/namespace/`` before those of others."""
+    """Return the topics of the readings namespaces: local names, with ``tenant/namespace/`` before those of others.
+
+    None where the admin is not to be asked.
+    """
+    if admin.settings.provision == "off":
+        return []
     usual, *others = admin.settings.readings_namespaces
     found = [t.rsplit("/", 1)[1] for t in admin.topics(usual)]
     return found + [f"{name}/{t.rsplit('/', 1)[1]}" for name in others for t in admin.topics(name)]
@@ -88,11 +100,23 @@ class SessionMemory:
 
     def load(self, admin: PulsarAdmin) -> dict[str, int] | None:
         """Return the filters with their QoS, None when nothing is known."""
+        if admin.settings.provision == "off":
+            return None
         text = (admin.request("GET", self._path, accept=(404,)) or {}).get(self._name)
         if text is None:
             return None
         return {str(name): int(qos) for name, qos in json.loads(text).items()}
 
     def store(self, admin: PulsarAdmin, granted: Mapping[str, int]) -> None:
-        """Keep the filters."""
-        admin.request("PUT", self._path, body={self._name: json.dumps(dict(granted), sort_keys=True)})
+        """Keep the filters, where this role may: a topic's properties belong to its tenant's administrator.
+
+        Unknown filters are subscribed anew. With MQTT 5 that brings no retained message again (Retain Handling 1).
+        """
+        if admin.settings.provision == "off":
+            return
+        try:
+            admin.request("PUT", self._path, body={self._name: json.dumps(dict(granted), sort_keys=True)})
+        except DeniedError as e:
+            log.info(
+                "the subscribed filters are not kept; with MQTT 3 retained messages come again", why=e.what
+            )

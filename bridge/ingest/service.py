@@ -21,7 +21,7 @@ import structlog
 
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.ingest.intake import Intake
-from bridge.ingest.provisioning import known_topics, provision
+from bridge.ingest.provisioning import known_topics, provision, static_topics
 from bridge.mapping import Mapper
 from bridge.metrics import serving
 from bridge.mqtt.keepalive import backoff_s
@@ -157,7 +157,7 @@ class IngestService:
         self._wait(None)
 
     def _prepare(self) -> set[str]:
-        provision(self.admin)
+        provision(self.admin, static_topics(self.settings))
         return set(known_topics(self.admin))
 
     def _patiently(self, doing: str, act: Callable[[], set[str]]) -> set[str] | None:

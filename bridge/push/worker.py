@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from bridge.errors import ConfigError, TransientError
-from bridge.provisioning import provision_commands
+from bridge.provisioning import existing_commands, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.push.metrics import PushMetrics
 from bridge.push.owner import PartitionOwner
@@ -76,10 +76,16 @@ class PushWorker:
 
     def _provision(self) -> int:
         told = False
-        with PulsarAdmin(self._settings.pulsar) as admin:
+        pulsar = self._settings.pulsar
+        off = pulsar.provision == "off"
+        if off:
+            log.info(
+                "pulsar.provision is off; not checked: retention, TTL, quota policy, subscriptions, compaction"
+            )
+        with PulsarAdmin(pulsar) as admin:
             while not self._stopping.is_set():
                 try:
-                    return provision_commands(admin)
+                    return existing_commands(pulsar) if off else provision_commands(admin)
                 except TransientError as e:
                     if not told:
                         log.warning("Pulsar is away; see that it is up", why=str(e))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -58,6 +58,11 @@ class PulsarSettings(Section):
         ge=1,
         le=1024,
         description="Partitions of the commands and cursors topics; fixed once they exist (H28).",
+    )
+    provision: Literal["create", "verify", "off"] = Field(
+        "create",
+        description="At the start of ingest and push: create namespaces, topics and subscriptions; verify that they "
+        "are there and fail with the commands that are missing; or off, which asks Pulsar's admin for nothing.",
     )
     retention_minutes: int = Field(
         4320, ge=-1, description="How long acknowledged messages stay in Pulsar, in minutes; -1 for ever."

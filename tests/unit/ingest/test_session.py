@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from bridge.ingest.provisioning import policy_problems
 from bridge.ingest.session import SessionPlan, TakeoverJudge, plan_session, wanted_subscriptions
 from bridge.mqtt.types import Disconnected, Subscription
 
@@ -53,27 +50,3 @@ def test_slow_closes_or_failed_attempts_between_them_are_the_network() -> None:
     judge = TakeoverJudge()
     refused = Disconnected(0, "connecting: refused")
     assert [judge.lost(e, 1.0) for e in (LOST, LOST, refused, LOST, LOST)] == [False] * 5
-
-
-GOOD = {
-    "retention_policies": {"retentionTimeInMinutes": 4320, "retentionSizeInMB": -1},
-    "message_ttl_in_seconds": 0,
-    "backlog_quota_map": {"destination_storage": {"policy": "producer_request_hold"}},
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"retention_policies": None}, "set-retention public/x"),
-        ({"retention_policies": {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}}, "no retention"),
-        ({"message_ttl_in_seconds": 60}, "remove-message-ttl"),
-        ({"backlog_quota_map": {"message_age": {"policy": "producer_exception"}}}, "producer_request_hold"),
-    ],
-)
-def test_h1_policies_that_lose_messages_are_named_with_the_command(
-    changes: dict[str, object], words: str
-) -> None:
-    assert policy_problems("public/x", GOOD) == []
-    (problem,) = policy_problems("public/x", GOOD | changes)
-    assert words in problem

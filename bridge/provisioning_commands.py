@@ -1,0 +1,152 @@
+"""The command ``pulsebridge provision``: does, or prints, all that Pulsebridge needs to find in Pulsar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridge.errors import ConfigError
+from bridge.options import ConfigOption, SetOption, settings_from
+
+if TYPE_CHECKING:
+    from bridge.provisioning_plan import Step, TopicNeed
+    from bridge.settings import Settings
+
+__all__ = ["register", "whole_plan"]
+
+_HEAD = """\
+# What Pulsebridge needs in Pulsar at {admin}, for an administrator of the tenant
+# (creating the tenant itself needs a super-user). What is there already is reported and does no harm.
+"""
+_GRANTS = """\
+# Each tier's role needs, where Pulsar has authorization on (--ingest-role and so on fill these in):
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("provision", short_help="Make what is needed in Pulsar, or print the commands.")(_provision)
+
+
+def _role(tier: str) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(
+        f"--{tier}-role", metavar="ROLE", help=f"Role that {tier} runs as; it is granted the least rights."
+    )
+    return found
+
+
+def _provision(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the pulsar-admin commands and touch nothing.")
+    ] = False,
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            "--topics",
+            metavar="NAME[=PARTITIONS],…",
+            help="Readings topics to make beside those that rules name.",
+        ),
+    ] = None,
+    ingest_role: Annotated[str | None, _role("ingest")] = None,
+    source_role: Annotated[str | None, _role("source")] = None,
+    sink_role: Annotated[str | None, _role("sink")] = None,
+    push_role: Annotated[str | None, _role("push")] = None,
+) -> None:
+    """Make namespaces, policies, topics, subscriptions and rights in Pulsar, each only where it is missing.
+
+    For clusters where ingest and push may not do it themselves (pulsar.provision: verify or off). The role of
+    pulsar.token must administer the tenant.
+
+    Examples:
+
+        pulsebridge provision --dry-run --ingest-role bridge --source-role spark > provision.sh
+
+        pulsebridge provision --set pulsar.token_file=admin.jwt --push-role bridge
+    """
+    settings = settings_from(config, sets)
+    given = {"ingest": ingest_role, "source": source_role, "sink": sink_role, "push": push_role}
+    roles = {tier: role for tier, role in given.items() if role}
+    extra = _topics(topics, settings)
+    if dry_run:
+        typer.echo(_script(settings, extra, roles), nl=False)
+        return
+    from bridge.provisioning_plan import tenant_step
+    from bridge.pulsar_admin import PulsarAdmin
+
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        for step in whole_plan(settings, extra, roles):
+            if step.command[0] == "tenants":
+                tenant = step.command[-1]
+                if admin.has_tenant(tenant):
+                    continue
+                step = tenant_step(tenant, admin.request("GET", "/clusters"))
+            admin.do(step)
+            typer.echo(f"ok  {step.shell}")
+
+
+def whole_plan(
+    settings: Settings, extra: tuple[TopicNeed, ...] = (), roles: dict[str, str] | None = None
+) -> list[Step]:
+    """Return every step, in the order in which they are to be done. ``extra``: further readings topics."""
+    from bridge.contract import partition_name
+    from bridge.ingest.provisioning import static_topics
+    from bridge.provisioning_plan import (
+        compact_step,
+        grant_steps,
+        ingest_needs,
+        namespace_steps,
+        push_needs,
+        tenant_step,
+        topic_steps,
+    )
+
+    pulsar = settings.pulsar
+    namespaces = pulsar.all_namespaces
+    steps = [tenant_step(name) for name in dict.fromkeys(n.split("/")[0] for n in namespaces)]
+    for namespace in namespaces:
+        steps += namespace_steps(namespace, pulsar)
+    needs = (*ingest_needs(pulsar, static_topics(settings)).topics, *extra, *push_needs(pulsar).topics)
+    for need in {need.topic: need for need in needs}.values():
+        steps += topic_steps(need)
+        if need.compacted:
+            steps += [compact_step(partition_name(need.topic, n)) for n in range(need.partitions)]
+    return steps + grant_steps(pulsar, roles or {})
+
+
+def _script(settings: Settings, extra: tuple[TopicNeed, ...], roles: dict[str, str]) -> str:
+    from bridge.provisioning_plan import grant_steps
+
+    lines = [_HEAD.format(admin=settings.pulsar.admin_url)]
+    why = ""
+    for step in whole_plan(settings, extra, roles):
+        if step.why != why:
+            why = step.why
+            lines.append(f"# {why}\n")
+        lines.append(f"{step.shell}\n")
+    missing = {
+        tier: f"{tier.upper()}_ROLE" for tier in ("ingest", "source", "sink", "push") if tier not in roles
+    }
+    if missing:
+        lines.append(_GRANTS)
+        lines += [f"# {step.shell}\n" for step in grant_steps(settings.pulsar, missing)]
+    return "".join(lines)
+
+
+def _topics(text: str | None, settings: Settings) -> tuple[TopicNeed, ...]:
+    from bridge.provisioning_plan import TopicNeed
+
+    found = []
+    for part in (text or "").split(","):
+        name, _, count = part.strip().partition("=")
+        if not name:
+            continue
+        if count and not count.isdecimal():
+            raise ConfigError(
+                f"--topics {text}: {count!r} is no number", remedy="for example --topics plant=8,lab"
+            )
+        topic = name if "://" in name else settings.pulsar.readings_topic(name)
+        found.append(TopicNeed(topic, int(count or settings.pulsar.partitions), why="readings"))
+    return tuple(found)

@@ -1,0 +1,363 @@
+"""What Pulsebridge needs to find in Pulsar, step by step: each as a pulsar-admin command and as a request. Pure.
+
+One list serves all who provision: ``pulsar.provision: create`` does the requests, ``verify`` compares them with what
+is there, ``pulsebridge provision --dry-run`` prints the commands. The order matters: what keeps messages comes before
+the topic that has some (H11), the hold on a topic before its first message (H24).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from bridge.contract import (
+    COMMANDS_TOPIC,
+    CURSORS_TOPIC,
+    DEAD_LETTERS_TOPIC,
+    PUSH_SUBSCRIPTION,
+    RECEIPTS_TOPIC,
+    partition_name,
+)
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = [
+    "COMPACTION_THRESHOLD_BYTES",
+    "CURSOR_HOLD",
+    "HOLD_POLICY",
+    "Needs",
+    "Step",
+    "TopicNeed",
+    "grant_steps",
+    "ingest_needs",
+    "namespace_steps",
+    "policies_lack",
+    "push_needs",
+    "rest_path",
+    "tenant_step",
+    "topic_steps",
+]
+
+COMPACTION_THRESHOLD_BYTES: Final = 4 * 1024 * 1024
+"""Backlog of a cursors partition at which Pulsar compacts it by itself; 0 would mean never (H24)."""
+
+CURSOR_HOLD: Final = "pulsebridge-cursors"
+"""Durable subscription at earliest on each cursors partition: nothing takes it forward but compaction's horizon,
+so that neither the topic nor its compacted view can vanish while no push worker runs (H24)."""
+
+HOLD_POLICY: Final = "producer_request_hold"
+"""The only quota policy under which neither a message nor a producer is given up (H1 c, H13)."""
+
+_STORAGE: Final = "destination_storage"
+DONE: Final = (409,)  # it is there already
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to be done, in words, as arguments of pulsar-admin, and as a request below ``/admin/v2``."""
+
+    why: str
+    command: tuple[str, ...]
+    method: str
+    path: str
+    body: Any = None
+    accept: tuple[int, ...] = ()
+    lacking: Callable[[Mapping[str, Any]], bool] | None = None
+    """For a policy of a namespace: whether the namespace's policies lack it."""
+
+    @property
+    def shell(self) -> str:
+        """The command line for an operator."""
+        return shlex.join(("pulsar-admin", *self.command))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNeed:
+    """A partitioned topic, the durable subscriptions on each partition, and whether it is compacted."""
+
+    topic: str
+    partitions: int
+    subscriptions: tuple[str, ...] = ()
+    compacted: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one tier wants to find: namespaces (tenant/namespace) with their policies, and topics."""
+
+    tier: str
+    namespaces: tuple[str, ...]
+    topics: tuple[TopicNeed, ...]
+
+
+def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = ()) -> Needs:
+    """Return what ingest needs. ``readings``: the full names of readings topics that are known beforehand."""
+    return Needs(
+        "ingest",
+        pulsar.all_namespaces,
+        (
+            TopicNeed(
+                pulsar.system_topic(DEAD_LETTERS_TOPIC),
+                pulsar.command_partitions,
+                why="what ingest and push cannot pass on",
+            ),
+            *(TopicNeed(topic, pulsar.partitions, why="readings of a rule") for topic in readings),
+        ),
+    )
+
+
+def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
+    """Return what push and the sink need; cursors before commands, whose subscription comes last."""
+    count = pulsar.command_partitions
+    return Needs(
+        "push",
+        (f"{pulsar.tenant}/{pulsar.system_namespace}",),
+        (
+            TopicNeed(pulsar.system_topic(RECEIPTS_TOPIC), count, why="what became of each command"),
+            TopicNeed(
+                pulsar.system_topic(DEAD_LETTERS_TOPIC), count, why="what ingest and push cannot pass on"
+            ),
+            TopicNeed(
+                pulsar.system_topic(CURSORS_TOPIC),
+                count,
+                (CURSOR_HOLD,),
+                compacted=True,
+                why="how far each device is",
+            ),
+            TopicNeed(
+                commands_topic or pulsar.system_topic(COMMANDS_TOPIC),
+                count,
+                (PUSH_SUBSCRIPTION,),
+                why="commands to the devices",
+            ),
+        ),
+    )
+
+
+# --- steps ----------------------------------------------------------------------------------------------------
+
+
+def tenant_step(tenant: str, clusters: Sequence[str] = ()) -> Step:
+    """Return the step that makes a tenant, which only a super-user may. ``clusters``: none means all."""
+    return Step(
+        "the tenant",
+        ("tenants", "create", tenant),
+        "PUT",
+        f"/tenants/{tenant}",
+        {"adminRoles": [], "allowedClusters": list(clusters)},
+        DONE,
+    )
+
+
+def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
+    """Return what makes a namespace that keeps its messages: the namespace, then its policies."""
+    path = f"/namespaces/{namespace}"
+    return [
+        Step("the namespace", ("namespaces", "create", namespace), "PUT", path, None, DONE),
+        *_keeping_steps(namespace, path, pulsar.retention_minutes, pulsar.retention_mb),
+        *_waiting_steps(namespace, path),
+    ]
+
+
+def _keeping_steps(namespace: str, path: str, minutes: int, size: int) -> list[Step]:
+    return [
+        Step(
+            "retention, or messages without a subscription vanish",
+            (
+                "namespaces",
+                "set-retention",
+                namespace,
+                "--time",
+                _minutes(minutes),
+                "--size",
+                _megabytes(size),
+            ),
+            "POST",
+            f"{path}/retention",
+            {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size},
+            lacking=_no_retention,
+        ),
+        Step(
+            "no message TTL, which consumes what subscriptions hold",
+            ("namespaces", "set-message-ttl", namespace, "--messageTTL", "0"),
+            "POST",
+            f"{path}/messageTTL",
+            0,
+            lacking=lambda found: bool(found.get("message_ttl_in_seconds")),
+        ),
+        Step(
+            "no expiry of subscriptions, which would let go of what they hold",
+            ("namespaces", "set-subscription-expiration-time", namespace, "--time", "0"),
+            "POST",
+            f"{path}/subscriptionExpirationTime",
+            0,
+            lacking=lambda found: bool(found.get("subscription_expiration_time_minutes")),
+        ),
+    ]
+
+
+def _waiting_steps(namespace: str, path: str) -> list[Step]:
+    return [
+        Step(
+            "topics are not deleted while nobody uses them",
+            (
+                *("namespaces", "set-inactive-topic-policies", namespace, "--disable-delete-while-inactive"),
+                *("--max-inactive-duration", "60s", "--delete-mode", "delete_when_no_subscriptions"),
+            ),
+            "POST",
+            f"{path}/inactiveTopicPolicies",
+            {
+                "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+                "maxInactiveDurationSeconds": 60,
+                "deleteWhileInactive": False,
+            },
+            lacking=lambda found: (
+                (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False
+            ),
+        ),
+        Step(
+            "at the backlog quota producers wait; nothing is refused or evicted",
+            ("namespaces", "set-backlog-quota", namespace, "--limit", "-1", "--policy", HOLD_POLICY),
+            "POST",
+            f"{path}/backlogQuota?backlogQuotaType=destination_storage",
+            {"limitSize": -1, "limitTime": -1, "policy": HOLD_POLICY},
+            lacking=_gives_up_at_quota,
+        ),
+    ]
+
+
+def topic_steps(need: TopicNeed) -> list[Step]:
+    """Return what makes a topic, its holds and its compaction."""
+    steps = [
+        Step(
+            need.why,
+            ("topics", "create-partitioned-topic", need.topic, "--partitions", str(need.partitions)),
+            "PUT",
+            f"/{rest_path(need.topic)}/partitions",
+            need.partitions,
+            DONE,
+        )
+    ]
+    if need.compacted:
+        # Of this topic alone: the namespace's policy would compact the commands, which are no state.
+        steps.append(
+            Step(
+                "a compaction threshold; without one it is never compacted",
+                *(
+                    (
+                        *("topicPolicies", "set-compaction-threshold", need.topic),
+                        *("--threshold", str(COMPACTION_THRESHOLD_BYTES)),
+                    ),
+                    "POST",
+                    f"/{rest_path(need.topic)}/compactionThreshold",
+                    COMPACTION_THRESHOLD_BYTES,
+                ),
+            )
+        )
+    for number in range(need.partitions):
+        steps += [subscription_step(partition_name(need.topic, number), s) for s in need.subscriptions]
+    return steps
+
+
+def subscription_step(partition: str, name: str) -> Step:
+    """Return the step that makes a durable subscription at the earliest message of one partition."""
+    return Step(
+        "a durable subscription from the first message on",
+        ("topics", "create-subscription", partition, "--subscription", name, "--messageId", "earliest"),
+        "PUT",
+        f"/{rest_path(partition)}/subscription/{quote(name, safe='')}",
+        "earliest",
+        DONE,
+    )
+
+
+def compact_step(partition: str) -> Step:
+    """Return the step that compacts one partition now, which also shows that it can be (H24)."""
+    return Step(
+        "a first compaction",
+        ("topics", "compact", partition),
+        "PUT",
+        f"/{rest_path(partition)}/compaction",
+        None,
+        DONE,
+    )
+
+
+def grant_steps(pulsar: PulsarSettings, roles: Mapping[str, str]) -> list[Step]:
+    """Return the least rights of each tier. ``roles``: ingest, source, sink or push → the name of its role.
+
+    A role that two tiers share gets what both need: a grant replaces the one before.
+    """
+    system = f"{pulsar.tenant}/{pulsar.system_namespace}"
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for tier, role in roles.items():
+        for namespace, action in _RIGHTS[tier]:
+            for name in pulsar.readings_namespaces if namespace == "readings" else (system,):
+                wanted.setdefault((name, role), set()).add(action)
+    return [
+        Step(
+            f"{' and '.join(sorted(actions))} for {', '.join(t for t, r in roles.items() if r == role)}",
+            ("namespaces", "grant-permission", name, "--role", role, "--actions", ",".join(sorted(actions))),
+            "POST",
+            f"/namespaces/{name}/permissions/{quote(role, safe='')}",
+            sorted(actions),
+        )
+        for (name, role), actions in sorted(wanted.items())
+    ]
+
+
+_RIGHTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "ingest": (("readings", "produce"), ("system", "produce")),
+    "source": (("readings", "consume"),),
+    "sink": (("system", "produce"), ("system", "consume")),
+    "push": (("system", "produce"), ("system", "consume")),
+}
+"""What each tier needs when it does not provision; the table in the README is held true against it by tests."""
+
+
+# --- looking --------------------------------------------------------------------------------------------------
+
+
+def policies_lack(namespace: str, policies: Mapping[str, Any], pulsar: PulsarSettings) -> list[Step]:
+    """Return the steps whose policy a namespace lacks, given what its policies say."""
+    lacking = [s for s in namespace_steps(namespace, pulsar) if s.lacking is not None and s.lacking(policies)]
+    return lacking + [
+        Step(
+            f"no quota on {kind} with the policy {quota.get('policy')}, under which messages are refused or evicted",
+            ("namespaces", "remove-backlog-quota", namespace, "--type", kind),
+            "DELETE",
+            f"/namespaces/{namespace}/backlogQuota?backlogQuotaType={kind}",
+        )
+        for kind, quota in (policies.get("backlog_quota_map") or {}).items()
+        if kind != _STORAGE and quota.get("policy") != HOLD_POLICY
+    ]
+
+
+def _no_retention(policies: Mapping[str, Any]) -> bool:
+    found = policies.get("retention_policies") or {}
+    return not found.get("retentionTimeInMinutes") or not found.get("retentionSizeInMB")
+
+
+def _gives_up_at_quota(policies: Mapping[str, Any]) -> bool:
+    quota = (policies.get("backlog_quota_map") or {}).get(_STORAGE)
+    return (
+        quota is not None and quota.get("policy") != HOLD_POLICY
+    )  # without one the broker's default is to wait
+
+
+def rest_path(topic: str) -> str:
+    """Return ``persistent/tenant/namespace/encoded-name`` for a full topic name."""
+    domain, _, rest = topic.partition("://")
+    tenant, namespace, local = rest.split("/", 2)
+    return f"{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
+
+
+def _minutes(minutes: int) -> str:
+    return "-1" if minutes < 0 else f"{minutes}m"
+
+
+def _megabytes(size: int) -> str:
+    return "-1" if size < 0 else f"{size}M"
