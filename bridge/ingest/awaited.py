@@ -31,11 +31,13 @@ class Outcome:
     """What became of a message.
 
     ``left_out`` is the reason why it is no reading and was not written, ``dead_letter`` the reason why it is stored
-    among the dead letters; with neither it is stored as a reading.
+    among the dead letters, ``unknown`` that the wait ended before Pulsar confirmed it, so that it may be stored or
+    not; with none of them it is stored as a reading.
     """
 
     left_out: str | None = None
     dead_letter: str | None = None
+    unknown: bool = False
 
 
 class _Waiting(Reading):
@@ -69,6 +71,7 @@ class AwaitedIntake:
         self._timer: asyncio.TimerHandle | None = None
         self._next_watch = 0.0
         self._closed = False
+        self._stalled_for = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -79,8 +82,8 @@ class AwaitedIntake:
 
     @property
     def stalled_for(self) -> float:
-        """For how long the oldest message in flight has waited, in seconds."""
-        return time.monotonic() - next(iter(self._waiting)).arrived if self._waiting else 0.0
+        """For how long the oldest message in flight has waited, in seconds, as of the last turn. From any thread."""
+        return self._stalled_for
 
     def take(self, message: Message) -> asyncio.Future[Outcome]:
         """Take a message now, in order; the future tells what became of it, once it is stored.
@@ -125,9 +128,11 @@ class AwaitedIntake:
             dead = reading.properties[P_DEAD_REASON] if self._intake.is_dead_letter(reading) else None
             if not reading.future.done():
                 reading.future.set_result(Outcome(dead_letter=dead))
+        oldest = next(iter(self._waiting)).arrived if self._waiting else None
+        self._stalled_for = 0.0 if oldest is None else now - oldest
         if now >= self._next_watch:
             self._next_watch = now + 1.0
-            self._intake.watch(now, next(iter(self._waiting)).arrived if self._waiting else None)
+            self._intake.watch(now, oldest)
         if not self._waiting:
             self._idle.set()
         if self._timer is not None:
@@ -145,7 +150,8 @@ class AwaitedIntake:
             await asyncio.wait_for(self._idle.wait(), max(0.0, deadline - time.monotonic()))
         left = len(self._waiting)
         for reading in self._waiting:
-            reading.future.cancel()
+            if not reading.future.done():
+                reading.future.set_result(Outcome(unknown=True))
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()

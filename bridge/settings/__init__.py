@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from bridge.settings.base import Section
+from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.links import mqtt_of, same_session
 from bridge.settings.local import LocalSettings
@@ -20,6 +21,7 @@ from bridge.settings.rules import TopicRule
 from bridge.settings.streaming import StreamingSettings
 
 __all__ = [
+    "HttpSettings",
     "IngestSettings",
     "LocalSettings",
     "LogSettings",
@@ -42,6 +44,7 @@ class Settings(Section):
     mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
     pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
     ingest: IngestSettings = Field(default_factory=IngestSettings, description="MQTT into Pulsar.")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="HTTP into Pulsar.")
     push: PushSettings = Field(
         default_factory=PushSettings, description="Commands from Pulsar to the devices."
     )

@@ -1,0 +1,174 @@
+"""The protocol handler ``http``: listens, and gives each request's message to an intake of its own.
+
+Starlette and uvicorn are imported at INITIALIZE, so that a missing extra is told then, and nobody else needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from bridge.errors import ConfigError
+from bridge.ingest.awaited import AwaitedIntake
+from bridge.protocols.handler import Acceptor, Address, ProtocolHandler, Service
+from bridge.settings import Settings
+from bridge.settings.http import HttpSettings
+
+if TYPE_CHECKING:
+    from bridge.http.app import HttpApp
+    from bridge.http.connections import Connections
+
+__all__ = ["HttpHandler"]
+
+log = structlog.get_logger("http")
+
+_LOOK_S: Final = 2.0
+"""How often the certificate's files are looked at, in seconds."""
+_ANSWER_S: Final = 2.0
+"""How long the last answers may take after everything is stored, in seconds."""
+
+
+class HttpHandler(ProtocolHandler):
+    """``POST /topics/{mqtt topic}``; see ``bridge.http.app`` for the answers."""
+
+    def __init__(self) -> None:
+        self._settings = Settings()
+        self._tls: ssl.SSLContext | None = None
+        self._files: tuple[tuple[int, int], ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+        self._service: Service | None = None
+        self._intake: AwaitedIntake | None = None
+        self._app: HttpApp | None = None
+        self._connections: Connections | None = None
+
+    @property
+    def protocol_name(self) -> str:
+        """``http``."""
+        return "http"
+
+    @property
+    def _http(self) -> HttpSettings:
+        return self._settings.http
+
+    def initialize(self, settings: Settings) -> None:
+        """Import what the extra brings, and read the certificate."""
+        import bridge.http.app
+        import bridge.http.connections  # noqa: F401
+
+        self._settings = settings
+        if self._http.tls_port is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+            self._load(self._tls)
+            self._files = self._stamps()
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        http = self._http
+        assert http.tls_certificate is not None
+        assert http.tls_private_key is not None
+        try:
+            # An answer instead of a question on the terminal, should the key have a passphrase.
+            context.load_cert_chain(str(http.tls_certificate), str(http.tls_private_key), password=b"")
+            if http.tls_client_ca is not None:
+                context.load_verify_locations(str(http.tls_client_ca))
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as e:  # ssl.SSLError is one
+            raise ConfigError(
+                f"http.tls_certificate {http.tls_certificate}, tls_private_key or tls_client_ca cannot be used: {e}",
+                remedy="give readable PEM files that belong together, the key without a passphrase",
+            ) from e
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        http = self._http
+        files = [f for f in (http.tls_certificate, http.tls_private_key, http.tls_client_ca) if f is not None]
+        return tuple(_stamp(f) for f in files)
+
+    def protocol_data_to_advertise(self) -> str:
+        """Return path and schemes, as JSON."""
+        schemes = [("http", self._http.port), ("https", self._http.tls_port)]
+        return json.dumps(
+            {"path": "/topics/{mqtt topic}", "schemes": [s for s, p in schemes if p is not None]}
+        )
+
+    def start(self, service: Service) -> None:
+        """Make the intake and the application, on the event loop that they belong to."""
+        self._service = service
+        asyncio.run_coroutine_threadsafe(self._start(service), service.loop).result()
+
+    async def _start(self, service: Service) -> None:
+        from bridge.http.app import HttpApp
+        from bridge.http.connections import Connections
+
+        http = self._http
+        self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.max_in_flight)
+        self._app = HttpApp(http, self._intake, max_reading=self._settings.ingest.max_in_flight_bytes)
+        self._connections = Connections(
+            self._app.asgi, max_connections=http.max_connections, patience_s=http.read_timeout_s
+        )
+        if self._tls is not None:
+            self._timer = service.loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Take a certificate that was replaced; connections made from now on get it."""
+        assert self._service is not None
+        assert self._tls is not None
+        self._timer = self._service.loop.call_later(_LOOK_S, self._look)
+        files = self._stamps()
+        if files == self._files:
+            return
+        self._files = files
+        try:
+            self._load(self._tls)
+        except ConfigError as e:
+            log.warning("the new certificate is not taken, the old one stays", why=str(e))
+        else:
+            log.info("the certificate was read anew", file=str(self._http.tls_certificate))
+
+    def listeners(self) -> Mapping[Address, Acceptor]:
+        """Return the plain address, the one with TLS, or both."""
+        assert self._connections is not None
+        found: dict[Address, Acceptor] = {}
+        if self._http.port is not None:
+            found[Address(self._http.host, self._http.port)] = Acceptor(self._connections.connect)
+        if self._http.tls_port is not None:
+            found[Address(self._http.host, self._http.tls_port)] = Acceptor(
+                self._connections.connect, self._tls
+            )
+        return found
+
+    def readiness(self) -> Mapping[str, bool]:
+        """Return whether requests are taken and Pulsar confirms what they bring."""
+        intake = self._intake
+        ready = intake is not None and intake.stalled_for < self._settings.ingest.stall_s
+        return {"http": ready and not (self._app is not None and self._app.closing)}
+
+    def close(self) -> None:
+        """Refuse new messages, answer those that wait once they are stored, and end the connections."""
+        if self._service is not None and self._app is not None:
+            asyncio.run_coroutine_threadsafe(self._close(self._service), self._service.loop).result()
+
+    async def _close(self, service: Service) -> None:
+        assert self._app is not None
+        assert self._intake is not None
+        assert self._connections is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._app.closing = True
+        self._connections.finish()
+        unstored = await self._intake.drain(service.drain_deadline)
+        await self._connections.finished(_ANSWER_S)
+        log.info("http stops", unstored=unstored)
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino

@@ -1,0 +1,215 @@
+"""Which message an HTTP request publishes, or why it is refused. Pure: bytes in, a message or a refusal out.
+
+The model is AWS IoT's publish over HTTPS: the same path, the same query parameters, and its ``x-amz-mqtt5-…`` headers
+are understood beside our own (``mqtt-…``), so that a device made for it needs another address and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from bridge.mqtt.types import Message, PublishProperties
+
+__all__ = ["PREFIX", "Refusal", "message_of", "topic_problem"]
+
+PREFIX: Final = b"/topics/"
+
+_MAX_TEXT: Final = 65_535
+"""Longest string and longest binary data that MQTT carries, in bytes (MQTT 5, 1.5.4 and 1.5.6)."""
+
+_QUERY: Final = ("qos", "contentType", "responseTopic", "messageExpiry", "retain")
+_FORMATS: Final = {"0": 0, "1": 1, "UNSPECIFIED_BYTES": 0, "UTF8_DATA": 1}
+
+
+class Refusal(NamedTuple):
+    """Why a request publishes nothing; ``why`` is what the client reads."""
+
+    why: str
+
+
+class _Refused(Exception):
+    pass
+
+
+def message_of(
+    raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> Message | Refusal:
+    """Return the message that a ``POST`` to ``raw_path`` publishes.
+
+    ``raw_path`` is as it came, its topic is percent-decoded once, here; ``headers`` have lower-case names.
+    """
+    try:
+        topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise _Refused(f"the topic {problem}")
+        asked = _query(query)
+        properties = _properties(asked, headers)
+        if asked.get("retain", "false") != "false":
+            raise _Refused(
+                "retain must be false: Pulsebridge keeps no retained messages, the MQTT broker does"
+            )
+        qos = asked.get("qos", "1")
+        if qos not in ("0", "1"):
+            raise _Refused(f"qos must be 0 or 1, not {qos[:20]!r}")
+    except _Refused as e:
+        return Refusal(str(e))
+    return Message(
+        topic, body, int(qos), False, False, 0, None if properties == PublishProperties() else properties
+    )
+
+
+def topic_problem(topic: str) -> str | None:
+    """Return why nobody can publish to ``topic``, None when one can (MQTT 5, 4.7)."""
+    if not topic:
+        return "is empty"
+    if "+" in topic or "#" in topic:
+        return "must have no wildcard, '+' or '#'"
+    if topic.startswith("$"):
+        return "must not begin with '$': such topics are the broker's own"
+    return None
+
+
+def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _Refused(f"{what} is not UTF-8") from None
+    if "\0" in text:
+        raise _Refused(f"{what} contains U+0000")
+    if len(raw) > limit:
+        raise _Refused(f"{what} has {len(raw)} bytes, MQTT takes {_MAX_TEXT}")
+    return text
+
+
+def _query(query: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in filter(None, query.split(b"&")):
+        name, value = (
+            _text(unquote_to_bytes(p.replace(b"+", b" ")), "the query")
+            for p in (part + b"=").split(b"=", 2)[:2]
+        )
+        if name not in _QUERY:
+            near = difflib.get_close_matches(name, _QUERY, n=1)
+            raise _Refused(
+                f"unknown query parameter {name[:50]!r}; "
+                + (f"did you mean {near[0]}?" if near else ", ".join(_QUERY))
+            )
+        if name in found:
+            raise _Refused(f"the query parameter {name} is given twice")
+        found[name] = value
+    return found
+
+
+def _properties(asked: dict[str, str], headers: Iterable[tuple[bytes, bytes]]) -> PublishProperties:
+    single: dict[str, str] = {}
+    user: list[tuple[str, str]] = []
+    for raw_name, raw in headers:
+        name = raw_name.decode("latin-1")
+        if name == "mqtt-user-property":
+            user.append(_pair(raw))
+        elif name == "x-amz-mqtt5-user-properties":
+            user += _aws_pairs(raw)
+        elif name == "content-type" or name.startswith(("mqtt-", "x-amz-mqtt5-")):
+            name = name.removeprefix("x-amz-mqtt5-").removeprefix("mqtt-")
+            if name not in ("content-type", *_HEADERS):
+                raise _Refused(f"unknown header {raw_name.decode('latin-1')[:80]!r}")
+            if name in single:
+                raise _Refused(f"the header {raw_name.decode('latin-1')} is given twice")
+            # Correlation data is bounded once it is decoded.
+            single[name] = _text(
+                raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT
+            )
+    for parameter, name in (
+        ("contentType", "content-type"),
+        ("responseTopic", "response-topic"),
+        ("messageExpiry", "message-expiry"),
+    ):
+        if parameter in asked:
+            single[name] = asked[parameter]
+    return PublishProperties(
+        user=tuple(user),
+        content_type=single.get("content-type"),
+        response_topic=_response_topic(single.get("response-topic")),
+        correlation_data=_correlation(single.get("correlation-data")),
+        payload_format=_format(single),
+        expiry_s=_expiry(single.get("message-expiry")),
+    )
+
+
+_HEADERS: Final = (
+    "response-topic",
+    "correlation-data",
+    "message-expiry",
+    "payload-format",
+    "payload-format-indicator",
+)
+
+
+def _pair(raw: bytes) -> tuple[str, str]:
+    name, equals, value = raw.partition(b"=")
+    if not equals:
+        raise _Refused("mqtt-user-property is name=value, both percent-encoded where they need to be")
+    what = "mqtt-user-property"
+    return _text(unquote_to_bytes(name), what), _text(unquote_to_bytes(value), what)
+
+
+def _aws_pairs(raw: bytes) -> Iterator[tuple[str, str]]:
+    what = "x-amz-mqtt5-user-properties"
+    try:
+        members = json.loads(base64.b64decode(raw, validate=True))
+        pairs = [pair for member in members for pair in member.items()]
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise _Refused(f"{what} is base64 of a JSON array of objects") from None
+    for pair in pairs:
+        if not all(isinstance(text, str) for text in pair):
+            raise _Refused(f"{what} has a value that is no string")
+        name, value = (_text(_utf8(text, what), what) for text in pair)
+        yield name, value
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # JSON can say lone surrogates
+        raise _Refused(f"{what} is not UTF-8") from None
+
+
+def _response_topic(text: str | None) -> str | None:
+    if text is not None and (not text or "+" in text or "#" in text):
+        raise _Refused("the response topic is empty or has a wildcard")
+    return text
+
+
+def _correlation(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise _Refused("the correlation data is not base64") from None
+    if len(data) > _MAX_TEXT:
+        raise _Refused(f"the correlation data has {len(data)} bytes, MQTT takes {_MAX_TEXT}")
+    return data
+
+
+def _format(single: dict[str, str]) -> int | None:
+    text = single.get("payload-format", single.get("payload-format-indicator"))
+    if text is None:
+        return None
+    if text not in _FORMATS:
+        raise _Refused(f"the payload format is one of {', '.join(_FORMATS)}")
+    return _FORMATS[text]
+
+
+def _expiry(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 32):
+        raise _Refused("the message expiry is a number of seconds below 2^32")
+    return int(text)
