@@ -53,12 +53,14 @@ def _push(
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
 
+    from bridge.health import Health
     from bridge.metrics import serving
     from bridge.push.worker import PushWorker
 
     settings = settings_from(config, sets)
-    with serving(settings.metrics):
-        PushWorker(settings, _numbers(partitions), stopping=asked).run()
+    health = Health(settings.metrics.stuck_s)
+    with serving(settings.metrics, health):
+        PushWorker(settings, _numbers(partitions), health=health, stopping=asked).run()
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from bridge.errors import FencedError, PulsebridgeError, TransientError
+from bridge.health import Part
 from bridge.push.metrics import PushMetrics
 from bridge.push.session import Session
 from bridge.settings import Settings
@@ -32,11 +33,13 @@ class PartitionOwner:
         settings: Settings,
         partition: int,
         metrics: PushMetrics,
+        part: Part,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._settings = settings
         self._partition = partition
         self._metrics = metrics
+        self._part = part
         self._failed = failed
         self._stopping = threading.Event()
         self._session: Session | None = None
@@ -61,6 +64,7 @@ class PartitionOwner:
         try:
             self._own_for_ever()
         except BaseException as e:
+            self._part.failed(str(e))
             self._failed(e)
             if not isinstance(e, PulsebridgeError):
                 raise
@@ -68,14 +72,18 @@ class PartitionOwner:
     def _own_for_ever(self) -> None:
         wait = _RETRY_S[0]
         while not self._stopping.is_set():
-            session = self._session = Session(self._settings, self._partition, self._metrics, self._stopping)
+            session = self._session = Session(
+                self._settings, self._partition, self._metrics, self._part, self._stopping
+            )
             try:
                 session.run()
             except FencedError as e:
                 self._metrics.lost.inc()
+                self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self._partition, why=str(e))
             except TransientError as e:
                 self._metrics.lost.inc()
+                self._part.waits(str(e))
                 log.warning(
                     "partition is tried again; see that Pulsar is up", partition=self._partition, why=str(e)
                 )

@@ -44,6 +44,7 @@ from bridge.contract import (
 )
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError, FencedError, TerminalError, TransientError
+from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import (
@@ -74,11 +75,17 @@ class Session(LinkHandler):
     """One time of being the owner, or of waiting for it. All methods but ``post`` and ``wake`` on its thread."""
 
     def __init__(
-        self, settings: Settings, partition: int, metrics: PushMetrics, stopping: threading.Event
+        self,
+        settings: Settings,
+        partition: int,
+        metrics: PushMetrics,
+        part: Part,
+        stopping: threading.Event,
     ) -> None:
         self._settings = settings
         self._partition = partition
         self._metrics = metrics
+        self._part = part
         self._stopping = stopping
         self._inbox: deque[object] = deque()
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
@@ -138,12 +145,15 @@ class Session(LinkHandler):
 
     def _own(self) -> bool:
         while not self._stopping.is_set():
+            self._part.turned(time.monotonic())
             try:
                 self._log.own()
             except TransientError as e:
                 log.debug("standby", partition=self._partition, why=str(e))
+                self._part.stands_by("another process owns it, or Pulsar is away")
                 self._stopping.wait(0.05)  # a refused lookup answers at once
                 continue
+            self._part.waits("taking over")
             reach("after_takeover")
             return True
         return False
@@ -170,7 +180,7 @@ class Session(LinkHandler):
         )
         self._core = core
         if self._link.connected and self._proven_epoch == self._link.epoch:
-            core.link_up()
+            self._up(core)
         self._metrics.takeovers.inc()
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
         return True
@@ -229,7 +239,11 @@ class Session(LinkHandler):
         if proof.epoch:
             self._proven_epoch = proof.epoch
             if self._core is not None and self._link.connected and proof.epoch == self._link.epoch:
-                self._core.link_up()
+                self._up(self._core)
+
+    def _up(self, core: PartitionCore) -> None:
+        core.link_up()
+        self._part.ready()
 
     def _push_until_stopped(self) -> None:
         core = self._core
@@ -264,6 +278,7 @@ class Session(LinkHandler):
         self._link.abandon()  # the core decides what goes again, and marks it
         if self._core is not None:
             self._core.link_down()
+        self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             now = time.monotonic()
             self._taken_over.append(now)
@@ -284,6 +299,7 @@ class Session(LinkHandler):
 
     def on_turn(self, now: float) -> None:
         """Triggered at the end of each turn: handle what came, then do what the core decided."""
+        self._part.turned(now)
         while self._inbox:
             self._handle(self._inbox.popleft())
         core = self._core

@@ -8,9 +8,12 @@ from typing import Final
 
 import structlog
 
+from bridge.contract import COMMANDS_TOPIC
 from bridge.errors import ConfigError, TransientError
+from bridge.health import Health
 from bridge.provisioning import existing_commands, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_watch import watching_pulsar
 from bridge.push.metrics import PushMetrics
 from bridge.push.owner import PartitionOwner
 from bridge.settings import Settings
@@ -31,12 +34,14 @@ class PushWorker:
         partitions: Sequence[int] = (),
         *,
         metrics: PushMetrics | None = None,
+        health: Health | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         """``partitions`` restricts what it may own; ``stopping`` ends ``run`` as ``stop`` does."""
         self._settings = settings
         self._wanted = tuple(partitions)
         self._metrics = metrics or PushMetrics()
+        self._health = health or Health(settings.metrics.stuck_s)
         self._stopping = stopping or threading.Event()
         self._failure: BaseException | None = None
 
@@ -55,17 +60,26 @@ class PushWorker:
                 f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}"
             )
         owners = [
-            PartitionOwner(self._settings, partition, self._metrics, self._failed)
+            PartitionOwner(
+                self._settings,
+                partition,
+                self._metrics,
+                self._health.part(f"partition {partition}", loop=True),
+                self._failed,
+            )
             for partition in self._wanted or range(count)
         ]
         log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
-        for owner in owners:
-            owner.start()
-        self._stopping.wait()
-        for owner in owners:
-            owner.stop()
-        for owner in owners:
-            owner.join()
+        commands = self._settings.pulsar.system_topic(COMMANDS_TOPIC)
+        with watching_pulsar(self._settings, self._health, commands):
+            for owner in owners:
+                owner.start()
+            self._stopping.wait()
+            self._health.stopping()
+            for owner in owners:
+                owner.stop()
+            for owner in owners:
+                owner.join()
         if self._failure is not None:
             raise self._failure
         log.info("push ended")
@@ -77,6 +91,7 @@ class PushWorker:
     def _provision(self) -> int:
         told = False
         pulsar = self._settings.pulsar
+        part = self._health.part("provisioning")
         off = pulsar.provision == "off"
         if off:
             log.info(
@@ -85,8 +100,11 @@ class PushWorker:
         with PulsarAdmin(pulsar) as admin:
             while not self._stopping.is_set():
                 try:
-                    return existing_commands(pulsar) if off else provision_commands(admin)
+                    count = existing_commands(pulsar) if off else provision_commands(admin)
+                    self._health.remove(part)
+                    return count
                 except TransientError as e:
+                    part.waits(str(e))
                     if not told:
                         log.warning("Pulsar is away; see that it is up", why=str(e))
                         told = True

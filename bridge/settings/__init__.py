@@ -50,7 +50,9 @@ class Settings(Section):
     )
     streaming: StreamingSettings = Field(default_factory=StreamingSettings, description="The Spark jobs.")
     local: LocalSettings = Field(default_factory=LocalSettings, description="The local servers.")
-    metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="Prometheus metrics.")
+    metrics: MetricsSettings = Field(
+        default_factory=MetricsSettings, description="Prometheus metrics and health."
+    )
     log: LogSettings = Field(default_factory=LogSettings, description="The log on stdout.")
 
     @field_validator("messaging_protocols", mode="before")

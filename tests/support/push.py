@@ -220,6 +220,8 @@ class PushProcess:
             "pulsar.system_namespace": settings.pulsar.system_namespace,
             "pulsar.command_partitions": settings.pulsar.command_partitions,
             "push.client_id": settings.push.client_id,
+            "metrics.port": settings.metrics.port,
+            "metrics.probe_s": settings.metrics.probe_s,
         }
         arguments = [part for path, value in sets.items() for part in ("--set", f"{path}={value}")]
         with self._log.open("wb") as out:

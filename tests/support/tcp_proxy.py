@@ -6,6 +6,8 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 
@@ -21,6 +23,7 @@ class TcpProxy:
         self._lock = threading.Lock()
         self._ended = False
         self._frozen = False
+        self._away = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="tcp-proxy", daemon=True)
@@ -39,6 +42,15 @@ class TcpProxy:
     def thaw(self) -> None:
         """Forward again, what has waited first."""
         self._frozen = False
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While the block runs every connection is closed, old ones and new ones, as if the server were down."""
+        self._away = True
+        self.cut()
+        try:
+            yield
+        finally:
+            self._away = False
 
     def __enter__(self) -> TcpProxy:
         return self
@@ -66,7 +78,7 @@ class TcpProxy:
 
     def _accept(self) -> None:
         near, _ = self._listener.accept()
-        if self._ended:
+        if self._ended or self._away:
             near.close()
             return
         far = socket.create_connection(self._target)

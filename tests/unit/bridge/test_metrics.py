@@ -1,22 +1,27 @@
-"""The metrics endpoint: there while the block runs, gone after it, and clear about a taken port."""
+"""The endpoint: there while the block runs, gone after it, clear about a taken port, and true about health."""
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bridge.errors import TerminalError
+from bridge.health import Health
 from bridge.local.ports import free_ports, is_free
 from bridge.metrics import serving
 from bridge.settings.metrics import MetricsSettings
+from tests.support.endpoint import Endpoint
 
 
 def test_metrics_are_served_on_loopback_while_the_block_runs() -> None:
     (port,) = free_ports(1)
     with serving(MetricsSettings(port=port)):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            assert b"# HELP" in answer.read()
+        status, text = Endpoint(port).get("/metrics")
+        assert status == 200
+        assert "# HELP" in text
         with pytest.raises(TerminalError, match=r"metrics\.port"), serving(MetricsSettings(port=port)):
             pass
     assert is_free(port)
@@ -25,3 +30,54 @@ def test_metrics_are_served_on_loopback_while_the_block_runs() -> None:
 def test_port_0_serves_nothing() -> None:
     with serving(MetricsSettings()):
         pass
+
+
+def test_ipv6_loopback_is_served_as_well() -> None:
+    (port,) = free_ports(1)
+    try:
+        with (
+            serving(MetricsSettings(host="::1", port=port)),
+            urllib.request.urlopen(f"http://[::1]:{port}/metrics", timeout=10) as answer,
+        ):
+            assert answer.status == 200
+    except TerminalError:
+        pytest.skip("no IPv6 on this machine")
+
+
+def test_health_and_readiness_name_what_is_wrong() -> None:
+    (port,) = free_ports(1)
+    health = Health()
+    registry = CollectorRegistry()
+    with serving(MetricsSettings(port=port), health, registry):
+        endpoint = Endpoint(port)
+        link = health.part("link main", loop=True)
+        assert endpoint.asked("/healthz") == (200, {"healthy": True, "failed": []})
+        assert endpoint.asked("/readyz") == (
+            503,
+            {"ready": False, "missing": [{"part": "link main", "why": "starting"}]},
+        )
+        link.ready()
+        assert endpoint.asked("/readyz") == (200, {"ready": True, "missing": []})
+        assert verdicts(endpoint) == [1.0, 1.0]
+        link.failed("the client id is taken")
+        expected = [{"part": "link main", "why": "the client id is taken"}]
+        assert endpoint.asked("/healthz") == (503, {"healthy": False, "failed": expected})
+        assert endpoint.asked("/readyz") == (503, {"ready": False, "missing": expected})
+        assert verdicts(endpoint) == [0.0, 0.0]
+
+
+def verdicts(endpoint: Endpoint) -> list[float]:
+    return [endpoint.value("pulsebridge_healthy"), endpoint.value("pulsebridge_ready")]
+
+
+def test_other_paths_and_methods_are_refused() -> None:
+    (port,) = free_ports(1)
+    with serving(MetricsSettings(port=port)):
+        endpoint = Endpoint(port)
+        assert endpoint.asked("/")[0] == 404
+        assert endpoint.asked("/metrics/x")[0] == 404
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/healthz", data=b"x")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=10)
+        refused.value.close()
+        assert refused.value.code == 405
