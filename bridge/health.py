@@ -25,7 +25,7 @@ class _State(Enum):
 class Part:
     """One thing that the process needs, by the name under which it is shown. Made by ``Health.part``.
 
-    ``loop`` tells that a thread takes turns for it, and that the process is stuck when it does not.
+    ``loop`` tells that a thread takes turns for it: it serves, and is stuck when it does not turn.
     ``answers_within_s`` bounds how old the last answer of a server may be, in seconds, while the part is ready.
     """
 
@@ -46,8 +46,12 @@ class Part:
         self._state = (_State.WAITING, why)
 
     def stands_by(self, why: str) -> None:
-        """It is not ours and need not be: that alone makes nothing unready, but a process of such parts serves nobody."""
+        """It is not ours and need not be. That makes no other part unready, but a process of such parts serves nobody.
+
+        Its loop may wait for as long as that lasts, and is judged again from its next turn on.
+        """
         self._state = (_State.STANDBY, why)
+        self._beat = None
 
     def turned(self, now: float) -> None:
         """Its loop took a turn, or its server answered, at ``now`` (monotonic, in seconds)."""
@@ -111,6 +115,10 @@ class Health:
         self._parts = (*(p for p in self._parts if p.name != name), part)
         return part
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a part of this name."""
+        return any(p.name == name for p in self._parts)
+
     def remove(self, part: Part) -> None:
         """Take a part out that ended on purpose."""
         self._parts = tuple(p for p in self._parts if p is not part)
@@ -125,8 +133,11 @@ class Health:
             return Verdict({}, {"process": "stopping"})
         parts = self._parts
         sick = {p.name: why for p in parts if (why := p.sickness(now, self._stuck_s))}
-        absent = [(p.name, *p.absence(now)) for p in parts]
-        missing = {name: why for name, why, standby in absent if why and not standby}
-        if not missing and not any(not why for _, why, _ in absent):
-            missing = {name: why for name, why, _ in absent} or {"process": "starting"}
+        absent = {p: p.absence(now) for p in parts}
+        missing = {p.name: why for p, (why, standby) in absent.items() if why and not standby}
+        standing_by = {p.name: why for p, (why, standby) in absent.items() if standby}
+        if not missing and standing_by and not any(p.loop and not why for p, (why, _) in absent.items()):
+            missing = standing_by
+        if not parts:
+            missing = {"process": "starting"}
         return Verdict(sick, sick | missing)

@@ -103,12 +103,14 @@ class _Routes(dict[str, "Route | NoRoute | LeftOut | PerMessage"]):
         self, make: Callable[[str], Route | NoRoute | LeftOut | PerMessage], entries: int, size: int
     ) -> None:
         super().__init__()
+        self.misses = 0
         self._make = make
         self._entries = entries
         self._bound = size
         self._size = 0
 
     def __missing__(self, topic: str) -> Route | NoRoute | LeftOut | PerMessage:
+        self.misses += 1
         route = self._make(topic)
         cost = 512 + 8 * len(topic)  # the topic, a key and a device made of it, by up to 4 bytes a character
         if cost > self._bound // 16:
@@ -157,13 +159,24 @@ class Mapper:
             if not rule.shared and not rule.key_is_the_topic and None in rule.namespaces
         ]
         self._default = default_rule()
-        self.route = _Routes(self._route, cache, _CACHE_BYTES).__getitem__
+        self._routes = _Routes(self._route, cache, _CACHE_BYTES)
+        self.route = self._routes.__getitem__
         """Map one topic: a Route, a PerMessage, a NoRoute or a LeftOut."""
 
     @property
     def topics(self) -> int:
         """How many Pulsar topics exist or were named."""
         return len(self._topics)
+
+    @property
+    def remembered(self) -> int:
+        """How many MQTT topics have their route remembered."""
+        return len(self._routes)
+
+    @property
+    def misses(self) -> int:
+        """How often a route was not remembered and had to be found."""
+        return self._routes.misses
 
     def explain(
         self, mqtt_topic: str, payload: bytes | None = None, user: Sequence[tuple[str, str]] = ()

@@ -120,15 +120,21 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def serving(
-    settings: MetricsSettings, health: Health | None = None, registry: CollectorRegistry = REGISTRY
+    settings: MetricsSettings,
+    health: Health | None = None,
+    registry: CollectorRegistry = REGISTRY,
+    more: Iterable[Collector] = (),
 ) -> Iterator[None]:
-    """Serve the endpoint while the block runs; port 0 serves none. Raises TerminalError when the port is taken."""
+    """Serve the endpoint while the block runs; port 0 serves none. ``more`` is shown beside what was counted.
+
+    Raises TerminalError when the port is taken.
+    """
     if settings.port == 0:
         yield
         return
     health = health or Health(settings.stuck_s)
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    verdicts = HealthCollector(health)
+    collectors = (HealthCollector(health), *more)
     kind = _Server6 if ":" in settings.host else _Server
     try:
         server = make_server(settings.host, settings.port, Endpoint(health, registry), kind, _Quiet)
@@ -137,7 +143,8 @@ def serving(
             f"metrics cannot be served on {settings.host}:{settings.port}: {e.strerror}",
             remedy="choose another metrics.port, or 0 for none",
         ) from e
-    registry.register(verdicts)
+    for collector in collectors:
+        registry.register(collector)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     try:
@@ -146,4 +153,5 @@ def serving(
         server.shutdown()
         thread.join()
         server.server_close()
-        registry.unregister(verdicts)
+        for collector in collectors:
+            registry.unregister(collector)

@@ -77,7 +77,7 @@ class Watch:
 def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[None]:
     """Keep the part ``pulsar`` of ``health`` true while the block runs, by looking up ``topic``.
 
-    Where no endpoint shows the health, nothing is asked.
+    The topic must exist: to look one up can make it (H11). Where no endpoint shows the health, nothing is asked.
     """
     if settings.metrics.port == 0:
         yield

@@ -23,8 +23,9 @@ import structlog
 from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC
 from bridge.dead_letters import dead_letter
 from bridge.envelope import from_push, properties_of, size_of
-from bridge.ingest import metrics
+from bridge.health import Health
 from bridge.ingest.lanes import Lanes, Reading
+from bridge.ingest.metrics import LinkMetrics
 from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
 from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
@@ -61,11 +62,15 @@ class Intake:
         protocol: str,
         limit: int,
         wake: Callable[[], None],
+        health: Health | None = None,
     ) -> None:
         self.in_flight = 0
         """Messages that are not known to be stored, of all connections."""
         self.in_flight_bytes = 0
         self.limit = limit
+        self.metrics = LinkMetrics(link)
+        self._part = (health or Health()).part(f"writes of {link}")
+        self._part.ready()
         self._settings = settings
         self._link = link
         self._protocol = protocol
@@ -77,6 +82,7 @@ class Intake:
             admin,
             max_pending=limit + 1000,
             dead_letter_topic=self._dead_topic,
+            metrics=self.metrics,
             wake=wake,
             on_refused=self._refused,
         )
@@ -85,7 +91,8 @@ class Intake:
         self._warned_at = 0.0
         self._warned_reason = ""
         self._stalled = 0.0  # since when, 0 while all flows
-        metrics.IN_FLIGHT_LIMIT.set(limit)
+        self.metrics.in_flight_limit.set(limit)
+        self.metrics.in_flight_limit_bytes.set(self._limit_bytes)
 
     @property
     def full(self) -> bool:
@@ -113,7 +120,7 @@ class Intake:
         if skip or isinstance(route, LeftOut) or from_push(message):
             reading.stored = True
             reason = route.reason if isinstance(route, LeftOut) else "retained" if skip else "command"
-            metrics.LEFT_OUT.labels(reason).inc()
+            self.metrics.left_out[reason].inc()
             return reason
         now_ns = time.time_ns()
         reading.payload = message.payload
@@ -172,6 +179,7 @@ class Intake:
             key=reading.key or None,
         )
         if len(reading.payload) < size:
+            self.metrics.cut.inc()
             log.error(
                 "a payload was too large for the dead letters too: only its head is kept",
                 mqtt_topic=mqtt_topic,
@@ -203,11 +211,12 @@ class Intake:
             for reading in stored:
                 self.in_flight_bytes -= reading.size + _READING_OVERHEAD
                 if reading.topic == self._dead_topic:
-                    metrics.DEAD_LETTERS.inc()
-            metrics.STORED.inc(len(stored))
+                    self.metrics.dead_letters.inc()
+            self.metrics.stored.inc(len(stored))
+            self.metrics.store.observe(now - stored[0].arrived)
         if self._turn_count:
-            metrics.RECEIVED.inc(self._turn_count)
-            metrics.RECEIVED_BYTES.inc(self._turn_bytes)
+            self.metrics.received.inc(self._turn_count)
+            self.metrics.received_bytes.inc(self._turn_bytes)
             self._turn_count = self._turn_bytes = 0
         return stored
 
@@ -218,15 +227,18 @@ class Intake:
     def watch(self, now: float, oldest: float | None) -> None:
         """Show the gauges and say what stalls. ``oldest`` is when that arrived which waits longest; call it each second."""
         age = 0.0 if oldest is None else now - oldest
-        metrics.OLDEST_UNACKED.set(age)
-        metrics.IN_FLIGHT.set(self.in_flight)
-        metrics.IN_FLIGHT_BYTES.set(self.in_flight_bytes)
-        metrics.TOPICS.set(self._mapper.topics)
+        self.metrics.oldest_unacked.set(age)
+        self.metrics.in_flight.set(self.in_flight)
+        self.metrics.in_flight_bytes.set(self.in_flight_bytes)
+        self.metrics.topics.set(self._mapper.topics)
+        self.metrics.cache(self._mapper.misses, self._mapper.remembered)
         if age < self._settings.ingest.stall_s:
             if self._stalled:
+                self._part.ready()
                 log.warning("flowing again, no action needed", after_s=round(now - self._stalled))
                 self._stalled = 0.0
             return
+        self._part.waits(f"Pulsar has not confirmed for {age:.0f} s")
         if not self._stalled:
             self._stalled = now - age
             topics = ", ".join(f"{name} ({count})" for name, count in list(self._lanes.blocked())[:3])

@@ -17,7 +17,7 @@ import structlog
 from bridge.acks import Entry, Lane, Verdict
 from bridge.contract import partition_name
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
-from bridge.ingest import metrics
+from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import verify_policies
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
@@ -85,6 +85,7 @@ class Lanes:
         *,
         max_pending: int,
         dead_letter_topic: str,
+        metrics: LinkMetrics,
         wake: Callable[[], None],
         on_refused: Callable[[Reading, str], None],
     ) -> None:
@@ -92,6 +93,7 @@ class Lanes:
         self._admin = admin
         self._max_pending = max_pending
         self._dead_letter_topic = dead_letter_topic
+        self._metrics = metrics
         self._wake = wake
         self._on_refused = on_refused
         self._topics: dict[str, _Topic] = {}
@@ -193,6 +195,7 @@ class Lanes:
         if result == OK:
             done = lane.receipt(generation, reading)
             stored.extend(done)  # type: ignore[arg-type]
+            self._metrics.receipts["stored" if done else "late"].inc()
             if done:
                 producing.attempts = 0
             if lane.waiting:
@@ -207,9 +210,9 @@ class Lanes:
             and not producing.dead_letters,
             careful=result == QUEUE_FULL,
         )
+        self._metrics.receipts[verdict.name.lower()].inc()
         if verdict is Verdict.LATE:
             return
-        metrics.RETIRED.inc()
         if verdict is Verdict.REFUSED:
             refused = lane.discard()
             assert isinstance(refused, Reading)
@@ -331,7 +334,7 @@ class Lanes:
         producing.producer = producer
         producing.lane.reopened()
         self._dirty.add(producing)
-        metrics.PRODUCERS.set(sum(1 for p in self._lanes.values() if p.producer is not None))
+        self._metrics.producers.set(sum(1 for p in self._lanes.values() if p.producer is not None))
 
     # --- watching and ending ---
 

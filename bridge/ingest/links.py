@@ -55,6 +55,7 @@ class LinkRunner:
         self._service = service
         self._alone = alone
         self._ended = ended
+        self._part = service.health.part(f"mqtt {name}", loop=True)
         self._memory = SessionMemory(
             settings.pulsar, settings.mqtt.client_id if alone else f"{name}.{settings.mqtt.client_id}"
         )
@@ -88,6 +89,7 @@ class LinkRunner:
             self._live()
         except BaseException as e:  # noqa: BLE001 it is handed to the owner, who ends the service with it
             self.failure = e
+            self._part.failed(str(e))
         self._ended(self, self.failure)
 
     def _live(self) -> None:
@@ -141,6 +143,7 @@ class LinkRunner:
             self._settings,
             self._service.intake,
             name=mqtt.client_id if self._alone else self.name,
+            part=self._part,
             granted=granted,
             remember=self._remember,
             wanted=wanted_subscriptions(filters, ingest.qos, ingest.retained),
@@ -157,6 +160,7 @@ class LinkRunner:
             why=str(error),
             again_in_s=_REVIVE_S,
         )
+        self._part.waits(str(error))
         worker.link.disconnect()
         worker.ready = False
         self._was_ready = False

@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError, TransientError
+from bridge.health import Health
 from bridge.ingest.intake import Intake
+from bridge.ingest.metrics import traffic
 from bridge.ingest.provisioning import known_topics, provision, static_topics
 from bridge.mapping import Mapper
 from bridge.metrics import serving
+from bridge.mop_metrics import MopCollector
 from bridge.mqtt.keepalive import backoff_s
 from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
@@ -31,6 +35,7 @@ from bridge.protocols.loading import load_handlers
 from bridge.protocols.running import Running
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_watch import watching_pulsar
 from bridge.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ class IngestService:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.health = Health(settings.metrics.stuck_s)
+        self._part = self.health.part("protocols")
         self.handlers = load_handlers(settings.messaging_protocols)
         self.ready = threading.Event()
         """Set once every part of every handler was ready at the same time: all links subscribed."""
@@ -98,13 +105,26 @@ class IngestService:
             protocol=protocol,
             limit=limit,
             wake=wake,
+            health=self.health,
         )
         self._intakes.append(made)
         return made
 
     def changed(self) -> None:
         """Look whether everything is ready now."""
-        if self.running.running and all(all(parts.values()) for parts in self.readiness().values()):
+        missing = [
+            f"{protocol} {name}"
+            for protocol, parts in self.readiness().items()
+            for name, ready in parts.items()
+            if not ready
+        ]
+        if not self.running.running:
+            self._part.waits("starting")
+        elif unexplained := [name for name in missing if name not in self.health]:
+            self._part.waits(f"not ready: {', '.join(unexplained)}")
+        else:
+            self._part.ready()
+        if self.running.running and not missing:
             self.ready.set()
 
     def readiness(self) -> Mapping[str, Mapping[str, bool]]:
@@ -143,7 +163,9 @@ class IngestService:
 
     def _run(self, stack: ExitStack) -> None:
         self._admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
-        stack.enter_context(serving(self.settings.metrics))
+        mop = [MopCollector(lambda: traffic(self.settings.pulsar.service_url))]
+        shown = mop if self.settings.metrics.mop_names else []
+        stack.enter_context(serving(self.settings.metrics, self.health, more=shown))
         self._listening.start()
         stack.callback(self._listening.end)
         stack.callback(self._stop)
@@ -151,6 +173,8 @@ class IngestService:
         self._topics = self._patiently("provisioning Pulsar", self._prepare)
         if self._topics is None:
             return
+        dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
+        stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         self._client = PulsarClient(self.settings.pulsar)
         self.running.go(self, Phase.START)
         self.changed()
@@ -162,10 +186,14 @@ class IngestService:
 
     def _patiently(self, doing: str, act: Callable[[], set[str]]) -> set[str] | None:
         attempt = 0
+        part = self.health.part(doing)
         while not self.stopping.is_set():
             try:
-                return act()
+                done = act()
+                self.health.remove(part)
+                return done
             except TransientError as e:
+                part.waits(str(e))
                 if attempt == 0:
                     log.warning(
                         f"{doing} does not work yet, trying again; check that Pulsar runs", why=str(e)
@@ -188,6 +216,7 @@ class IngestService:
         if not self.stopping.is_set():
             self.drain_deadline = time.monotonic() + self.settings.ingest.drain_s
             self.stopping.set()
+            self.health.stopping()
 
     def _stop(self) -> None:
         self._begin_stop()

@@ -16,7 +16,7 @@ import structlog
 
 from bridge.acks import AckQueue
 from bridge.errors import DeniedError, TerminalError
-from bridge.ingest import metrics
+from bridge.health import Part
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
 from bridge.ingest.session import TakeoverJudge, plan_session
@@ -42,7 +42,7 @@ def in_flight_limit(settings: Settings) -> int:
 class IngestWorker(LinkHandler):
     """One MQTT session into Pulsar. ``granted`` are the filters that the broker's session had last, None unknown.
 
-    ``make_intake`` is ``Service.intake``, ``name`` what the envelope tells of the link.
+    ``make_intake`` is ``Service.intake``, ``name`` what the envelope tells of the link, ``part`` its health.
     ``remember`` is called with the filters and their QoS once the broker has granted them; it must not block.
     """
 
@@ -52,6 +52,7 @@ class IngestWorker(LinkHandler):
         make_intake: Callable[..., Intake],
         *,
         name: str,
+        part: Part,
         wanted: tuple[Subscription, ...],
         granted: dict[str, int] | None = None,
         remember: Callable[[dict[str, int]], None] = lambda _filters: None,
@@ -73,6 +74,8 @@ class IngestWorker(LinkHandler):
             limit=in_flight_limit(settings),
             wake=self.link.wake,
         )
+        self._part = part
+        self._metrics = self._intake.metrics
         self._next_watch = 0.0
         self._losses = 0
 
@@ -87,8 +90,9 @@ class IngestWorker(LinkHandler):
         """Void the acknowledgements of the connection before, and subscribe to what the session lacks."""
         self._acks.connected(event.epoch)
         self._losses = 0
-        metrics.CONNECTIONS.inc()
-        metrics.CONNECTED.set(1)
+        self._metrics.connections.inc()
+        self._metrics.connected.set(1)
+        self._part.waits("subscribing")
         if not event.session_present and (event.epoch > 1 or self._granted is not None):
             log.warning(
                 "the MQTT broker has lost our session: what was published since the last connection is missing; "
@@ -126,6 +130,7 @@ class IngestWorker(LinkHandler):
 
     def _ready(self, anew: int) -> None:
         self.ready = True
+        self._part.ready()
         log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], anew=anew)
 
     def _keep_granted(self) -> None:
@@ -134,7 +139,8 @@ class IngestWorker(LinkHandler):
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Say why at the first loss, and give up only where trying again cannot help."""
-        metrics.CONNECTED.set(0)
+        self._metrics.connected.set(0)
+        self._part.waits(f"no connection to the MQTT broker: {event.why}")
         if self._takeover.lost(event, time.monotonic()):
             raise TerminalError(
                 f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
@@ -161,10 +167,11 @@ class IngestWorker(LinkHandler):
 
     def on_turn(self, now: float) -> None:
         """Send what was read, take the receipts, acknowledge, and decide whether to read on."""
+        self._part.turned(now)
         self._intake.turn(now)
         mids = self._acks.take()
         if mids and self.link.acknowledge(mids, self.link.epoch):
-            metrics.ACKED.inc(len(mids))
+            self._metrics.acked.inc(len(mids))
         if self.link.paused and not self.draining and self._intake.has_room:
             self.link.resume()
         if now >= self._next_watch:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from bridge.health import Health
 from bridge.ingest.intake import Intake
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
@@ -48,6 +49,12 @@ class Service(Protocol):
     @property
     def settings(self) -> Settings:
         """The settings in force."""
+
+    @property
+    def health(self) -> Health:
+        """What /healthz and /readyz say. A handler may add a part ``protocol name`` for each of its ``readiness``,
+        to tell why it is not ready; its parts are shown without a reason otherwise.
+        """
 
     @property
     def admin(self) -> PulsarAdmin:

@@ -145,12 +145,11 @@ class Session(LinkHandler):
 
     def _own(self) -> bool:
         while not self._stopping.is_set():
-            self._part.turned(time.monotonic())
+            self._part.stands_by("another process owns it, or Pulsar is away")
             try:
                 self._log.own()
             except TransientError as e:
                 log.debug("standby", partition=self._partition, why=str(e))
-                self._part.stands_by("another process owns it, or Pulsar is away")
                 self._stopping.wait(0.05)  # a refused lookup answers at once
                 continue
             self._part.waits("taking over")

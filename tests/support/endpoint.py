@@ -57,14 +57,14 @@ class Endpoint:
     def await_ready(self, timeout: float = 60) -> None:
         poll_for(lambda: self._listens() and not self.missing, timeout, "the process to be ready", every=0.1)
 
-    def await_missing(self, part: str, timeout: float = 60) -> str:
-        """Wait until the part is missing; return why. The process must stay healthy all the time."""
+    def await_missing(self, part: str, why: str, timeout: float = 60) -> None:
+        """Wait until the part is missing, with ``why`` in the reason. The process must stay healthy all the time."""
 
-        def found() -> str:
+        def found() -> bool:
             assert self.healthy, self.asked("/healthz")
-            return self.missing.get(part, "")
+            return why in self.missing.get(part, "")
 
-        return poll_for(found, timeout, f"{part} to be missing", every=0.1)
+        poll_for(found, timeout, f"{part} to be missing: {why}", every=0.1)
 
     def _listens(self) -> bool:
         try:

@@ -42,6 +42,7 @@ class TcpProxy:
     def thaw(self) -> None:
         """Forward again, what has waited first."""
         self._frozen = False
+
     @contextmanager
     def away(self) -> Iterator[None]:
         """While the block runs every connection is closed, old ones and new ones, as if the server were down."""

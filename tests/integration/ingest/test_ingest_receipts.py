@@ -14,6 +14,7 @@ import pytest
 from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
 from bridge.errors import TerminalError
 from bridge.ingest.lanes import Lanes, Reading
+from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import provision, verify_policies
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
@@ -70,6 +71,7 @@ class World:
             admin,
             max_pending=max_pending,
             dead_letter_topic=settings.system_topic(DEAD_LETTERS_TOPIC),
+            metrics=LinkMetrics("lanes"),
             wake=self.woken.set,
             on_refused=lambda reading, why: self.refused.append((reading.payload[:20], why)),
         )

@@ -34,13 +34,14 @@ def test_push_is_ready_while_it_owns_and_is_connected_and_a_standby_is_not(
             owner.await_ready()
             assert owner.value("pulsebridge_push_takeovers_total") == 1
             with proxy.away():
-                assert "MQTT is away" in owner.await_missing("partition 0")
+                owner.await_missing("partition 0", "MQTT is away")
                 assert owner.value("pulsebridge_ready") == 0
                 assert owner.value("pulsebridge_healthy") == 1
             owner.await_ready()
-            with PushProcess(shown(settings, second_port), tmp_path, "second"):
+            with PushProcess(shown(settings, second_port), tmp_path, "second") as second:
                 standby = Endpoint(second_port)
                 poll_for(lambda: "push starts" in (tmp_path / "second.log").read_text(), 60, "a standby")
-                assert "another process owns it" in standby.await_missing("partition 0")
+                standby.await_missing("partition 0", "another process owns it")
                 first.kill()
                 standby.await_ready()
+                assert second.terminate() == 0

@@ -1,0 +1,130 @@
+"""What an ingest process says of itself: metrics that add up, ready only when it serves, sick only when it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.local.ports import free_ports
+from bridge.local.stack import LocalStack
+from bridge.mqtt.device import DeviceClient
+from bridge.settings import MetricsSettings, PulsarSettings, Settings
+from bridge.settings.rules import TopicRule
+from tests.support.endpoint import Endpoint
+from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids
+from tests.support.stack import mqtt_settings
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def shown(settings: Settings, **metrics: Any) -> tuple[Settings, Endpoint]:
+    """Return the settings with an endpoint on a free port, and the endpoint."""
+    (port,) = free_ports(1)
+    section = MetricsSettings(port=port, probe_s=0.5, **metrics)
+    return settings.model_copy(update={"metrics": section}), Endpoint(port)
+
+
+def fleet(root: str) -> TopicRule:
+    return TopicRule(name="fleet", filter=f"{root}/+device", topic="fleet", device="{device}")
+
+
+def test_metrics_of_a_process_add_up_to_what_was_published(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    mqtt = mqtt_settings(stack)
+    settings, endpoint = shown(
+        ingest_settings(
+            mqtt,
+            namespaces,
+            rules=(fleet(mqtt.client_id),),
+            filters=(f"{mqtt.client_id}/#",),
+            max_message_bytes=128 * 1024,
+        ),
+        mop_names=True,
+    )
+    confirmed: list[str] = []
+    link = mqtt.client_id
+    with ingest_process(settings, tmp_path), device(mqtt, "dev") as dev:
+        endpoint.await_ready()
+        publish_ids(dev, [f"{link}/d{n}" for n in range(5)], 300, confirmed, size=100)
+        dev.publish(f"{link}/d1", bytes(100_000))  # no room for its properties below the limit
+        poll_for(
+            lambda: endpoint.value("pulsebridge_ingest_acked_total", link=link) == 301, 60, "all acknowledged"
+        )
+        expected = {
+            "received_total": 301.0,
+            "received_bytes_total": 300 * 100 + 100_000.0,
+            "stored_total": 301.0,
+            "dead_letters_total": 1.0,
+            "cut_total": 0.0,
+            "left_out_total": 0.0,
+            "connections_total": 1.0,
+            "connected": 1.0,
+            "in_flight_limit": 2000.0,
+        }
+        found = {name: endpoint.value(f"pulsebridge_ingest_{name}", link=link) for name in expected}
+        assert found == expected
+        assert 1 <= endpoint.value("pulsebridge_ingest_producers", link=link) <= 6
+        assert endpoint.value("pulsebridge_ingest_store_seconds_count", link=link) >= 1
+        assert endpoint.value("pulsebridge_ingest_receipts_total", link=link, result="stored") >= 1
+        # The gauges are set once a second.
+        for name, value in (("in_flight", 0.0), ("oldest_unacked_seconds", 0.0), ("topics", 1.0)):
+            poll_for(
+                lambda name=name, value=value: endpoint.value(f"pulsebridge_ingest_{name}") == value,  # type: ignore[misc]
+                20,
+                name,
+            )
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_topic_cache_entries") == 5, 20, "the cache")
+        assert endpoint.value("pulsebridge_ingest_topic_cache_misses_total") == 5
+        assert_mop_names(endpoint, link, namespaces.service_url)
+
+
+def assert_mop_names(endpoint: Endpoint, link: str, pulsar: str) -> None:
+    assert endpoint.value("active_connections") == 1
+    rates = {}
+    for sample in endpoint.samples():  # of one scrape: rates are of that moment
+        if sample.name == "connection_stats":
+            assert sample.labels["client_address"] == link
+            assert sample.labels["broker_address"] == pulsar
+            rates[sample.labels["stat"]] = sample.value
+    assert 0 < rates["request_rate"] <= 301
+    assert rates["byte_rate"] / rates["request_rate"] == pytest.approx((300 * 100 + 100_000) / 301)
+
+
+def test_an_mqtt_broker_that_is_away_makes_it_unready_and_no_more(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
+        mqtt = mqtt_settings(stack, port=proxy.port, reconnect_max_s=0.5)
+        settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))
+        with ingest_process(settings, tmp_path) as process:
+            endpoint.await_ready()
+            with proxy.away():
+                endpoint.await_missing("mqtt mqtt", "no connection to the MQTT broker")
+                assert endpoint.value("pulsebridge_ready") == 0
+                assert endpoint.value("pulsebridge_ingest_connected") == 0
+            endpoint.await_ready()
+            assert endpoint.value("pulsebridge_ingest_connections_total") == 2
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+def test_what_it_cannot_recover_from_ends_it(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    """Another process takes the client id: MQTT 5 brokers say so, and to go on would be a fight."""
+    mqtt = mqtt_settings(stack, protocol="5")
+    settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))
+    with ingest_process(settings, tmp_path) as process:
+        endpoint.await_ready()
+        other = DeviceClient(mqtt, mqtt.client_id)
+        try:
+            other.connect(30)
+            assert process.wait(60) == 1
+        finally:
+            other.close()
+    assert "another process uses the MQTT client id" in (tmp_path / "ingest.log").read_text()
