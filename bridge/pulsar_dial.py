@@ -99,7 +99,7 @@ def _dial(settings: PulsarSettings, host: str, port: int, timeout_s: float) -> s
             f"{where} closed the connection in the midst of TLS; is that its TLS port?"
         ) from e
     except OSError as e:
-        problem = handshake_problem(e, "pulsar", where)
+        problem = handshake_problem(e, settings, "pulsar", where)
         if problem is not None:
             raise problem from e
         if isinstance(e, ssl.SSLError):

@@ -73,7 +73,7 @@ class AdminHttp:
             finally:
                 answer.close()
         except httpx.HTTPError as e:
-            problem = handshake_problem(e, "pulsar", f"Pulsar's admin {where}")
+            problem = handshake_problem(e, self._settings, "pulsar", f"Pulsar's admin {where}")
             if problem is not None:
                 raise problem from e
             hint = (

@@ -77,16 +77,17 @@ def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True
     return context
 
 
-def handshake_problem(error: BaseException, section: str, where: str) -> DeniedError | None:
+def handshake_problem(error: BaseException, files: TlsFiles, section: str, where: str) -> DeniedError | None:
     """Return what somebody has to change when a TLS connection failed with ``error``, None for anything else.
 
-    It looks through the causes of ``error`` as well. ``where`` is the server's address.
+    It looks through the causes of ``error`` as well. ``where`` is the server's address, ``files`` what we
+    gave: some servers call a certificate bad that was not given at all.
     """
     for cause in _chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _theirs(cause, section, where)
         if isinstance(cause, ssl.SSLError):
-            return _of_reason(str(cause.reason or ""), section, where)
+            return _of_reason(str(cause.reason or ""), files.tls_certificate is not None, section, where)
     return None
 
 
@@ -117,13 +118,13 @@ def _theirs(error: ssl.SSLCertVerificationError, section: str, where: str) -> De
     return DeniedError(what, remedy=remedy)
 
 
-def _of_reason(reason: str, section: str, where: str) -> DeniedError | None:
+def _of_reason(reason: str, given: bool, section: str, where: str) -> DeniedError | None:
     if reason in _NO_TLS:
         return DeniedError(
             f"{where} does not speak TLS",
             remedy=f"name its TLS port, or take TLS off ({_tls_setting(section)})",
         )
-    if any(reason.endswith(end) for end in _OURS_WANTED):
+    if any(reason.endswith(end) for end in (_OURS_WANTED if given else _OURS_WANTED + _OURS_REFUSED)):
         return DeniedError(
             f"{where} wants a certificate of this client ({reason})",
             remedy=f"set {section}.tls_certificate and {section}.tls_private_key",

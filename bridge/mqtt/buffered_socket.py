@@ -139,14 +139,27 @@ class BufferedSocket:
             except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except OSError as e:
-                self.failure = e
+                self.failure = self._said(e)
                 self._out.clear()
                 return
             del self._out[:sent]
 
+    def _said(self, failure: OSError) -> OSError:
+        """Return what the other side said before it closed, an alert of TLS, else the failed write itself."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            try:
+                self._sock.recv(1)
+            except ssl.SSLError as e:
+                return e if e.reason else failure
+            except OSError:
+                return failure
+        return failure
+
 
 def secured(raw: Any, settings: MqttSettings) -> socket.socket:
-    """Return the connected TCP socket, without Nagle's wait, and behind TLS where the settings say so, by what their files hold now.
+    """Return the connected TCP socket, without Nagle's wait, behind TLS where the settings say so.
+
+    The files that the settings name are read now, so that replaced ones count.
 
     Raises ConfigError when a PEM file cannot be used, OSError (ssl.SSLError) when the handshake fails.
     """

@@ -25,7 +25,7 @@ def not_connected(error: Exception, settings: MqttSettings) -> Disconnected:
     where = f"{settings.host}:{settings.port}"
     if isinstance(error, ConfigError):  # a file that the settings name cannot be used now
         return Disconnected(0, error.what, remedy=error.remedy or "make it readable")
-    problem = handshake_problem(error, "mqtt", where)
+    problem = handshake_problem(error, settings, "mqtt", where)
     if problem is not None:
         return Disconnected(0, problem.what, remedy=problem.remedy)
     return Disconnected(0, f"connecting to {where}: {error}")

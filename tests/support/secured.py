@@ -8,6 +8,7 @@ loopback address, are started by the tests that want them, and end with them.
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import secrets
 import shutil
@@ -23,7 +24,7 @@ import pytest
 
 from bridge.local import distributions
 from bridge.local.mqtt_servers import artemis_command, artemis_files
-from bridge.local.ports import free_ports, loopback_interface
+from bridge.local.ports import free_ports, is_free, loopback_interface
 from bridge.local.preflight import find_java
 from bridge.local.processes import Server, last_lines
 from bridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
@@ -293,13 +294,16 @@ def mosquitto(
     certificate: Pem | None = None,
     client_ca: Path | None = None,
     users: Sequence[str] = (),
+    password: str = PASSWORD,
     acl: str = "",
+    port: int = 0,
 ) -> Iterator[tuple[int, Server]]:
     """Run a mosquitto and give its port: with TLS where it has a certificate, mTLS with ``client_ca``.
 
-    ``users`` have PASSWORD; with users nobody else is let in. SIGHUP makes it read certificates and users again.
+    ``users`` have ``password``; with users nobody else is let in. ``port`` 0 takes a free one.
     """
-    (port,) = free_ports(1)
+    if not port:
+        (port,) = free_ports(1)
     lines = [f"listener {port} {HOST}", "log_dest stderr", f"allow_anonymous {str(not users).lower()}"]
     if certificate is not None:
         lines += [f"certfile {certificate.certificate}", f"keyfile {certificate.key}"]
@@ -307,7 +311,7 @@ def mosquitto(
         lines += [f"cafile {client_ca}", "require_certificate true"]
     if users:
         file = folder / "users"
-        file.write_text("".join(f"{user}:{_hashed(PASSWORD)}\n" for user in users), encoding="utf-8")
+        file.write_text("".join(f"{user}:{_hashed(password)}\n" for user in users), encoding="utf-8")
         lines.append(f"password_file {file}")
     if acl:
         (folder / "acl").write_text(acl, encoding="utf-8")
@@ -325,11 +329,8 @@ def mosquitto(
         grace_s=2,
     )
     try:
-        poll_for(
-            lambda: "mosquitto version" in server.log.read_text() and "running" in server.log.read_text(),
-            20,
-            "mosquitto",
-        )
+        poll_for(lambda: not is_free(port) or not server.alive(), 20, "mosquitto")
+        assert server.alive(), last_lines(server.log)
         yield port, server
     finally:
         server.stop()
@@ -337,8 +338,6 @@ def mosquitto(
 
 def _hashed(password: str) -> str:
     """Return a line's second field in mosquitto's password file: PBKDF2 with SHA-512."""
-    import hashlib
-
     salt = secrets.token_bytes(12)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101, 64)
     return f"$7$101${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"

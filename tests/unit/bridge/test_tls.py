@@ -87,7 +87,7 @@ def test_a_certificate_that_is_not_accepted_is_one_line_with_its_setting(
 ) -> None:
     error = failure(client_context(files(tmp_path, trusted), "mqtt"), server_context(leaf))
     assert error is not None
-    problem = handshake_problem(error, "mqtt", "localhost:8883")
+    problem = handshake_problem(error, MqttSettings(), "mqtt", "localhost:8883")
     assert isinstance(problem, DeniedError)
     assert words in problem.what
     assert "localhost:8883" in problem.what
@@ -98,11 +98,12 @@ def test_a_certificate_that_is_not_accepted_is_one_line_with_its_setting(
 def test_a_server_that_wants_our_certificate_and_one_that_does_not_like_it(tmp_path: Path) -> None:
     server = server_context(CA.issue_cert("localhost"), wants=CA)
     none = failure(client_context(files(tmp_path, CA), "mqtt"), server)
-    strange = failure(client_context(files(tmp_path, CA, OTHER.issue_cert("me")), "mqtt"), server)
+    given = files(tmp_path, CA, OTHER.issue_cert("me"))
+    strange = failure(client_context(given, "mqtt"), server)
     assert none is not None
     assert strange is not None
-    assert "wants a certificate of this client" in str(handshake_problem(none, "mqtt", "h"))
-    assert "does not accept this client's certificate" in str(handshake_problem(strange, "mqtt", "h"))
+    assert "wants a certificate of this client" in str(handshake_problem(none, MqttSettings(), "mqtt", "h"))
+    assert "does not accept this client's certificate" in str(handshake_problem(strange, given, "mqtt", "h"))
 
 
 def test_the_cause_is_found_below_other_errors(tmp_path: Path) -> None:
@@ -111,8 +112,8 @@ def test_the_cause_is_found_below_other_errors(tmp_path: Path) -> None:
     )
     outer = RuntimeError("outer")
     outer.__cause__ = inner
-    assert "pulsar.tls_ca" in str(handshake_problem(outer, "pulsar", "h"))
-    assert handshake_problem(ConnectionRefusedError(), "pulsar", "h") is None
+    assert "pulsar.tls_ca" in str(handshake_problem(outer, PulsarSettings(), "pulsar", "h"))
+    assert handshake_problem(ConnectionRefusedError(), PulsarSettings(), "pulsar", "h") is None
 
 
 def test_a_file_that_cannot_be_used_is_named_with_its_setting(tmp_path: Path) -> None:
