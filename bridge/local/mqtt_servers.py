@@ -37,6 +37,13 @@ _BROKER_XML = """<?xml version="1.0" encoding="UTF-8"?>
     <!-- Above this share each PUBLISH drops its connection (H32); the stack refuses to start there. -->
     <max-disk-usage>{max_disk_usage}</max-disk-usage>
     <global-max-size>{memory}M</global-max-size>
+    <!-- MQTT's own signs: with the default ones, + matches no level that has a dot, and a backslash comes doubled. -->
+    <wildcard-addresses>
+      <routing-enabled>true</routing-enabled>
+      <delimiter>/</delimiter>
+      <any-words>#</any-words>
+      <single-word>+</single-word>
+    </wildcard-addresses>
     <critical-analyzer>true</critical-analyzer>
     <critical-analyzer-policy>LOG</critical-analyzer-policy>
     <acceptors>
