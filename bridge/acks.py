@@ -12,6 +12,7 @@ Neither knows sockets, threads or clocks. Who calls them: the ingest loop's thre
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum, auto
 
 __all__ = ["AckQueue", "Entry", "Lane", "Verdict"]
@@ -63,6 +64,11 @@ class AckQueue:
         if entry.epoch == self._epoch:
             self._queue.append(entry)
 
+    def arrived_all(self, entries: Sequence[Entry]) -> None:
+        """Append messages of one connection, in order."""
+        if entries and entries[0].epoch == self._epoch:
+            self._queue.extend(entries)
+
     def take(self) -> list[int]:
         """Remove what may be acknowledged now and return the packet identifiers, in order."""
         queue = self._queue
@@ -97,15 +103,15 @@ class Lane:
     def __init__(self) -> None:
         self.generation = 0
         self.open = False
-        self.waiting: deque[Entry] = deque()
+        self.waiting: list[Entry] = []
         """Not given to the present producer."""
-        self.sent: deque[Entry] = deque()
-        """Given to the present producer since its last good receipt."""
+        self.sent: deque[list[Entry]] = deque()
+        """Given to the present producer since its last good receipt, as it was given; the last of each asks for one."""
         self._careful_left = 0
 
     def __len__(self) -> int:
         """How many messages are not known to be stored."""
-        return len(self.waiting) + len(self.sent)
+        return len(self.waiting) + sum(map(len, self.sent))
 
     @property
     def careful(self) -> bool:
@@ -116,7 +122,7 @@ class Lane:
     def oldest(self) -> Entry | None:
         """The first message that is not known to be stored."""
         if self.sent:
-            return self.sent[0]
+            return self.sent[0][0]
         return self.waiting[0] if self.waiting else None
 
     def put(self, entry: Entry) -> None:
@@ -133,13 +139,15 @@ class Lane:
         """Take what the producer is to be given now, in order; the last one must ask for a receipt."""
         if not self.open or not self.waiting or (self._careful_left and self.sent):
             return []
-        count = 1 if self._careful_left else len(self.waiting)
-        batch = [self.waiting.popleft() for _ in range(count)]
-        self.sent.extend(batch)
+        batch, self.waiting = self.waiting, []
+        if self._careful_left:
+            self.waiting = batch[1:]
+            del batch[1:]
+        self.sent.append(batch)
         return batch
 
     def receipt(self, generation: int, marked: Entry) -> list[Entry]:
-        """Take a good receipt of the message ``marked``. Returns what is stored by it, in order.
+        """Take a good receipt of ``marked``, the last of a batch. Returns what is stored by it, in order.
 
         A receipt of a retired producer vouches for nothing: it may stand behind messages that were refused.
         """
@@ -147,11 +155,12 @@ class Lane:
             return []
         stored: list[Entry] = []
         while self.sent:
-            entry = self.sent.popleft()
-            entry.stored = True
-            stored.append(entry)
-            if entry is marked:
+            batch = self.sent.popleft()
+            stored += batch
+            if batch[-1] is marked:
                 break
+        for entry in stored:
+            entry.stored = True
         self._careful_left = max(0, self._careful_left - len(stored))
         return stored
 
@@ -163,10 +172,11 @@ class Lane:
         """
         if generation != self.generation or not self.open:
             return Verdict.LATE
-        alone = self._careful_left > 0 and len(self.sent) == 1
-        again = len(self.sent)
+        given = [entry for batch in self.sent for entry in batch]
+        again = len(given)
+        alone = self._careful_left > 0 and again == 1
         self.open = False
-        self.waiting.extendleft(reversed(self.sent))
+        self.waiting = given + self.waiting
         self.sent.clear()
         if refused and (alone or again == 1):
             return Verdict.REFUSED
@@ -176,6 +186,6 @@ class Lane:
 
     def discard(self) -> Entry:
         """Remove the first message after ``REFUSED``: it goes to the dead letters instead."""
-        entry = self.waiting.popleft()
+        entry = self.waiting.pop(0)
         self._careful_left = max(0, self._careful_left - 1)
         return entry

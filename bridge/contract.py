@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -50,21 +51,28 @@ PUSH_SUBSCRIPTION: Final = "pulsebridge-push"
 # Payload: as it came. Key: the device where a rule names it, else the full MQTT topic.
 # Event time: arrival at ingest, ms since the epoch.
 
+# Each property costs time and space with every message: what is the same for all messages of a topic stands in one,
+# and what has its usual value in none. ``full_envelope`` puts it all back under the names that follow.
+
+P_INGEST: Final = "pb.ingest"
+"""Which ingest wrote it: a JSON object of ``v``, ``link``, ``protocol`` and, where a rule named the topic, ``rule``;
+in the full envelope they are the four that follow, and one that stands by itself counts more. On every reading."""
 P_VERSION: Final = "pb.v"
-P_RULE: Final = "pb.rule"
 P_LINK: Final = "pb.link"
+P_PROTOCOL: Final = "mqtt.protocol"
+"""Protocol of the link that carried it: ``3.1``, ``3.1.1``, ``5`` or ``http``."""
+P_RULE: Final = "pb.rule"
 P_DEVICE: Final = "pb.device"
 P_COMMAND_TOPIC: Final = "pb.command_topic"
-P_ARRIVAL: Final = "pb.arrival_us"
-"""Arrival at ingest, µs since the epoch."""
 P_RETAINED: Final = "pb.retained"
 """``1`` when the broker sent the message because of a SUBSCRIBE, not because a device published it just now."""
 P_TOPIC: Final = "mqtt.topic"
 P_QOS: Final = "mqtt.qos"
+"""Left out where it is ``1``."""
 P_RETAIN: Final = "mqtt.retain"
+"""Left out where it is ``0``."""
 P_DUP: Final = "mqtt.dup"
-P_PROTOCOL: Final = "mqtt.protocol"
-"""Protocol of the link that carried it: ``3.1``, ``3.1.1``, ``5`` or ``http``."""
+"""Left out where it is ``0``."""
 P_CONTENT_TYPE: Final = "mqtt.content_type"
 P_RESPONSE_TOPIC: Final = "mqtt.response_topic"
 P_CORRELATION: Final = "mqtt.correlation_data"
@@ -237,9 +245,42 @@ def partition_name(topic: str, partition: int) -> str:
     return f"{topic}-partition-{partition}"
 
 
-def encode_user_properties(pairs: list[tuple[str, str]]) -> str:
+_INGEST: Final = {"v": P_VERSION, "link": P_LINK, "protocol": P_PROTOCOL, "rule": P_RULE}
+
+
+def encode_ingest(*, link: str, protocol: str, rule: str | None) -> str:
+    """Encode ``P_INGEST``; ``rule`` is None for a message that no rule gave a topic."""
+    told = {"v": ENVELOPE_VERSION, "link": link, "protocol": protocol}
+    if rule is not None:
+        told["rule"] = rule
+    return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+
+
+def full_envelope(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return a reading's properties with all that was folded or left out; those of other messages as they are.
+
+    Raises ContractError when ``P_INGEST`` is not a JSON object of this version.
+    """
+    told = properties.get(P_INGEST)
+    if told is None:
+        return dict(properties)
+    try:
+        body = json.loads(told)
+        version = body["v"]
+        folded = {_INGEST[name]: str(value) for name, value in body.items() if name in _INGEST}
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ContractError(f"property {P_INGEST} is not what ingest writes: {told[:80]!r}") from e
+    if version != ENVELOPE_VERSION:
+        raise ContractError(f"envelope has version {version!r}, this reads {ENVELOPE_VERSION!r}")
+    return {P_QOS: "1", P_RETAIN: "0", P_DUP: "0"} | folded | dict(properties)
+
+
+_quoted: Final = json.encoder.encode_basestring
+
+
+def encode_user_properties(pairs: Sequence[tuple[str, str]]) -> str:
     """Encode MQTT 5 user properties for ``P_USER``; order and repeats are kept."""
-    return json.dumps(pairs, separators=(",", ":"), ensure_ascii=False)
+    return "[" + ",".join([f"[{_quoted(name)},{_quoted(value)}]" for name, value in pairs]) + "]"
 
 
 def decode_user_properties(text: str) -> list[tuple[str, str]]:

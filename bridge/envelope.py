@@ -9,81 +9,90 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bridge.contract import (
-    ENVELOPE_VERSION,
     ORIGIN_PROPERTY,
-    P_ARRIVAL,
     P_COMMAND_TOPIC,
     P_CONTENT_TYPE,
     P_CORRELATION,
     P_DEVICE,
     P_DUP,
     P_EXPIRY,
-    P_LINK,
+    P_INGEST,
     P_PAYLOAD_FORMAT,
-    P_PROTOCOL,
     P_QOS,
     P_RESPONSE_TOPIC,
     P_RETAIN,
     P_RETAINED,
-    P_RULE,
     P_TOPIC,
     P_USER,
-    P_VERSION,
     decode_correlation,
     decode_user_properties,
     encode_correlation,
+    encode_ingest,
     encode_user_properties,
 )
 from bridge.mapping import Route
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["from_push", "message_of", "properties_of", "size_of"]
+__all__ = ["Envelope", "from_push", "message_of", "size_of"]
 
 
 def from_push(message: Message) -> bool:
     """Whether push made this publish, so that it is no reading (H8)."""
-    return message.properties is not None and any(
-        name == ORIGIN_PROPERTY for name, _ in message.properties.user
-    )
+    properties = message.properties
+    if properties is None:
+        return False
+    for name, _ in properties.user:  # noqa: SIM110 - this runs for each message
+        if name == ORIGIN_PROPERTY:
+            return True
+    return False
 
 
-def properties_of(
-    message: Message, route: Route | None, *, link: str, protocol: str, arrival_us: int, retained: bool
-) -> dict[str, str]:
-    """Return the properties of the message's envelope.
+class Envelope:
+    """The envelopes of one link. ``mark`` tells retained messages that a subscription brought from live ones."""
 
-    ``route`` is None for a message that no rule gave a topic. ``retained`` tells that the broker sent it because
-    of a subscription. A topic that is not UTF-8 is told with its bytes escaped.
-    """
-    told = {
-        P_VERSION: ENVELOPE_VERSION,
-        P_LINK: link,
-        P_PROTOCOL: protocol,
-        P_TOPIC: message.topic,
-        P_QOS: str(message.qos),
-        P_RETAIN: "1" if message.retain else "0",
-        P_DUP: "1" if message.dup else "0",
-        P_ARRIVAL: str(arrival_us),
-    }
-    if route is not None:
-        told[P_RULE] = route.rule
+    def __init__(self, *, link: str, protocol: str, mark: bool) -> None:
+        self._link = link
+        self._protocol = protocol
+        self._mark = mark
+
+    def of_topic(self, topic: str, route: Route | None) -> dict[str, str]:
+        """Return what all messages of an MQTT topic tell; it is the whole envelope of a plain one.
+
+        ``route`` is None where no rule gave the topic one. A topic that is not UTF-8 is told with its bytes escaped.
+        """
+        rule = None if route is None else route.rule
+        told = {P_TOPIC: topic, P_INGEST: encode_ingest(link=self._link, protocol=self._protocol, rule=rule)}
+        if route is None:
+            told[P_TOPIC] = topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            return told
         if route.device is not None:
             told[P_DEVICE] = route.device
         if route.command_topic is not None:
             told[P_COMMAND_TOPIC] = route.command_topic
-    else:
-        told[P_TOPIC] = message.topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if retained:
-        told[P_RETAINED] = "1"
-    if message.properties is not None:
-        told |= _of_mqtt5(message.properties)
-    return told
+        return told
+
+    def of(self, message: Message, of_topic: dict[str, str]) -> dict[str, str]:
+        """Return the properties of a message; ``of_topic`` itself, not to be changed, when there is no more to tell."""
+        _, _, qos, retain, dup, _, properties = message
+        if qos == 1 and not retain and not dup and properties is None:
+            return of_topic
+        told = of_topic.copy()
+        if qos != 1:
+            told[P_QOS] = str(qos)
+        if retain:
+            told[P_RETAIN] = "1"
+            if self._mark:
+                told[P_RETAINED] = "1"
+        if dup:
+            told[P_DUP] = "1"
+        if properties is not None:
+            _add_mqtt5(told, properties)
+        return told
 
 
-def _of_mqtt5(properties: PublishProperties) -> dict[str, str]:
-    told: dict[str, str] = {}
+def _add_mqtt5(told: dict[str, str], properties: PublishProperties) -> None:
     if properties.user:
-        told[P_USER] = encode_user_properties(list(properties.user))
+        told[P_USER] = encode_user_properties(properties.user)
     if properties.content_type is not None:
         told[P_CONTENT_TYPE] = properties.content_type
     if properties.response_topic is not None:
@@ -94,11 +103,10 @@ def _of_mqtt5(properties: PublishProperties) -> dict[str, str]:
         told[P_PAYLOAD_FORMAT] = str(properties.payload_format)
     if properties.expiry_s is not None:
         told[P_EXPIRY] = str(properties.expiry_s)
-    return told
 
 
 def message_of(payload: bytes, told: Mapping[str, str]) -> Message:
-    """Return the publish that an envelope tells of, the other way round than ``properties_of``.
+    """Return the publish that an envelope tells of, the other way round than ``Envelope.of``.
 
     Raises ContractError when a property cannot be read.
     """
@@ -118,7 +126,7 @@ def message_of(payload: bytes, told: Mapping[str, str]) -> Message:
     return Message(
         told.get(P_TOPIC, ""),
         payload,
-        number(P_QOS) or 0,
+        int(P_INGEST in told) if P_QOS not in told else number(P_QOS) or 0,
         told.get(P_RETAIN) == "1",
         told.get(P_DUP) == "1",
         0,

@@ -8,11 +8,12 @@ fork: its C++ threads do not survive one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
+import _pulsar
 import pulsar
 import structlog
 
@@ -41,6 +42,7 @@ __all__ = [
     "ReceiveTimeout",
     "as_our_error",
     "our_errors",
+    "send_all",
 ]
 
 log = structlog.get_logger("pulsar")
@@ -117,6 +119,39 @@ def _client_log(shown: bool) -> object:
     if shown:
         return pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+
+
+class Outgoing(Protocol):
+    """A message for ``send_all``. An empty key and an event time of 0 are left out."""
+
+    payload: bytes
+    key: str
+    properties: dict[str, str]
+    event_ms: int
+
+
+def send_all(
+    producer: Producer, messages: Sequence[Outgoing], receipt: Callable[[Any, Any], None] | None
+) -> None:
+    """Give messages to a producer, in order; the last one asks for a receipt, which vouches for all of them (H1).
+
+    ``receipt`` is called with result and message id on a thread of Pulsar's and must not raise. This does what
+    ``Producer.send_async`` does for each message, without its type checks, and names all properties in one call:
+    half the cost.
+    """
+    send, new = producer._producer.send_async, _pulsar.MessageBuilder
+    left = len(messages)
+    for message in messages:
+        left -= 1
+        builder = new()
+        builder.content(message.payload)
+        if message.properties:
+            builder.properties(message.properties)
+        if message.key:
+            builder.partition_key(message.key)
+        if message.event_ms:
+            builder.event_timestamp(message.event_ms)
+        send(builder.build(), None if left else receipt)
 
 
 class PulsarClient:

@@ -166,11 +166,18 @@ def _truth(text: str | None) -> bool | None:
     return None if text is None else text in ("1", "true")
 
 
-def _retained(batch: _Batch) -> list[bool | None]:
-    # Absent means false on a message that ingest wrote, and nothing on any other.
+def _of_reading(batch: _Batch, name: str, usual: str) -> list[str | None]:
+    # What ingest leaves out has its usual value on a reading, and none on any other message.
     return [
-        properties.get(contract.P_RETAINED) in ("1", "true") if contract.P_VERSION in properties else None
+        properties.get(name, usual if contract.P_INGEST in properties else None)
         for properties in batch.properties
+    ]
+
+
+def _arrivals(batch: _Batch) -> list[int | None]:
+    return [
+        time if contract.P_INGEST in properties else None
+        for time, properties in zip(_event_times(batch), batch.properties, strict=True)
     ]
 
 
@@ -206,10 +213,10 @@ _BUILD: Final[Mapping[str, Callable[[_Batch], Any]]] = {
     "mqtt_topic": lambda b: b.get(contract.P_TOPIC),
     "device": lambda b: b.get(contract.P_DEVICE),
     "payload": lambda b: b.payloads,
-    "qos": lambda b: [_number(text) for text in b.get(contract.P_QOS)],
-    "retain": lambda b: [_truth(text) for text in b.get(contract.P_RETAIN)],
-    "retained": _retained,
-    "arrival_time": lambda b: [_number(text) for text in b.get(contract.P_ARRIVAL)],
+    "qos": lambda b: [_number(text) for text in _of_reading(b, contract.P_QOS, "1")],
+    "retain": lambda b: [_truth(text) for text in _of_reading(b, contract.P_RETAIN, "0")],
+    "retained": lambda b: [_truth(text) for text in _of_reading(b, contract.P_RETAINED, "0")],
+    "arrival_time": _arrivals,
     "command_topic": lambda b: b.get(contract.P_COMMAND_TOPIC),
     "content_type": lambda b: b.get(contract.P_CONTENT_TYPE),
     "response_topic": lambda b: b.get(contract.P_RESPONSE_TOPIC),

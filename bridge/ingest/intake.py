@@ -15,14 +15,14 @@ The way of a message:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import structlog
 
 from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC
 from bridge.dead_letters import dead_letter
-from bridge.envelope import from_push, properties_of, size_of
+from bridge.envelope import Envelope, from_push, size_of
 from bridge.health import Health
 from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.metrics import LinkMetrics
@@ -41,6 +41,22 @@ PULSAR_RESERVE: Final = 64 * 1024
 
 _READING_OVERHEAD: Final = 1024
 """What one message in flight costs beside its payload and properties, in bytes, roughly."""
+
+
+_WAYS: Final = 65_536
+_LONG: Final = 256
+"""Longer MQTT topics are looked up each time, so that the cache stays small (H10)."""
+
+
+class _Way(NamedTuple):
+    """Where the messages of one MQTT topic go, and what is the same for all of them."""
+
+    topic: str
+    """Full name of the Pulsar topic."""
+    key: str
+    properties: dict[str, str]
+    text: int
+    """Bytes of key and properties, as ``size_of`` counts them."""
 
 
 class Intake:
@@ -72,9 +88,11 @@ class Intake:
         self._part = (health or Health()).part(f"writes of {link}")
         self._part.ready()
         self._settings = settings
-        self._link = link
-        self._protocol = protocol
         self._mapper = mapper
+        self._envelope = Envelope(link=link, protocol=protocol, mark=settings.ingest.retained == "mark")
+        self._ways: dict[str, _Way] = {}
+        self._skip_retained = settings.ingest.retained == "skip"
+        self._max_size = settings.ingest.max_message_bytes - PULSAR_RESERVE
         self._limit_bytes = settings.ingest.max_in_flight_bytes
         self._dead_topic = settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         self._lanes = Lanes(
@@ -104,6 +122,37 @@ class Intake:
         """Whether to read again: below three quarters, so that a full window does not stop and start at each receipt."""
         return self.in_flight * 4 <= self.limit * 3 and self.in_flight_bytes * 4 <= self._limit_bytes * 3
 
+    def take_all(self, messages: Sequence[Message], epoch: int, arrived: float) -> list[Reading]:
+        """Take messages in the order of their arrival at ``arrived``, as ``take`` does. Returns their readings."""
+        found: list[Reading] = []
+        add, put, known, limit = found.append, self._lanes.put, self._ways.get, self._max_size
+        event_ms = time.time_ns() // 1_000_000
+        taken = taken_bytes = payloads = 0
+        for message in messages:
+            topic, payload, qos, retain, dup, mid, properties = message
+            way = known(topic)
+            if way is not None and qos == 1 and not retain and not dup and properties is None:
+                length = len(payload)
+                size = length + way.text
+                if size <= limit:
+                    reading = Reading(
+                        epoch, mid, arrived, payload, way.topic, way.key, way.properties, size, event_ms
+                    )
+                    taken += 1
+                    taken_bytes += size
+                    payloads += length
+                    put(reading)
+                    add(reading)
+                    continue
+            reading = Reading(epoch, mid, arrived)
+            self.take(reading, message)
+            add(reading)
+        self.in_flight += taken
+        self.in_flight_bytes += taken_bytes + taken * _READING_OVERHEAD
+        self._turn_count += taken
+        self._turn_bytes += payloads
+        return found
+
     def take(self, reading: Reading, message: Message) -> str | None:
         """Take one message; ``reading`` is what the owner knows it by, and is returned by ``turn`` once it is stored.
 
@@ -111,55 +160,63 @@ class Intake:
         """
         self._turn_count += 1
         self._turn_bytes += len(message.payload)
-        retained = self._settings.ingest.retained
-        skip = message.retain and retained == "skip"
-        route = self._mapper.route(message.topic)
-        if isinstance(route, PerMessage):
-            properties = message.properties
-            route = route.of(message.payload, properties.user if properties is not None else ())
-        if skip or isinstance(route, LeftOut) or from_push(message):
+        way: _Way | NoRoute | LeftOut | None = self._ways.get(message.topic)
+        if way is None:
+            way = self._way(message)
+        skip = message.retain and self._skip_retained
+        if skip or isinstance(way, LeftOut) or from_push(message):
             reading.stored = True
-            reason = route.reason if isinstance(route, LeftOut) else "retained" if skip else "command"
+            reason = way.reason if isinstance(way, LeftOut) else "retained" if skip else "command"
             self.metrics.left_out[reason].inc()
             return reason
-        now_ns = time.time_ns()
         reading.payload = message.payload
-        reading.event_ms = now_ns // 1_000_000
-        reading.properties = properties_of(
-            message,
-            route if isinstance(route, Route) else None,
-            link=self._link,
-            protocol=self._protocol,
-            arrival_us=now_ns // 1000,
-            retained=message.retain and retained == "mark",
-        )
-        if isinstance(route, NoRoute):
-            pulsar = self._settings.pulsar
-            topic = pulsar.readings_topic(route.local, route.namespace) if route.local else ""
-            self._dead_letter(reading, topic, route.reason)
+        reading.event_ms = time.time_ns() // 1_000_000
+        if isinstance(way, NoRoute):
+            reading.properties = self._envelope.of(message, self._envelope.of_topic(message.topic, None))
+            topic = self._settings.pulsar.readings_topic(way.local, way.namespace) if way.local else ""
+            self._dead_letter(reading, topic, way.reason)
         else:
-            self._write(reading, route)
+            reading.properties = self._envelope.of(message, way.properties)
+            self._write(reading, way)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
         self._lanes.put(reading)
         return None
 
+    def _way(self, message: Message) -> _Way | NoRoute | LeftOut:
+        """Find the way of a topic that is not known yet, or of a message that has its own."""
+        topic = message.topic
+        route = self._mapper.route(topic)
+        fixed = isinstance(route, Route)
+        if isinstance(route, PerMessage):
+            route = route.of(message.payload, () if message.properties is None else message.properties.user)
+        if not isinstance(route, Route):
+            return route
+        properties = self._envelope.of_topic(topic, route)
+        full = self._settings.pulsar.readings_topic(route.local, route.namespace)
+        way = _Way(full, route.key, properties, size_of(b"", route.key, properties))
+        if fixed and len(topic) <= _LONG:
+            if len(self._ways) >= _WAYS:
+                self._ways.clear()  # those in use come back within a turn or two
+            self._ways[topic] = way
+        return way
+
     def is_dead_letter(self, reading: Reading) -> bool:
         """Whether a message taken went to the dead letters; ``pb.dead.reason`` among its properties says why."""
         return reading.topic == self._dead_topic
 
-    def _write(self, reading: Reading, route: Route) -> None:
-        topic = self._settings.pulsar.readings_topic(route.local, route.namespace)
-        size = size_of(reading.payload, route.key, reading.properties)
-        limit = self._settings.ingest.max_message_bytes - PULSAR_RESERVE
-        if size > limit:
-            reading.key = route.key
+    def _write(self, reading: Reading, way: _Way) -> None:
+        size = size_of(reading.payload, way.key, reading.properties)
+        if size > self._max_size:
+            reading.key = way.key
             self._dead_letter(
-                reading, topic, f"payload, key and properties have {size} bytes, Pulsar takes {limit}"
+                reading,
+                way.topic,
+                f"payload, key and properties have {size} bytes, Pulsar takes {self._max_size}",
             )
             return
-        reading.topic = topic
-        reading.key = route.key
+        reading.topic = way.topic
+        reading.key = way.key
         reading.size = size
 
     def _dead_letter(self, reading: Reading, topic: str, reason: str) -> None:

@@ -22,7 +22,15 @@ from bridge.ingest.provisioning import verify_policies
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import OK, QUEUE_FULL, Producer, PulsarClient, as_our_error, our_errors
+from bridge.pulsar_client import (
+    OK,
+    QUEUE_FULL,
+    Producer,
+    PulsarClient,
+    as_our_error,
+    our_errors,
+    send_all,
+)
 
 __all__ = ["Lanes", "Reading"]
 
@@ -31,6 +39,10 @@ log = structlog.get_logger("ingest")
 _RETRY_MIN_S: Final = 0.2
 _RETRY_MAX_S: Final = 10.0
 _OPENERS: Final = 4
+_ROUTES: Final = 65_536
+_LONG: Final = 256
+"""Longer keys are not kept, so that the cache stays small (H10)."""
+_NONE: Final[dict[str, str]] = {}
 
 
 class Reading(Entry):
@@ -38,17 +50,32 @@ class Reading(Entry):
 
     __slots__ = ("arrived", "event_ms", "key", "payload", "properties", "size", "topic")
 
-    def __init__(self, epoch: int, mid: int, arrived: float) -> None:
-        super().__init__(epoch, mid)
+    def __init__(
+        self,
+        epoch: int,
+        mid: int,
+        arrived: float,
+        payload: bytes = b"",
+        topic: str = "",
+        key: str = "",
+        properties: dict[str, str] = _NONE,
+        size: int = 0,
+        event_ms: int = 0,
+    ) -> None:
+        self.epoch = epoch
+        self.mid = mid
+        self.stored = False
         self.arrived = arrived
         """Monotonic time of arrival, in seconds."""
-        self.topic = ""
+        self.payload = payload
+        self.topic = topic
         """Full name of the Pulsar topic that it is for."""
-        self.payload = b""
-        self.key = ""
-        self.properties: dict[str, str] = {}
-        self.event_ms = 0
-        self.size = 0
+        self.key = key
+        self.properties = properties
+        """Never changed in place: messages of one topic may share them."""
+        self.size = size
+        """What counts against Pulsar's limit, in bytes."""
+        self.event_ms = event_ms
 
 
 class _Producing:
@@ -98,6 +125,8 @@ class Lanes:
         self._on_refused = on_refused
         self._topics: dict[str, _Topic] = {}
         self._lanes: dict[str, _Producing] = {}
+        self._routes: dict[tuple[str, str], _Producing] = {}
+        """Which lane takes a topic's key: a cache of the partitions, and of ``_lanes``."""
         self._dirty: set[_Producing] = set()
         self._closed: list[_Producing] = []
         self._receipts: deque[tuple[_Producing, int, Reading, Any]] = deque()
@@ -111,6 +140,12 @@ class Lanes:
 
     def put(self, reading: Reading) -> None:
         """Take a reading for ``reading.topic``; it is given to its producer at the end of the turn."""
+        producing = self._routes.get((reading.topic, reading.key))
+        if producing is not None:
+            if not producing.lane.waiting:
+                self._dirty.add(producing)
+            producing.lane.waiting.append(reading)
+            return
         topic = self._topics.get(reading.topic)
         if topic is None:
             topic = self._topics[reading.topic] = _Topic()
@@ -129,6 +164,10 @@ class Lanes:
             producing = _Producing(name, dead_letters=reading.topic == self._dead_letter_topic)
             self._lanes[name] = producing
             self._closed.append(producing)
+        if len(self._routes) >= _ROUTES:
+            self._routes.clear()
+        if len(reading.key) <= _LONG:
+            self._routes[reading.topic, reading.key] = producing
         producing.lane.put(reading)
         self._dirty.add(producing)
 
@@ -158,20 +197,9 @@ class Lanes:
         batch = producing.lane.to_send()
         if not batch:
             return
-        send = producing.producer.send_async  # type: ignore[union-attr]
-        last = batch[-1]
-        for reading in batch:
-            assert isinstance(reading, Reading)
-            receipt = (
-                self._receipt_of(producing, producing.lane.generation, reading) if reading is last else None
-            )
-            send(
-                reading.payload,
-                receipt,
-                properties=reading.properties,
-                partition_key=reading.key,
-                event_timestamp=reading.event_ms,
-            )
+        assert producing.producer is not None
+        receipt = self._receipt_of(producing, producing.lane.generation, batch[-1])  # type: ignore[arg-type]
+        send_all(producing.producer, batch, receipt)  # type: ignore[arg-type]
 
     def _receipt_of(
         self, producing: _Producing, generation: int, reading: Reading

@@ -10,7 +10,7 @@ The way of a message, all on the loop thread:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -45,6 +45,8 @@ class IngestWorker(LinkHandler):
     ``make_intake`` is ``Service.intake``, ``name`` what the envelope tells of the link, ``part`` its health.
     ``remember`` is called with the filters and their QoS once the broker has granted them; it must not block.
     """
+
+    piece = 500  # by so many the window may be exceeded
 
     def __init__(
         self,
@@ -155,11 +157,10 @@ class IngestWorker(LinkHandler):
                 why=event.why,
             )
 
-    def on_message(self, message: Message) -> None:
-        """Take one message; see the module's docstring."""
-        reading = Reading(self.link.epoch, message.mid if message.qos else 0, time.monotonic())
-        self._acks.arrived(reading)
-        self._intake.take(reading, message)
+    def on_messages(self, messages: Sequence[Message]) -> None:
+        """Take what was read in one piece; see the module's docstring."""
+        readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
+        self._acks.arrived_all(readings)
         if self._intake.full:
             self.link.pause()
 

@@ -52,7 +52,8 @@ __all__ = ["Link", "LinkHandler"]
 
 _VERSIONS: Final = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5": paho.MQTTv5}
 _NO_PROPERTIES: Final = len(vars(Properties(PacketTypes.PUBLISH)))  # type: ignore[no-untyped-call]
-_PUBACK: Final = struct.Struct("!BBH")
+_PUBACK: Final = 0x4002_0000
+"""Type and length of a PUBACK; its packet identifier is the second half."""
 
 
 class _Paho(paho.Client):
@@ -423,9 +424,8 @@ class Link:
         """
         if self._sock is None or not self.connected or epoch != self.epoch:
             return False
-        pack = _PUBACK.pack
         # A reason code of 0 and no properties may be left out (MQTT 5, 3.4.2.1): the same four bytes in all versions.
-        self._sock.send(b"".join([pack(0x40, 2, mid) for mid in mids]))
+        self._sock.send(struct.pack(f"!{len(mids)}I", *[_PUBACK | mid for mid in mids]))
         return True
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:

@@ -22,6 +22,8 @@ _SMALL: Final = 64 * 1024
 """Incomplete packets up to this size, in bytes, wait in the buffer; larger ones are gathered by paho as they come."""
 
 _TOPICS: Final = 65_536
+_LONG: Final = 256
+"""Longer topics, in bytes, are decoded each time, so that the cache stays small (H10)."""
 
 _FLAGS: Final = {
     0x30 | dup << 3 | qos << 1 | retain: (qos, bool(retain), bool(dup))
@@ -114,12 +116,12 @@ class PublishDecoder:
         return at, 0
 
     def _topic(self, raw: bytes) -> str | None:
-        """Return a topic met for the first time, None when it is one for paho: empty, or not UTF-8."""
+        """Return a topic that is not in the cache, None when it is one for paho: empty, or not UTF-8."""
         try:
             topic = raw.decode()
         except UnicodeDecodeError:
             return None
-        if topic:
+        if topic and len(raw) <= _LONG:
             if len(self._topics) >= self._max_topics:
                 self._topics.clear()  # those in use come back within a turn or two
             self._topics[raw] = topic

@@ -35,7 +35,7 @@ class Message:
             "__key": self.device,
             "__topic": "persistent://public/t/wearables",
             "__publishTime": self.arrival,
-            "__messageProperties": {"pb.v": "1"},
+            "__messageProperties": {"pb.ingest": "{}"},
             "partition": 0,
             "ledger_id": 1,
             "entry_id": self.entry,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pulsar
 import yaml
 
-from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.contract import DEAD_LETTERS_TOPIC, full_envelope
 from bridge.errors import PulsebridgeError
 from bridge.ingest.service import IngestService
 from bridge.mqtt.device import DeviceClient
@@ -40,12 +40,13 @@ __all__ = [
 
 
 class Stored(NamedTuple):
-    """A message as the bare client reads it."""
+    """A message as the bare client reads it, its envelope in full."""
 
     partition: int
     key: str
     payload: bytes
     properties: dict[str, str]
+    event_ms: int = 0
 
 
 def rule_for(root: str, **changes: object) -> TopicRule:
@@ -157,7 +158,13 @@ def stored(settings: PulsarSettings, topic: str) -> list[Stored]:
             while reader.has_message_available():
                 message = reader.read_next(30_000)
                 found.append(
-                    Stored(number, message.partition_key(), message.data(), dict(message.properties()))
+                    Stored(
+                        number,
+                        message.partition_key(),
+                        message.data(),
+                        full_envelope(message.properties()),
+                        message.event_timestamp(),
+                    )
                 )
             reader.close()
     finally:

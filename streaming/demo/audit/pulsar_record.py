@@ -17,7 +17,6 @@ from bridge.contract import (
     C_DEVICE,
     C_ID,
     COMMANDS_TOPIC,
-    P_ARRIVAL,
     P_DEVICE,
     RECEIPTS_TOPIC,
     Receipt,
@@ -84,6 +83,7 @@ def _line(seam: str, topic: str, number: int, message: Message) -> dict[str, Any
         "index": max(0, at.batch_index()),
         "key": message.partition_key(),
         "publish_ms": message.publish_timestamp(),
+        "event_ms": message.event_timestamp(),
         "properties": dict(message.properties()),
         "payload": base64.b64encode(message.data()).decode("ascii"),
     }
@@ -119,7 +119,7 @@ def as_record(lines: Iterable[dict[str, Any]]) -> PulsarRecord:
         properties, publish_us = line["properties"], int(line["publish_ms"]) * 1000
         if line["seam"] == "reading":
             device = properties.get(P_DEVICE) or line["key"]
-            arrival_us = int(properties.get(P_ARRIVAL, 0))
+            arrival_us = int(line["event_ms"]) * 1000
             stored.append(Stored(record_id(payload), device, place, arrival_us, publish_us))
         elif line["seam"] == "command":
             body = decode(payload) or {}

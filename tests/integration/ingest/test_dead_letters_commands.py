@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 from bridge import contract
 from bridge.dead_letters import HEAD_BYTES, dead_letter
 from bridge.dead_letters.commands import register
-from bridge.envelope import properties_of
+from bridge.envelope import Envelope
 from bridge.killpoints import REPLAY_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.mapping import Route
-from bridge.mqtt.types import Message
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
@@ -44,15 +43,14 @@ def write_dead(settings: PulsarSettings, letters: list[tuple[str, bytes]], **cha
     )
     producers: dict[int, pulsar.Producer] = {}
     for device, payload in letters:
-        publish = Message(f"fleet/{device}/glucose", payload, 1, False, False, 7, None)
         route = Route("fleet", "fleet", device, device, None)
         fields = {
             "topic": settings.readings_topic("fleet"),
             "device": device,
             "reason": "the topic is terminated",
             "at_us": 1_700_000_000_000_000,
-            "properties": properties_of(
-                publish, route, link="l", protocol="5", arrival_us=12, retained=False
+            "properties": Envelope(link="l", protocol="5", mark=True).of_topic(
+                f"fleet/{device}/glucose", route
             ),
             "key": f"key of {device}",
             "whole_bytes": 32 * MEGABYTE,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.contract import SOURCE_COLUMNS, Position
+from bridge.contract import P_INGEST, P_TOPIC, SOURCE_COLUMNS, Position, encode_ingest
 from bridge.pulsar_admin import rest_path
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
@@ -104,12 +104,13 @@ def refused(start: Any) -> str:
 def test_all_columns_reach_spark_with_the_types_of_the_contract(
     spark: SparkSession, topic: TestTopic
 ) -> None:
-    topic.publish([b"v"], partition_key="k", properties={"mqtt.topic": "a/b", "pb.v": "1"})
+    told = {P_TOPIC: "a/b", P_INGEST: encode_ingest(link="test", protocol="5", rule=None)}
+    topic.publish([b"v"], partition_key="k", properties=told)
     frame = spark.read.format("pulsebridge").options(**topic.options()).load()
     assert tuple((f.name, f.dataType.simpleString()) for f in frame.schema.fields) == SOURCE_COLUMNS
     (row,) = frame.collect()
     assert (bytes(row.value), row["__key"], row.mqtt_topic, row.retained) == (b"v", "k", "a/b", False)
-    assert row["__messageProperties"] == {"mqtt.topic": "a/b", "pb.v": "1"}
+    assert row["__messageProperties"] == told
 
 
 def test_available_now_takes_many_batches_under_a_limit_and_every_row_once(query: Query) -> None:

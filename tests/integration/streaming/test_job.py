@@ -97,15 +97,18 @@ def publish(client: pulsar.Client, topic: str, numbers: range) -> list[str]:
         message = reading(n, "a", n, 60 if n % 10 == 0 else 100)
         row = message.row()
         properties = {
-            contract.P_VERSION: contract.ENVELOPE_VERSION,
+            contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),
             contract.P_DEVICE: "a",
             contract.P_TOPIC: row["mqtt_topic"],
             contract.P_COMMAND_TOPIC: row["command_topic"],
-            contract.P_QOS: "1",
-            contract.P_RETAIN: "0",
-            contract.P_ARRIVAL: str(int(message.arrival.timestamp() * 1e6)),
         }
-        producer.send_async(message.payload, lambda *_: None, partition_key="a", properties=properties)
+        producer.send_async(
+            message.payload,
+            lambda *_: None,
+            partition_key="a",
+            properties=properties,
+            event_timestamp=int(message.arrival.timestamp() * 1000),
+        )
     producer.flush()
     return [f"a-{n}" for n in numbers]
 

@@ -21,10 +21,9 @@ from bridge.dead_letters.records import (
     replayed_note,
 )
 from bridge.dead_letters.showing import Summary, body_of, since_us
-from bridge.envelope import properties_of
+from bridge.envelope import Envelope
 from bridge.errors import ConfigError
 from bridge.mapping import Mapper, Route
-from bridge.mqtt.types import Message
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
 
@@ -37,8 +36,7 @@ def letter(
     payload: bytes = b"x", *, topic: str = FLEET, key: str | None = "w-1", number: int = 0, **changes: Any
 ) -> DeadLetter:
     route = Route("fleet", "fleet", "w-1", "w-1", None)
-    publish = Message("fleet/w-1/glucose", payload, 1, False, False, 7, None)
-    envelope = properties_of(publish, route, link="l", protocol="5", arrival_us=12, retained=False)
+    envelope = Envelope(link="l", protocol="5", mark=True).of_topic("fleet/w-1/glucose", route)
     kept, told = dead_letter(
         payload,
         topic=topic,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from bridge.contract import C_DEVICE, C_ID, P_ARRIVAL, P_DEVICE, Receipt
+from bridge.contract import C_DEVICE, C_ID, P_DEVICE, Receipt
 from bridge.errors import ConfigError
 from streaming.demo.audit.delta_record import read_tables
 from streaming.demo.audit.journals import read_journals
@@ -42,13 +42,13 @@ def test_a_journal_gives_back_what_was_written_less_a_line_cut_short(tmp_path: P
 def line(seam: str, payload: bytes, **properties: str) -> dict:
     return {
         "seam": seam, "topic": TOPIC, "partition": 1, "ledger": 3, "entry": 4, "index": 0, "key": "cgm-001",
-        "publish_ms": 1000, "properties": properties, "payload": base64.b64encode(payload).decode(),
+        "publish_ms": 1000, "event_ms": 999, "properties": properties, "payload": base64.b64encode(payload).decode(),
     }  # fmt: skip
 
 
 def test_a_dump_of_pulsar_gives_back_the_same_record(tmp_path: Path) -> None:
     lines = [
-        line("reading", b'{"id":"a"}', **{P_DEVICE: "cgm-001", P_ARRIVAL: "999"}),
+        line("reading", b'{"id":"a"}', **{P_DEVICE: "cgm-001"}),
         line("reading", b"\xff not json"),
         line("command", b'{"reading_id":"a","rule":"low"}', **{C_ID: "c", C_DEVICE: "cgm-001"}),
         line(
@@ -60,7 +60,7 @@ def test_a_dump_of_pulsar_gives_back_the_same_record(tmp_path: Path) -> None:
     record = as_record(read_dump(tmp_path / "pulsar.jsonl.gz"))
     assert record == as_record(lines)
     assert record.stored[0].id == "a"
-    assert record.stored[0].arrival_us == 999
+    assert record.stored[0].arrival_us == 999_000
     assert record.stored[1].id.startswith("sha256:")
     assert record.stored[1].device == "cgm-001"
     assert (record.emitted[0].id, record.emitted[0].reading_id) == ("c", "a")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.envelope import from_push, message_of, properties_of, size_of
+from bridge.envelope import Envelope, from_push, message_of, size_of
+from bridge.errors import ContractError
 from bridge.mapping import Route
 from bridge.mqtt.types import Message, PublishProperties
 
@@ -27,24 +29,42 @@ def message(**changes: object) -> Message:
     return Message(**(fields | changes))  # type: ignore[arg-type]
 
 
-def told(of: Message, route: Route | None = ROUTE, *, retained: bool = False) -> dict[str, str]:
-    return properties_of(of, route, link="pulsebridge", protocol="5", arrival_us=12, retained=retained)
+def told(of: Message, route: Route | None = ROUTE, *, mark: bool = True) -> dict[str, str]:
+    envelope = Envelope(link="pulsebridge", protocol="5", mark=mark)
+    return envelope.of(of, envelope.of_topic(of.topic, route))
 
 
-def test_a_plain_publish() -> None:
-    assert told(message(dup=True)) == {
+def test_a_plain_publish_tells_what_is_usual_once() -> None:
+    assert told(message()) == {
+        contract.P_INGEST: '{"v":"1","link":"pulsebridge","protocol":"5","rule":"wearables"}',
+        contract.P_TOPIC: "wearables/w-1/g",
+        contract.P_DEVICE: "w-1",
+        contract.P_COMMAND_TOPIC: "devices/w-1/commands",
+    }
+
+
+def test_the_full_envelope_says_it_all() -> None:
+    assert contract.full_envelope(told(message(qos=0, dup=True))) == {
+        contract.P_INGEST: '{"v":"1","link":"pulsebridge","protocol":"5","rule":"wearables"}',
         contract.P_VERSION: "1",
         contract.P_LINK: "pulsebridge",
         contract.P_PROTOCOL: "5",
         contract.P_TOPIC: "wearables/w-1/g",
-        contract.P_QOS: "1",
+        contract.P_QOS: "0",
         contract.P_RETAIN: "0",
         contract.P_DUP: "1",
-        contract.P_ARRIVAL: "12",
         contract.P_RULE: "wearables",
         contract.P_DEVICE: "w-1",
         contract.P_COMMAND_TOPIC: "devices/w-1/commands",
     }
+    assert contract.P_RULE not in contract.full_envelope(told(message(), None))
+    assert contract.full_envelope({"a": "b"}) == {"a": "b"}
+
+
+@pytest.mark.parametrize("text", ["", "1", "{}", '{"v":"2"}', "[1]"])
+def test_an_envelope_of_another_version_is_refused(text: str) -> None:
+    with pytest.raises(ContractError):
+        contract.full_envelope({contract.P_INGEST: text})
 
 
 @settings(deadline=None, max_examples=200)
@@ -70,8 +90,9 @@ def test_absent_and_empty_properties_differ() -> None:
 
 
 def test_a_replayed_retained_message_is_marked() -> None:
-    assert told(message(retain=True), retained=True)[contract.P_RETAINED] == "1"
-    assert contract.P_RETAINED not in told(message(retain=True))
+    assert told(message(retain=True))[contract.P_RETAINED] == "1"
+    assert contract.P_RETAINED not in told(message(retain=True), mark=False)
+    assert told(message(retain=True), mark=False)[contract.P_RETAIN] == "1"
 
 
 def test_a_topic_that_is_not_utf8_is_told_with_its_bytes() -> None:

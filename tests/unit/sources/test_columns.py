@@ -75,14 +75,14 @@ def test_the_mqtt_view_is_null_where_the_message_says_nothing() -> None:
 
 def test_the_mqtt_view_reads_the_envelope() -> None:
     props = {
-        contract.P_VERSION: "1", contract.P_TOPIC: "a/b", contract.P_DEVICE: "d", contract.P_QOS: "1",
-        contract.P_RETAIN: "1", contract.P_ARRIVAL: "1700000000000001", contract.P_COMMAND_TOPIC: "c/d",
+        contract.P_INGEST: contract.encode_ingest(link="l", protocol="5", rule="r"),
+        contract.P_TOPIC: "a/b", contract.P_DEVICE: "d", contract.P_RETAIN: "1", contract.P_COMMAND_TOPIC: "c/d",
         contract.P_CONTENT_TYPE: "application/json", contract.P_RESPONSE_TOPIC: "r",
         contract.P_CORRELATION: contract.encode_correlation(b"\x00\x01"),
         contract.P_USER: contract.encode_user_properties([("k", "1"), ("k", "2")]),
     }  # fmt: skip
-    row = rows([Stored(key="d", props=props)])[0]
-    assert row["arrival_time"].isoformat() == "2023-11-14T22:13:20.000001+00:00"  # type: ignore[attr-defined]
+    row = rows([Stored(key="d", props=props, event_ms=1_700_000_000_001)])[0]
+    assert row["arrival_time"].isoformat() == "2023-11-14T22:13:20.001000+00:00"  # type: ignore[attr-defined]
     assert (row["mqtt_topic"], row["device"], row["qos"], row["retain"], row["retained"]) == (
         "a/b",
         "d",
