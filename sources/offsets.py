@@ -46,6 +46,10 @@ class Offset:
         """Return this offset with other positions. The same positions give an equal offset."""
         return replace(self, positions={**self.positions, **positions})
 
+    def marked(self, incarnations: Mapping[str, str]) -> Offset:
+        """Return this offset with the marks of topics that it did not know."""
+        return replace(self, incarnations={**self.incarnations, **incarnations})
+
     def to_json(self) -> dict[str, Any]:
         """Return the offset as Spark keeps it: keys sorted, so that equal offsets are equal texts."""
         return {

@@ -30,6 +30,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "admin.url": "Pulsar's admin REST URL, http:// or https://.",
     "topic": "The topic to read.",
     "topics": "The topics to read, separated by commas.",
+    "waitingForNonExistedTopic": "Streaming: whether a topic that is not there yet is waited for (default false: refused).",
     "startingOffsets": "earliest, latest, or JSON: {topic or partition: [ledger, entry] or earliest or latest}.",
     "endingOffsets": "Batch only, likewise; default latest.",
     "startingTime": "Publish time to start at, ms since the epoch; instead of startingOffsets.",
@@ -93,6 +94,7 @@ class SourceOptions:
     reuse: str | None = None
     subscription_wait_s: float = 15.0
     fail_on_data_loss: bool = True
+    wait_for_topics: bool = False
     min_partitions: int | None = None
     max_bytes_per_partition: int | None = None
     read_idle_timeout_ms: int = 60_000
@@ -148,6 +150,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     least_tasks = reader.integer("minPartitions", least=1)
     most_bytes = reader.integer("maxBytesPerPartition", least=1)
     fail = reader.flag("failOnDataLoss", True)
+    wait = reader.flag("waitingForNonExistedTopic", False)
     if problems or pulsar is None:
         raise ConfigError(
             'format("pulsebridge"): ' + "; ".join(problems), remedy="correct the options of the query"
@@ -163,6 +166,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         reuse=reuse,
         subscription_wait_s=15.0 if wait_ms is None else wait_ms / 1000,
         fail_on_data_loss=fail,
+        wait_for_topics=wait,
         min_partitions=least_tasks,
         max_bytes_per_partition=most_bytes,
         read_idle_timeout_ms=60_000 if idle_ms is None else idle_ms,

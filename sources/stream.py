@@ -133,9 +133,11 @@ class StreamPlanner:
     def _first_offset(self) -> Offset:
         partitions = self._catalog.partitions()
         views = self._views = self._catalog.snapshot(partitions)
+        if self._options.wait_for_topics:
+            partitions = {name: topic for name, topic in partitions.items() if name in views}
         self._catalog.refuse_missing(partitions, views)
         self._warn_of_expiry()
-        marks = self._catalog.incarnations(self._options.topics, mark=True)
+        marks = self._catalog.incarnations(dict.fromkeys(partitions.values()), mark=True)
         name = self._hold.name
         existing = [partition for partition in partitions if name in views[partition].holds]
         self._hold.attach(existing)
@@ -215,8 +217,10 @@ class StreamPlanner:
         rows = self._rows_per_entry(views, begins) if limits.rows is not None else None
         ends = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
         # A new partition enters the offset with its first data, so that an idle query makes no batch.
-        self._planned = start.moved_to(
-            {name: end for name, end in ends.items() if name in start.positions or end != begins[name]}
+        moved = {name: end for name, end in ends.items() if name in start.positions or end != begins[name]}
+        topics = {partitions[name] for name in moved if name in partitions}
+        self._planned = start.moved_to(moved).marked(
+            self._catalog.incarnations(topics - start.incarnations.keys(), mark=True)
         )
         return self._planned
 

@@ -39,6 +39,8 @@ def source(spark: SparkSession, settings: Settings, topics: list[str]) -> DataFr
         "topics": ",".join(topics),
         "predefinedSubscription": settings.streaming.subscription,
         "startingOffsets": "earliest",
+        # A topic is made with its first reading, which may come long after the job's start.
+        "waitingForNonExistedTopic": "true",
         "maxRowsPerTrigger": str(settings.streaming.max_rows_per_trigger),
         "columns": ",".join(c.name for c in BRONZE_COLUMNS[:-1]),
     }

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["QUERIES", "Job", "Plan", "await_topics", "main", "plan_of", "topics_of"]
+__all__ = ["QUERIES", "Job", "Plan", "await_pulsar", "main", "plan_of", "topics_of"]
 
 QUERIES: Final = ("bronze", "silver", "alerts")
-_TOPICS_WARN_S: Final = 20.0
+_PULSAR_WARN_S: Final = 20.0
 _RESTARTS: Final = 5
 """How often a query is started again in the life of a driver before its failure ends the job."""
 _log = structlog.get_logger("stream")
@@ -278,32 +278,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def await_topics(settings: Settings, stop: StopRequest) -> None:
-    """Wait until the topics that the settings name are there: Pulsar or ingest may be started after the job.
+def await_pulsar(settings: Settings, stop: StopRequest) -> None:
+    """Wait until Pulsar's admin answers: it may be started after the job.
 
-    Returns early when somebody asked to stop. Raises RefusedError when Pulsar's admin does not let us look.
+    Returns early when somebody asked to stop. Raises RefusedError when the admin does not let us look.
     """
     from bridge.pulsar_admin import PulsarAdmin
 
-    named = bool(settings.streaming.topics or _topics_of_rules(settings))
-    wanted = set(topics_of(settings)) if named else set()
     began, told = time.monotonic(), False
     with PulsarAdmin(settings.pulsar) as admin:
-        while wanted:
+        while not stop.wait(0.0):
             try:
-                for namespace in settings.pulsar.readings_namespaces:
-                    wanted -= set(admin.topics(namespace))
-            except TransientError as e:
-                why = e.what
-            else:
-                why = f"missing: {', '.join(sorted(wanted))}"
-            if not wanted or stop.wait(0.25):
+                admin.cluster()
                 return
-            if not told and time.monotonic() - began > _TOPICS_WARN_S:
-                told = True
-                _log.warning(
-                    "the topics are not there yet, waiting: start Pulsar and pulsebridge ingest", why=why
-                )
+            except TransientError as e:
+                if not told and time.monotonic() - began > _PULSAR_WARN_S:
+                    told = True
+                    _log.warning("Pulsar does not answer yet, waiting: start it", why=e.what)
+            stop.wait(0.25)
 
 
 def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
@@ -316,7 +308,7 @@ def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
     try:
         job.prepare()
         if "bronze" in only:
-            await_topics(plan.settings, stop)
+            await_pulsar(plan.settings, stop)
         job.run(stop)
     finally:
         job.close()

@@ -31,12 +31,12 @@ class TestTopic:
     __test__ = False
 
     def __init__(
-        self, settings: PulsarSettings, client: pulsar.Client, admin: PulsarAdmin, partitions: int
+        self, settings: PulsarSettings, client: pulsar.Client, admin: PulsarAdmin, partitions: int, name: str
     ) -> None:
         self.settings = settings
         self.admin = admin
         self._client = client
-        self.name = settings.readings_topic(f"t{uuid.uuid4().hex[:8]}")
+        self.name = settings.readings_topic(name or f"t{uuid.uuid4().hex[:8]}")
         self.count = partitions
         self.create()
 
@@ -103,12 +103,12 @@ class TestTopic:
 
 
 @contextmanager
-def topic_of(settings: PulsarSettings, partitions: int = 1) -> Iterator[TestTopic]:
-    """Give a fresh topic in the readings namespace of these settings."""
+def topic_of(settings: PulsarSettings, partitions: int = 1, name: str = "") -> Iterator[TestTopic]:
+    """Make a topic, of a name of its own unless one is given, in the readings namespace of these settings."""
     logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
     client = pulsar.Client(settings.service_url, logger=logger, operation_timeout_seconds=30)
     try:
         with PulsarAdmin(settings, timeout_s=30) as admin:
-            yield TestTopic(settings, client, admin, partitions)
+            yield TestTopic(settings, client, admin, partitions, name)
     finally:
         client.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +41,19 @@ class Query:
 
     def start(self, *, now: bool = False, checkpoint: str = "checkpoint", **options: str) -> Any:
         frame = (
-            self.spark.readStream.format("pulsebridge")
-            .options(**(self.topic.options() | self.options | options))
-            .schema(SCHEMA)
-            .load()
+            self.spark.readStream.format("pulsebridge").options(**self._all(options)).schema(SCHEMA).load()
         )
         writer = frame.writeStream.format("parquet").option("path", str(self.folder / f"rows-{checkpoint}"))
         writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
         return (
             writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")
         ).start()
+
+    def _all(self, options: Mapping[str, str]) -> dict[str, str]:
+        found = self.topic.options() | self.options | options
+        if "topics" in found:
+            del found["topic"]
+        return found
 
     def run(self, **options: Any) -> list[int]:
         """Run to the present end; return the rows of each batch."""
@@ -78,6 +81,12 @@ def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
 @pytest.fixture
 def query(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> Query:
     return Query(spark, topic, tmp_path)
+
+
+def logged_offsets(query: Query) -> list[Any]:
+    """Return the source's offsets as they stand in the checkpoint, batch by batch."""
+    logs = sorted((query.folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
+    return [json.loads(log.read_text().splitlines()[2]) for log in logs]
 
 
 def properties(query: Query, partition: int) -> Any:
@@ -140,8 +149,7 @@ def test_a_batch_between_two_offsets_of_a_checkpoint_gives_the_same_rows_twice(q
     query.topic.publish(names("a", 30), "unbatched", 0)
     query.topic.publish(names("a", 30), "batched", 1)
     query.run(maxEntriesPerTrigger="14")
-    logs = sorted((query.folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
-    offsets = [json.loads(log.read_text().splitlines()[2]) for log in logs[:3]]
+    offsets = logged_offsets(query)[:3]
     reader = query.spark.read.format("pulsebridge").options(
         **query.topic.options(),
         startingOffsets=json.dumps(offsets[0]), endingOffsets=json.dumps(offsets[2]),
@@ -166,6 +174,25 @@ def test_new_partitions_are_found_while_running_and_read_from_their_first_messag
     query.topic.publish(names("later", 5), partition=2)
     query.run()
     assert query.values() == once(("old", 5), ("new", 5), ("later", 5))
+
+
+def test_a_topic_that_is_not_there_yet_is_waited_for_and_read_from_its_first_message(query: Query) -> None:
+    late = query.topic.settings.readings_topic("late")
+    query.options |= {"topics": f"{query.topic.name},{late}", "waitingForNonExistedTopic": "true"}
+    running = query.start()
+    try:
+        query.topic.publish(names("there", 5))
+        poll_for(lambda: query.values() == once(("there", 5)), 60, "the rows of the topic that is there")
+        with topic_of(query.topic.settings, partitions=2, name="late") as found:
+            found.publish(names("late", 5), partition=1)
+        poll_for(lambda: query.values() == once(("there", 5), ("late", 5)), 60, "the rows of the other")
+    finally:
+        running.stop()
+    assert set(logged_offsets(query)[-1]["i"]) == {query.topic.name, late}, (
+        "both are recognised after a restart"
+    )
+    query.run()
+    assert query.values() == once(("there", 5), ("late", 5))
 
 
 def test_h11_pulsars_copy_of_the_subscription_on_a_new_partition_is_set_to_its_first_message(
