@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from bridge.provisioning_plan import (
     Step,
     TopicNeed,
     compact_step,
+    grant_steps,
     namespace_steps,
     policies_lack,
     push_needs,
@@ -30,18 +31,21 @@ from bridge.provisioning_plan import (
     topic_steps,
 )
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_client import PulsarClient, our_errors
 from bridge.settings.pulsar import PulsarSettings
+from bridge.tokens import role_of
 
 __all__ = [
     "COMPACTION_THRESHOLD_BYTES",
     "CURSOR_HOLD",
     "Found",
+    "carry_out",
     "commands_ready",
     "existing_commands",
     "look",
     "provision_commands",
     "say_unchecked",
+    "try_writing",
     "verify",
 ]
 
@@ -138,6 +142,33 @@ def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int
     return partitions if PUSH_SUBSCRIPTION in names else 0
 
 
+def carry_out(
+    admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None
+) -> None:
+    """Do the steps in their order; ``done`` is called after each. A tenant that is there is left as it is."""
+    for step in steps:
+        if step.command[0] == "tenants":
+            tenant = step.command[-1]
+            if admin.has_tenant(tenant):
+                continue
+            step = tenant_step(tenant, admin.request("GET", "/clusters"))
+        admin.do(step)
+        done(step)
+
+
+def try_writing(settings: PulsarSettings, topics: Iterable[str]) -> None:
+    """Open a producer on each topic and close it again: a missing right is seen before the first message.
+
+    A topic that is not there is left alone. Raises DeniedError with the grant that is missing.
+    """
+    with PulsarClient(settings) as client:
+        for topic in topics:
+            partitions = client.partitions(topic)
+            if partitions != [topic]:
+                with our_errors(f"closing the producer on {partitions[0]}"):
+                    client.producer(partitions[0], batching=False).close()
+
+
 # --- looking --------------------------------------------------------------------------------------------------
 
 
@@ -160,14 +191,26 @@ def say_unchecked(unchecked: Sequence[str]) -> None:
 
 
 def look(admin: PulsarAdmin, needs: Needs) -> Found:
-    """Compare what is there with what a tier needs, changing nothing. Raises TransientError or RefusedError."""
+    """Compare what is there with what a tier needs, changing nothing.
+
+    Raises TransientError, or DeniedError with the least rights of the tier when not even a look-up is allowed.
+    """
     found = Found()
     gone = {n for n in needs.namespaces if not _look_at_namespace(admin, n, found)}
     for need in needs.topics:
         if "/".join(rest_path(need.topic).split("/")[1:3]) in gone:
             found.missing += topic_steps(need)
-        else:
+            continue
+        try:
             _look_at_topic(admin, need, found)
+        except DeniedError as e:
+            if not _rights(e):
+                raise
+            token = admin.settings.token
+            role = None if token is None else role_of(token.get_secret_value())
+            grants = grant_steps(admin.settings, {needs.tier: role or "ROLE"})
+            lines = "; ".join(step.shell for step in grants)
+            raise DeniedError(e.what, remedy=f"{needs.tier} needs at least: {lines}") from e
     return found
 
 

@@ -73,18 +73,11 @@ def _provision(
     if dry_run:
         typer.echo(_script(settings, extra, roles), nl=False)
         return
-    from bridge.provisioning_plan import tenant_step
+    from bridge.provisioning import carry_out
     from bridge.pulsar_admin import PulsarAdmin
 
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
-        for step in whole_plan(settings, extra, roles):
-            if step.command[0] == "tenants":
-                tenant = step.command[-1]
-                if admin.has_tenant(tenant):
-                    continue
-                step = tenant_step(tenant, admin.request("GET", "/clusters"))
-            admin.do(step)
-            typer.echo(f"ok  {step.shell}")
+        carry_out(admin, whole_plan(settings, extra, roles), lambda step: typer.echo(f"ok  {step.shell}"))
 
 
 def whole_plan(

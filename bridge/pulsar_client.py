@@ -25,7 +25,7 @@ from bridge.errors import (
     TerminalError,
     TransientError,
 )
-from bridge.pulsar_dial import dial
+from bridge.pulsar_dial import dial, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
@@ -76,6 +76,7 @@ _FENCED = ("ProducerFenced", "ProducerBusy", "ConsumerBusy")
 
 
 _NOT_LET_IN: Final = "Pulsar does not accept our credentials"
+_NOT_ALLOWED: Final = "Pulsar does not allow it"
 
 
 def as_our_error(error: object, doing: str) -> PulsebridgeError:
@@ -90,7 +91,7 @@ def as_our_error(error: object, doing: str) -> PulsebridgeError:
         )
     if name == "AuthorizationError":
         return DeniedError(
-            f"{doing}: Pulsar does not allow it",
+            f"{doing}: {_NOT_ALLOWED}",
             remedy="grant it to the role of pulsar.token or pulsar.tls_certificate (pulsar-admin namespaces "
             "grant-permission); `pulsebridge provision --dry-run` prints what each tier needs",
         )
@@ -192,10 +193,11 @@ class PulsarClient:
         self.close()
 
     @contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
+    def _errors(self, doing: str, topic: str, action: str) -> Iterator[None]:
         """As ``our_errors``, and say why Pulsar does not let us in, which its client does not (see ``pulsar_dial``).
 
         Credentials that were good once may be so again when their file is rotated: then the error is Transient.
+        ``action`` is the right that the call needs on the topic's namespace.
         """
         try:
             with our_errors(doing):
@@ -207,6 +209,10 @@ class PulsarClient:
         except DeniedError as e:
             if self._let_in and e.what.endswith(_NOT_LET_IN):
                 raise TransientError(e.what, remedy=e.remedy) from e
+            if e.what.endswith(_NOT_ALLOWED):
+                raise DeniedError(
+                    f"{e.what} to {whom(self.settings)}", remedy=grant_remedy(self.settings, topic, action)
+                ) from e
             raise
         self._let_in = True
 
@@ -218,7 +224,7 @@ class PulsarClient:
 
     def partitions(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions; the topic's own name when it is not partitioned."""
-        with self._errors(f"looking up the partitions of {topic}"):
+        with self._errors(f"looking up the partitions of {topic}", topic, "produce"):
             return list(self._client.get_topic_partitions(topic))
 
     def producer(
@@ -240,7 +246,7 @@ class PulsarClient:
         fencing, on which ownership rests (H23). Raises TransientError, RefusedError or FencedError.
         """
         access = pulsar.ProducerAccessMode.WaitForExclusive if exclusive else pulsar.ProducerAccessMode.Shared
-        with self._errors(f"making a producer on {topic}"):
+        with self._errors(f"making a producer on {topic}", topic, "produce"):
             return self._client.create_producer(
                 topic,
                 producer_name=name,
@@ -268,7 +274,7 @@ class PulsarClient:
         """Make a reader of one partition from ``start`` on; ``compacted`` skips what a later message of the same
         key has replaced, as far as compaction has run. Raises TransientError or RefusedError.
         """
-        with self._errors(f"reading {topic}"):
+        with self._errors(f"reading {topic}", topic, "consume"):
             return self._client.create_reader(
                 topic,
                 start,
@@ -293,7 +299,7 @@ class PulsarClient:
         Raises FencedError when an exclusive subscription has a consumer already, else Transient or RefusedError.
         """
         start = pulsar.InitialPosition.Earliest if from_earliest else pulsar.InitialPosition.Latest
-        with self._errors(f"subscribing to {topic} as {subscription}"):
+        with self._errors(f"subscribing to {topic} as {subscription}", topic, "consume"):
             return self._client.subscribe(
                 topic,
                 subscription,

@@ -7,6 +7,7 @@ reason. It asks for no topic, so that it needs no right but to authenticate.
 
 from __future__ import annotations
 
+import shlex
 import socket
 import ssl
 import struct
@@ -20,7 +21,7 @@ from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
 from bridge.tokens import expiry_of, role_of
 
-__all__ = ["addresses", "credentials_remedy", "dial", "whom"]
+__all__ = ["addresses", "credentials_remedy", "dial", "grant_remedy", "whom"]
 
 _CONNECT: Final = 2
 _CONNECTED: Final = 3
@@ -82,6 +83,17 @@ def whom(settings: PulsarSettings) -> str:
     """Return whom Pulsar knows us as, for the sentence that asks for rights. A token's subject is no secret."""
     role = None if settings.token is None else role_of(settings.token.get_secret_value())
     return "this role" if role is None else f"the role {role!r}"
+
+
+def grant_remedy(settings: PulsarSettings, topic: str, *actions: str) -> str:
+    """Return the command that grants us ``actions`` on the namespace of a topic, for an operator."""
+    role = None if settings.token is None else role_of(settings.token.get_secret_value())
+    namespace = "/".join(topic.partition("://")[2].split("/")[:2])
+    command = ("namespaces", "grant-permission", namespace, "--role", role or "ROLE", "--actions")
+    return (
+        f"let an operator run: {shlex.join(('pulsar-admin', *command, ','.join(actions)))} (a grant replaces the one "
+        "before: name what the role has already)"
+    )
 
 
 def _dial(settings: PulsarSettings, host: str, port: int, timeout_s: float) -> str:

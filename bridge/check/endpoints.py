@@ -80,7 +80,9 @@ def _mqtt(settings: MqttSettings) -> str:
 
 def _pulsar(settings: Settings) -> str:
     from bridge.pulsar_client import PulsarClient
+    from bridge.pulsar_dial import dial
 
+    dial(settings.pulsar, DIAL_TIMEOUT_S)  # says at once what the client would give up on after its timeout
     pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": DIAL_TIMEOUT_S})
     with PulsarClient(pulsar) as client:
         # A look-up makes no topic and reads no message, but goes through authentication.

@@ -14,7 +14,7 @@ import structlog
 
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import DeniedError, TerminalError
-from bridge.provisioning import say_unchecked, verify
+from bridge.provisioning import say_unchecked, try_writing, verify
 from bridge.provisioning_plan import ingest_needs, policies_lack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_dial import dial
@@ -36,16 +36,19 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = ()) -> None:
     would lose messages, DeniedError when a step is not allowed.
     """
     settings = admin.settings
+    dead_letters = settings.system_topic(DEAD_LETTERS_TOPIC)
     if settings.provision == "off":
         dial(settings, settings.connection_timeout_s)  # else nothing sees Pulsar before the first message
+        try_writing(settings, (dead_letters, *readings))
         log.info("pulsar.provision is off; not checked: retention, TTL, quota policy, topics, dead letters")
         return
     if settings.provision == "verify":
         say_unchecked(verify(admin, ingest_needs(settings, readings)))
+        try_writing(settings, (dead_letters, *readings))
         return
     admin.provision_namespaces()
     verify_policies(admin)
-    admin.create_partitioned(settings.system_topic(DEAD_LETTERS_TOPIC), settings.command_partitions)
+    admin.create_partitioned(dead_letters, settings.command_partitions)
 
 
 def static_topics(settings: Settings) -> list[str]:
