@@ -37,6 +37,12 @@ class _Connection(H11Protocol):
         elif self._timer is None:
             self._arm()  # the head of a request has begun
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        if not self._busy or self.cycle.more_body or self.scheme != "http":
+            return None
+        self.cycle.keep_alive = False
+        return True  # the client has said all that it had to say, and still listens
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._disarm()  # uvicorn's own timer ends an idle connection

@@ -138,6 +138,11 @@ class IngestService:
     # --- for the owner ---
 
     @property
+    def in_flight(self) -> int:
+        """Messages that are not known to be stored, of all handlers."""
+        return sum(intake.in_flight for intake in self._intakes)
+
+    @property
     def worker(self) -> IngestWorker | None:
         """The worker of the first MQTT link, None before it was made."""
         from bridge.ingest.mqtt_handler import MqttHandler

@@ -1,0 +1,244 @@
+"""Devices of each protocol, all with the same manners: in order per topic, and again until it is acknowledged."""
+
+from __future__ import annotations
+
+import base64
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client import REGISTRY
+
+from bridge.contract import partition_name
+from bridge.ingest.service import IngestService
+from bridge.local.stack import LocalStack
+from bridge.mqtt.device import DeviceClient
+from bridge.protocols.handler import Address
+from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.settings import Settings
+from bridge.settings.http import HttpSettings
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.rules import TopicRule
+from tests.support.stack import mqtt_settings
+
+LIMIT = 20
+"""Messages that each protocol's handler has in flight at most."""
+
+
+class Peer(ABC):
+    """The devices of one protocol. ``acked`` counts what the handler has acknowledged."""
+
+    protocol: str
+
+    def __init__(self, stack: LocalStack, namespaces: PulsarSettings) -> None:
+        self.mqtt = mqtt_settings(stack, protocol="3.1.1")
+        self.root = self.mqtt.client_id
+        self.namespaces = namespaces
+
+    def settings(self, **ingest: Any) -> Settings:
+        """Return settings that run this protocol alone; every device of ours writes to the Pulsar topic ``fleet``."""
+        rule = TopicRule(
+            name="fleet", filter=f"{self.root}/+device/+metric", topic="fleet", device="{device}"
+        )
+        return Settings(
+            messaging_protocols=(self.protocol,),
+            mqtt=self.mqtt,
+            pulsar=self.namespaces,
+            http=HttpSettings(port=0, max_in_flight=LIMIT, store_timeout_s=120),
+            ingest=IngestSettings(**({"rules": (rule,), "max_in_flight": LIMIT // 2} | ingest)),
+        )
+
+    @contextmanager
+    def opened(self, service: IngestService) -> Iterator[Peer]:
+        """Connect the devices to a service that runs."""
+        self.open(service)
+        try:
+            yield self
+        finally:
+            self.close()
+
+    @abstractmethod
+    def open(self, service: IngestService) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def send(self, topic: str, payload: bytes) -> None:
+        """Publish, without waiting for anything."""
+
+    @property
+    @abstractmethod
+    def acked(self) -> int: ...
+
+
+class MqttPeer(Peer):
+    """One device client with a publish in flight at a time; its broker stands between it and the handler."""
+
+    protocol = "mqtt"
+
+    def open(self, service: IngestService) -> None:
+        self.before = acknowledged()
+        self.client = DeviceClient(self.mqtt, f"{self.root}-dev", window=1)
+        self.client.connect(30)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def send(self, topic: str, payload: bytes) -> None:
+        self.client.publish(topic, payload)
+
+    @property
+    def acked(self) -> int:
+        return int(acknowledged() - self.before)
+
+
+def acknowledged() -> float:
+    """Return how many PUBACKs ingest has sent in this process."""
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "pulsebridge_ingest_acked_total"
+    )
+
+
+class _Threaded(Peer):
+    """A thread for each topic, which publishes one after the other and again until it is acknowledged."""
+
+    def open(self, service: IngestService) -> None:
+        (self.address,) = service.running.listeners[self.protocol]
+        self._queues: dict[str, queue.SimpleQueue[bytes | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._acked = 0
+
+    def close(self) -> None:
+        self._ended.set()
+        for one in self._queues.values():
+            one.put(None)
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    @property
+    def acked(self) -> int:
+        return self._acked
+
+    def send(self, topic: str, payload: bytes) -> None:
+        if topic not in self._queues:
+            self._queues[topic] = queue.SimpleQueue()
+            thread = threading.Thread(target=self._run, args=(topic, self._queues[topic]), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._queues[topic].put(payload)
+
+    def _run(self, topic: str, payloads: queue.SimpleQueue[bytes | None]) -> None:
+        with self.device(self.address) as publish:
+            while (payload := payloads.get()) is not None:
+                while not self._ended.is_set():
+                    if publish(topic, payload):
+                        with self._lock:
+                            self._acked += 1
+                        break
+                    self._ended.wait(0.1)
+
+    @contextmanager
+    def device(self, address: Address) -> Iterator[Callable[[str, bytes], bool]]:
+        """Yield what publishes a message and returns whether it was acknowledged."""
+        raise NotImplementedError
+
+
+class HttpPeer(_Threaded):
+    protocol = "http"
+
+    @contextmanager
+    def device(self, address: Address) -> Iterator[Callable[[str, bytes], bool]]:
+        with httpx.Client(
+            base_url=f"http://{address.host}:{address.port}", timeout=180, trust_env=False
+        ) as client:
+
+            def publish(topic: str, payload: bytes) -> bool:
+                try:
+                    answer = client.post(f"/topics/{topic}", params={"qos": "1"}, content=payload)
+                except httpx.TransportError:
+                    return False
+                assert answer.status_code in (200, 202, 503), answer.text
+                return answer.status_code != 503
+
+            yield publish
+
+
+class LinePeer(_Threaded):
+    """Devices of the third party's protocol in ``tests/support/line_protocol``."""
+
+    protocol = "line"
+
+    @contextmanager
+    def device(self, address: Address) -> Iterator[Callable[[str, bytes], bool]]:
+        with (
+            socket.create_connection(address, timeout=180) as connection,
+            connection.makefile("rb") as answers,
+        ):
+
+            def publish(topic: str, payload: bytes) -> bool:
+                try:
+                    connection.sendall(f"1 {topic} {base64.b64encode(payload).decode()}\n".encode())
+                    return answers.readline().decode().strip() in ("1 OK", "1 DEAD")
+                except OSError:
+                    return False
+
+            yield publish
+
+
+PEERS: dict[str, type[Peer]] = {"mqtt": MqttPeer, "http": HttpPeer, "line": LinePeer}
+
+
+def install_line_protocol(target: Path) -> None:
+    """Install the third party's package into a folder, as pip does it for everybody."""
+    source = Path(__file__).parent / "line_protocol"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *("--no-build-isolation", "--no-index", "--target", str(target), str(source)),
+        ],
+        check=True,
+        timeout=120,
+    )
+
+
+@contextmanager
+def held(namespaces: PulsarSettings) -> Iterator[None]:
+    """Make Pulsar hold back every producer of the topic ``fleet`` in the block: it neither stores nor refuses.
+
+    A backlog quota that is reached, with the policy that ingest provisions; nobody else's topics are touched. The
+    topic must hold a message.
+    """
+    quota = f"/namespaces/{namespaces.tenant}/{namespaces.namespace}/backlogQuota?backlogQuotaType=destination_storage"
+    topic = namespaces.readings_topic("fleet")
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        for number in range(admin.partition_count(topic)):
+            admin.create_subscription(partition_name(topic, number), "holds")
+        body = {"limitSize": 1, "limitTime": -1, "policy": "producer_request_hold"}
+        admin.request("POST", quota, body=body)
+        unload(admin, topic)
+        try:
+            yield
+        finally:
+            admin.request("POST", quota, body=body | {"limitSize": -1})
+            unload(admin, topic)
+
+
+def unload(admin: PulsarAdmin, topic: str) -> None:
+    for number in range(admin.partition_count(topic)):
+        admin.request("PUT", f"/{rest_path(partition_name(topic, number))}/unload")
