@@ -101,9 +101,9 @@ P_DEAD_NOTE: Final = "pb.dead.note"
 """On a message of the dead letter topic that is none: what it notes, one of ``DEAD_NOTES``."""
 NOTE_REPLAYED: Final = "replayed"
 """The payload is a JSON array of ``ledger:entry`` of dead letters in the same partition that were replayed."""
-NOTE_BLOCKED: Final = "blocked"
-"""From here on ingest writes what was meant for ``P_DEAD_TOPIC`` to the dead letters, for ``P_DEAD_REASON``."""
-DEAD_NOTES: Final = (NOTE_REPLAYED, NOTE_BLOCKED)
+NOTE_PROBE: Final = "probe"
+"""Ingest wrote it to see whether Pulsar takes messages while ``P_DEAD_TOPIC`` takes none, for ``P_DEAD_REASON``."""
+DEAD_NOTES: Final = (NOTE_REPLAYED, NOTE_PROBE)
 P_REPLAYED: Final = "pb.replayed"
 """On a message that came back from the dead letters: the id that the dead letter had, ``partition:ledger:entry``."""
 

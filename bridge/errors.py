@@ -15,6 +15,7 @@ __all__ = [
     "PulsebridgeError",
     "RefusedError",
     "TerminalError",
+    "TerminatedError",
     "TransientError",
 ]
 
@@ -61,6 +62,10 @@ class DeniedError(RefusedError):
 
     It says nothing against a message that was under way: with other credentials the same message is taken.
     """
+
+
+class TerminatedError(RefusedError):
+    """Raised when a topic takes no message any more: it was terminated, and that cannot be undone."""
 
 
 class FencedError(TerminalError):

@@ -23,6 +23,7 @@ from bridge.errors import (
     PulsebridgeError,
     RefusedError,
     TerminalError,
+    TerminatedError,
     TransientError,
 )
 from bridge.pulsar_dial import dial, grant_remedy, whom
@@ -41,6 +42,7 @@ __all__ = [
     "Reader",
     "ReceiveTimeout",
     "as_our_error",
+    "names_a_message",
     "our_errors",
     "send_all",
 ]
@@ -65,7 +67,6 @@ MAX_BATCH_BYTES: Final = 1024 * 1024
 _REFUSED = (
     "InvalidTopicName",
     "MessageTooBig",
-    "TopicTerminated",
     "IncompatibleSchema",
     "NotAllowedError",
     "InvalidConfiguration",
@@ -95,9 +96,21 @@ def as_our_error(error: object, doing: str) -> PulsebridgeError:
             remedy="grant it to the role of pulsar.token or pulsar.tls_certificate (pulsar-admin namespaces "
             "grant-permission); `pulsebridge provision --dry-run` prints what each tier needs",
         )
+    if name == "TopicTerminated":
+        return TerminatedError(f"{doing}: the topic was terminated")
+    if name == "ProducerBlockedQuotaExceededError":
+        return TransientError(
+            f"{doing}: its backlog quota is used up",
+            remedy="let its subscriptions read on, or raise it (pulsar-admin namespaces set-backlog-quota)",
+        )
     if name in _REFUSED:
         return RefusedError(f"{doing}: Pulsar answered {name}")
     return TransientError(f"{doing}: Pulsar answered {name}")
+
+
+def names_a_message(error: object) -> bool:
+    """Whether an error of Pulsar's client is about the message that was sent, and not about its topic or the server."""
+    return (getattr(error, "name", None) or type(error).__name__) in ("MessageTooBig", "IncompatibleSchema")
 
 
 @contextmanager

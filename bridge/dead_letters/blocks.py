@@ -37,6 +37,7 @@ class Block:
     client_id: str
     state: BlockState
     since_us: int
+    """Since when it is in this state, in µs since the epoch."""
     why: str
 
     @property

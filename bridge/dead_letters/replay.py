@@ -142,6 +142,7 @@ class Replayer:
         if self._dry_run:
             self.report.replayed.update(one.topic for one in group)
             return
+        group = [one for one in group if self._open(one)]
         answers = _Answers(len(group))
         for number, one in enumerate(group):
             with our_errors(f"replaying {one.letter.id} to {one.topic}"):
@@ -180,6 +181,15 @@ class Replayer:
             raise TransientError(
                 failure.what, remedy="see that the topic takes messages, then run the replay again"
             )
+
+    def _open(self, one: Replay) -> bool:
+        """Open the producer of a letter's topic; a topic that refuses it, for good, refuses the letter."""
+        try:
+            self._producer_for(one)
+        except RefusedError as e:
+            self._refused[str(one.letter.id)] = Refusal(one.letter, e.what)
+            return False
+        return True
 
     def _note(self, partition: int, done: list[Place]) -> None:
         payload, properties = replayed_note(done)
@@ -272,7 +282,8 @@ class _Answers:
         return answered
 
     def wait(self, timeout_s: float) -> None:
-        self._all.wait(timeout_s)
+        if self._expected:
+            self._all.wait(timeout_s)
 
 
 def _close(producer: Producer) -> None:

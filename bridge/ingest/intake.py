@@ -24,6 +24,7 @@ from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC
 from bridge.dead_letters import dead_letter
 from bridge.envelope import Envelope, from_push, size_of
 from bridge.health import Health
+from bridge.ingest.blocking import BlockingPolicy
 from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.metrics import LinkMetrics
 from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
@@ -103,6 +104,9 @@ class Intake:
             metrics=self.metrics,
             wake=wake,
             on_refused=self._refused,
+            policy=BlockingPolicy(
+                settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_s, owner=link
+            ),
         )
         self._turn_count = 0
         self._turn_bytes = 0
@@ -111,6 +115,7 @@ class Intake:
         self._stalled = 0.0  # since when, 0 while all flows
         self.metrics.in_flight_limit.set(limit)
         self.metrics.in_flight_limit_bytes.set(self._limit_bytes)
+        self._next_say = self._say_every = 0.0
 
     @property
     def full(self) -> bool:
@@ -297,14 +302,30 @@ class Intake:
             return
         self._part.waits(f"Pulsar has not confirmed for {age:.0f} s")
         if not self._stalled:
-            self._stalled = now - age
-            topics = ", ".join(f"{name} ({count})" for name, count in list(self._lanes.blocked())[:3])
+            self._stalled = self._next_say = now - age
+            self._say_every = 30.0
+        if now >= self._next_say:
+            self._next_say = now + self._say_every
+            self._say_every = min(2 * self._say_every, 600.0)
+            self._say_what_stalls(now, age)
+
+    def _say_what_stalls(self, now: float, age: float) -> None:
+        """Name what stalls, oldest first: acknowledgements leave in order, so one topic holds all behind it."""
+        stalled = sorted(self._lanes.blocked(), key=lambda one: one.oldest)
+        for one in stalled[:3]:
             log.warning(
-                "Pulsar does not confirm; nothing is lost, acknowledgements wait: check Pulsar and the quota of these",
-                topics=topics,
-                oldest_s=round(age),
-                in_flight=self.in_flight,
+                "Pulsar does not confirm; nothing is lost, but every acknowledgement waits for it: "
+                + (one.why or "check that Pulsar runs, and the quota of the topic"),
+                topic=one.name,
+                waiting=one.waiting,
+                oldest_s=round(now - one.oldest),
             )
+        advice = "until these flow no more is acknowledged"
+        if self._settings.ingest.on_blocked == "wait":
+            advice += "; with ingest.on_blocked: deadletter one blocked topic does not hold the rest"
+        log.warning(
+            f"ingest stalls: {advice}", topics=len(stalled), oldest_s=round(age), in_flight=self.in_flight
+        )
 
     def close(self) -> None:
         """Close the producers. It blocks; call it in a thread. What is not stored is dropped unacknowledged."""

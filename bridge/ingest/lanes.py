@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from bridge.acks import Entry, Lane, Verdict
 from bridge.contract import partition_name
-from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
+from bridge.dead_letters.blocks import Block
+from bridge.dead_letters.records import base_topic
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError, TerminatedError
+from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase
 from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import verify_policies
+from bridge.ingest.stalls import Stall
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
@@ -28,11 +32,12 @@ from bridge.pulsar_client import (
     Producer,
     PulsarClient,
     as_our_error,
+    names_a_message,
     our_errors,
     send_all,
 )
 
-__all__ = ["Lanes", "Reading"]
+__all__ = ["Lanes", "Reading", "Stalled"]
 
 log = structlog.get_logger("ingest")
 
@@ -78,6 +83,17 @@ class Reading(Entry):
         self.event_ms = event_ms
 
 
+class Stalled(NamedTuple):
+    """A topic or partition with messages that are not stored."""
+
+    name: str
+    waiting: int
+    oldest: float
+    """When the first of them arrived, in seconds of the monotonic clock."""
+    why: str
+    """What is known of the cause, empty when nothing is."""
+
+
 class _Producing:
     """A lane, its producer and what to do when it failed."""
 
@@ -89,6 +105,14 @@ class _Producing:
         self.opening = False
         self.attempts = 0
         self.retry_at = 0.0
+        self.phase: Phase = "open"
+        self.diverted = ""
+        """Why its messages go to the dead letters."""
+        self.diverting: deque[Entry] = deque()
+        """Those of them that may not be stored there yet."""
+        self.stall = Stall()
+        self.trouble = ""
+        """The last error of its producer, until something was stored."""
 
 
 class _Topic:
@@ -97,6 +121,8 @@ class _Topic:
     def __init__(self) -> None:
         self.partitions = -1
         self.waiting: deque[Reading] = deque()
+        self.blocks: dict[int, Block] = {}
+        """Blocks that an earlier life of this worker has left, by partition."""
 
 
 class Lanes:
@@ -115,6 +141,7 @@ class Lanes:
         metrics: LinkMetrics,
         wake: Callable[[], None],
         on_refused: Callable[[Reading, str], None],
+        policy: BlockingPolicy = WAIT,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -131,10 +158,20 @@ class Lanes:
         self._closed: list[_Producing] = []
         self._receipts: deque[tuple[_Producing, int, Reading, Any]] = deque()
         self._opened: deque[tuple[_Producing, Producer | None, PulsebridgeError | None]] = deque()
-        self._provisioned: deque[tuple[str, int, PulsebridgeError | None]] = deque()
+        self._provisioned: deque[tuple[str, int, dict[int, Block], PulsebridgeError | None]] = deque()
         self._retry_topics: dict[str, tuple[float, int]] = {}
         self._pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
         self._ending = False
+        self._diverted: set[_Producing] = set()
+        self._blocking = Blocking(
+            client,
+            admin,
+            policy,
+            dead_letter_topic=dead_letter_topic,
+            wake=wake,
+            retired=self._retired,
+            released=self._released,
+        )
 
     # --- on the loop thread ---
 
@@ -163,7 +200,13 @@ class Lanes:
         if producing is None:
             producing = _Producing(name, dead_letters=reading.topic == self._dead_letter_topic)
             self._lanes[name] = producing
-            self._closed.append(producing)
+            number = partition_of(reading.key, partitions) if partitions else -1
+            block = self._topics[reading.topic].blocks.pop(number, None)
+            if block is not None:
+                self._blocking.restore(producing, block)
+                self._diverted.add(producing)
+            else:
+                self._closed.append(producing)
         if len(self._routes) >= _ROUTES:
             self._routes.clear()
         if len(reading.key) <= _LONG:
@@ -186,8 +229,12 @@ class Lanes:
                 if now >= due:
                     del self._retry_topics[topic]
                     self._provision(topic, attempt)
+        if self._blocking.due(now):
+            self._blocking.turn(now, list(self._lanes.values()))
         if self._closed:
             self._closed = [p for p in self._closed if not self._reopen(p, now)]
+        if self._diverted:
+            self._divert()
         for producing in self._dirty:
             self._send(producing)
         self._dirty.clear()
@@ -226,16 +273,16 @@ class Lanes:
             self._metrics.receipts["stored" if done else "late"].inc()
             if done:
                 producing.attempts = 0
+                producing.stall.progressed()
+                producing.trouble = ""
             if lane.waiting:
                 self._dirty.add(producing)
             return
         error = as_our_error(result, f"writing to {producing.partition}")
+        # What is wrong with the topic is not held against a message: other ones would fare no better (H4).
         verdict = lane.failed(
             generation,
-            # Rights and credentials say nothing against the message: it waits until they are mended.
-            refused=isinstance(error, RefusedError)
-            and not isinstance(error, DeniedError)
-            and not producing.dead_letters,
+            refused=names_a_message(result) and not producing.dead_letters,
             careful=result == QUEUE_FULL,
         )
         self._metrics.receipts[verdict.name.lower()].inc()
@@ -247,13 +294,54 @@ class Lanes:
             self._on_refused(refused, error.what)
         self._fail(producing, error, now)
 
+    # --- partitions that take nothing ---
+
+    def _divert(self) -> None:
+        """Give what waits for a partition that takes nothing for good, or until a replay, to the dead letters."""
+        for producing in self._diverted:
+            while producing.diverting and producing.diverting[0].stored:
+                producing.diverting.popleft()
+            if producing.phase in ("terminated", "blocked"):
+                waiting = producing.lane.waiting
+                while waiting:
+                    reading = waiting.popleft()
+                    assert isinstance(reading, Reading)
+                    producing.diverting.append(reading)
+                    self._on_refused(reading, producing.diverted)
+
+    def _retired(self, producing: _Producing) -> None:
+        producing.lane.failed(producing.lane.generation, refused=False)
+        producing.producer = None
+        if producing in self._closed:
+            self._closed.remove(producing)
+        self._diverted.add(producing)
+
+    def _released(self, producing: _Producing) -> None:
+        self._diverted.discard(producing)
+        producing.attempts, producing.retry_at = 0, 0.0
+        if producing not in self._closed:
+            self._closed.append(producing)
+
+    def _terminated(self, producing: _Producing) -> None:
+        if producing.phase == "open":
+            producing.phase, producing.diverted = "terminated", f"{producing.partition} was terminated"
+            self._diverted.add(producing)
+            log.warning(
+                "topic was terminated: its messages go to the dead letters; delete it, then it is made anew, and run "
+                f"pulsebridge dead-letters replay --topic {base_topic(producing.partition)}",
+                partition=producing.partition,
+            )
+
     def _fail(self, producing: _Producing, error: PulsebridgeError, now: float) -> None:
+        if isinstance(error, TerminatedError) and not producing.dead_letters:
+            self._terminated(producing)
+        producing.trouble = str(error)
         wait = backoff_s(producing.attempts, _RETRY_MIN_S, _RETRY_MAX_S, 0.5)
         producing.attempts += 1
         producing.retry_at = now + wait
         if producing not in self._closed:
             self._closed.append(producing)
-        if producing.attempts in (1, 10):
+        if producing.attempts in (1, 10) and producing.phase == "open":
             log.warning(
                 "producer given up; its messages are sent again by another, nothing is acknowledged before",
                 partition=producing.partition,
@@ -280,9 +368,10 @@ class Lanes:
     def _provision(self, topic: str, attempt: int) -> None:
         def work() -> None:
             try:
-                self._provisioned.append((topic, self._partitions_of(topic), None))
+                count = self._partitions_of(topic)
+                self._provisioned.append((topic, count, self._blocking.blocks_of(topic), None))
             except PulsebridgeError as e:
-                self._provisioned.append((topic, attempt, e))
+                self._provisioned.append((topic, attempt, {}, e))
             self._wake()
 
         self._pool.submit(work)
@@ -302,7 +391,9 @@ class Lanes:
             )
         return 0
 
-    def _take_topic(self, name: str, number: int, error: PulsebridgeError | None, now: float) -> None:
+    def _take_topic(
+        self, name: str, number: int, blocks: dict[int, Block], error: PulsebridgeError | None, now: float
+    ) -> None:
         if error is not None and self._give_up(name, error):
             return
         if error is not None:
@@ -312,6 +403,7 @@ class Lanes:
             return
         topic = self._topics[name]
         topic.partitions = number
+        topic.blocks = blocks
         while topic.waiting:
             self._put(topic.waiting.popleft(), number)
 
@@ -328,7 +420,7 @@ class Lanes:
         return True
 
     def _reopen(self, producing: _Producing, now: float) -> bool:
-        if producing.opening or now < producing.retry_at or self._ending:
+        if producing.opening or now < producing.retry_at or self._ending or producing.phase == "blocking":
             return False
         producing.opening = True
         old, producing.producer = producing.producer, None
@@ -360,6 +452,9 @@ class Lanes:
             self._fail(producing, error, now)
             return
         producing.producer = producer
+        if producing.phase == "terminated":
+            producing.phase = "open"
+            self._diverted.discard(producing)
         producing.lane.reopened()
         self._dirty.add(producing)
         self._metrics.producers.set(sum(1 for p in self._lanes.values() if p.producer is not None))
@@ -373,18 +468,24 @@ class Lanes:
         ]
         return max(0.0, min(times) - now) if times else 60.0
 
-    def blocked(self) -> Iterator[tuple[str, int]]:
-        """Yield each topic or partition with messages that are not stored, and their number."""
+    def blocked(self) -> Iterator[Stalled]:
+        """Yield each topic or partition with messages that are not stored."""
         for name, topic in self._topics.items():
             if topic.waiting:
-                yield name, len(topic.waiting)
+                yield Stalled(name, len(topic.waiting), topic.waiting[0].arrived, "it is not made yet")
         for name, producing in self._lanes.items():
-            if len(producing.lane):
-                yield name, len(producing.lane)
+            oldest = producing.lane.oldest
+            if oldest is not None:
+                assert isinstance(oldest, Reading)
+                why = "a replay of its dead letters is under way"
+                if producing.phase not in ("releasing", "held"):
+                    why = producing.stall.why or producing.trouble
+                yield Stalled(name, len(producing.lane), oldest.arrived, why)
 
     def close(self) -> None:
         """Close every producer. Call it in a thread: it waits for Pulsar. What is not stored is dropped unacknowledged."""
         self._ending = True
+        self._blocking.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for producing in self._lanes.values():
             if producing.producer is not None:

@@ -62,6 +62,15 @@ class IngestSettings(Section):
         10.0, gt=0, description="Age of the oldest unacknowledged message that gives a WARNING, in seconds."
     )
 
+    on_blocked: Literal["wait", "deadletter"] = Field(
+        "wait",
+        description="What becomes of messages for a topic that takes none while Pulsar takes others (over its quota, for "
+        "example): they wait, and the whole link with them, or they go to the dead letters until a replay.",
+    )
+    blocked_s: float = Field(
+        60.0, gt=0, description="How long a topic may take nothing until it counts as blocked, in seconds."
+    )
+
     @field_validator("presets")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,328 @@
+"""What is done about a partition that takes nothing: ask Pulsar why, and where the settings say so, block it.
+
+``ingest.on_blocked: wait``, the default, writes nothing elsewhere: its messages wait, and since acknowledgements
+leave in the order of arrival, so does the link (H4). With ``deadletter``, a partition that stood still for
+``ingest.blocked_s`` while Pulsar answered is blocked, in this order:
+
+1. A note in the dead letter topic is stored: Pulsar takes messages. If not, the count begins anew.
+2. The partition's producer is closed, so that what it was given has failed for certain and cannot arrive later.
+3. The block is stored as a property of the topic (``bridge.dead_letters.blocks``), so that it outlives this process.
+4. What waits goes to the dead letters, in order, and so does all that comes, until a replay ends the block.
+
+Threads: ``turn`` and the fields of a ``Flow`` belong to the ingest loop; what asks Pulsar runs in a pool of its own
+and leaves its findings in a deque.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import structlog
+
+from bridge.acks import Entry, Lane
+from bridge.contract import NOTE_PROBE, P_DEAD_NOTE, P_DEAD_REASON, P_DEAD_TOPIC, partition_name
+from bridge.dead_letters.blocks import Block, BlockStore
+from bridge.dead_letters.records import base_topic
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError
+from bridge.ingest.stalls import Stall
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import OK, Producer, PulsarClient, our_errors
+
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "quota_of"]
+
+log = structlog.get_logger("ingest")
+
+Phase = Literal["open", "terminated", "blocking", "blocked", "releasing", "held"]
+"""``terminated`` and ``blocked`` lanes give their messages to the dead letters, ``releasing`` and ``held`` keep them
+until a replay has ended the block, ``blocking`` is on its way there."""
+
+_POLL_S: Final = 2.0
+_PROBE_S: Final = 10.0
+_ASKED_AT_ONCE: Final = 8
+
+
+class BlockingPolicy(NamedTuple):
+    """What to do about a partition that takes nothing; ``owner`` is the name under which this worker blocks."""
+
+    deadletter: bool = False
+    blocked_s: float = 60.0
+    owner: str = "pulsebridge"
+
+
+WAIT: Final = BlockingPolicy()
+
+
+class Flow(Protocol):
+    """A lane with its producer, as ``bridge.ingest.lanes`` keeps it."""
+
+    partition: str
+    lane: Lane
+    producer: Producer | None
+    opening: bool
+    dead_letters: bool
+    phase: Phase
+    diverted: str
+    """Why its messages go to the dead letters."""
+    diverting: deque[Entry]
+    """Those of them that may not be stored there yet."""
+    stall: Stall
+
+
+class Blocking:
+    """The blocked partitions of one worker. ``retired`` is called on the loop when a lane's producer was taken away,
+    ``released`` when it is to be opened again; ``wake`` makes the loop take its next turn.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        admin: PulsarAdmin,
+        policy: BlockingPolicy,
+        *,
+        dead_letter_topic: str,
+        wake: Callable[[], None],
+        retired: Callable[[Any], None],
+        released: Callable[[Any], None],
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._store = BlockStore(admin)
+        self._policy = policy
+        self._dead_letter_topic = dead_letter_topic
+        self._wake = wake
+        self._retired = retired
+        self._released = released
+        self._every_s = max(0.5, min(policy.blocked_s / 4, 5.0))
+        self._found: deque[Callable[[float], None]] = deque()
+        self._kept: dict[str, Flow] = {}
+        """Partitions with a block."""
+        self._polling = False
+        self._due = 0.0
+        self._poll_due = 0.0
+        self._ending = threading.Event()
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
+
+    # --- on the loop thread ---
+
+    def due(self, now: float) -> bool:
+        """Whether ``turn`` has anything to do."""
+        return bool(self._found) or now >= self._due
+
+    def turn(self, now: float, flows: Iterable[Flow]) -> None:
+        """Take what the threads have found, look at each lane, ask Pulsar about those that stand still."""
+        while self._found:
+            self._found.popleft()(now)
+        if now < self._due or self._ending.is_set():
+            return
+        self._due = now + 0.5
+        asked = 0
+        for flow in flows:
+            if flow.phase != "open" or flow.dead_letters:
+                continue
+            flow.stall.looked(now, waiting=len(flow.lane) > 0)
+            if (
+                self._policy.deadletter
+                and flow.stall.blocked(now, self._policy.blocked_s)
+                and not flow.opening
+            ):
+                flow.phase = "blocking"
+                self._pool.submit(self._block, flow, flow.producer, flow.lane.oldest, flow.stall.why)
+            elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, self._every_s):
+                asked += 1
+                self._pool.submit(self._ask, flow)
+        if self._kept:
+            self._attend(now)
+
+    def restore(self, flow: Flow, block: Block) -> None:
+        """Take up a block that an earlier life of this worker has left."""
+        flow.diverted = block.why
+        flow.phase = "blocked" if block.state == "blocked" else "releasing"
+        self._kept[flow.partition] = flow
+        log.warning(
+            "partition is blocked, its messages go to the dead letters; mend the topic, then run "
+            f"pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+            partition=flow.partition,
+            why=block.why,
+        )
+
+    def _attend(self, now: float) -> None:
+        for flow in self._kept.values():
+            while flow.diverting and flow.diverting[0].stored:
+                flow.diverting.popleft()
+            if flow.phase == "releasing" and not flow.diverting:
+                flow.phase = "held"
+                self._pool.submit(self._hold, flow, flow.diverted)
+        if not self._polling and now >= self._poll_due:
+            self._polling = True
+            self._pool.submit(self._poll, list(self._kept))
+
+    # --- findings, on the loop thread ---
+
+    def _answered(self, flow: Flow, good: bool, why: str, now: float) -> None:
+        flow.stall.answered(now, good=good, why=why)
+
+    def _is_blocked(self, flow: Flow, why: str, failure: str, closed: bool, now: float) -> None:
+        if failure:
+            log.info("partition is not blocked after all", partition=flow.partition, why=failure)
+            flow.phase = "open"
+            flow.stall.again()
+            if closed:
+                self._retired(flow)
+                self._released(flow)
+            return
+        flow.phase = "blocked"
+        flow.diverted = why
+        self._kept[flow.partition] = flow
+        self._retired(flow)
+        log.warning(
+            "partition is blocked: its messages go to the dead letters until these are replayed; mend the topic, then "
+            f"run pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+            partition=flow.partition,
+            why=why,
+            waiting=len(flow.lane),
+        )
+
+    def _polled(self, names: list[str], states: dict[str, dict[int, str]], now: float) -> None:
+        self._polling = False
+        self._poll_due = now + _POLL_S
+        for name in names:  # not those that were blocked while the answer was under way
+            flow = self._kept[name]
+            found = states.get(base_topic(name))
+            if found is None:  # Pulsar could not be asked: all stays as it is
+                continue
+            state = found.get(_number(name))
+            if state is None and flow.phase in ("blocked", "held"):
+                del self._kept[name]
+                flow.phase, flow.diverted = "open", ""
+                flow.diverting.clear()
+                flow.stall.progressed()
+                log.warning("partition is not blocked any more, no action needed", partition=name)
+                self._released(flow)
+            elif state == "releasing" and flow.phase == "blocked":
+                flow.phase = "releasing"
+            elif state == "releasing" and flow.phase == "held":
+                self._pool.submit(self._hold, flow, flow.diverted)  # the property was not stored
+
+    # --- in the pool ---
+
+    def _tell(self, finding: Callable[[float], None]) -> None:
+        self._found.append(finding)
+        self._wake()
+
+    def _ask(self, flow: Flow) -> None:
+        good, why = True, ""
+        try:
+            used, limit = quota_of(self._admin.stats(flow.partition))
+            if limit > 0 and used >= limit:
+                why = (
+                    f"its backlog quota is used up ({used} of {limit} bytes): let its subscriptions read on, or raise it "
+                    "(pulsar-admin namespaces set-backlog-quota)"
+                )
+        except DeniedError as e:
+            log.debug("why a partition takes nothing may not be asked", why=e.what)
+        except RefusedError as e:
+            why = e.what
+        except PulsebridgeError as e:
+            good, why = False, e.what
+        self._tell(partial(self._answered, flow, good, why))
+
+    def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
+        why = why or f"{flow.partition} took nothing for {self._policy.blocked_s:g} s"
+        failure, closed = "", False
+        try:
+            self._probe(flow.partition, why)
+            self._ending.wait(min(5.0, self._policy.blocked_s))  # what was late may still come
+            if oldest is None or oldest.stored or self._ending.is_set():
+                failure = "it flows again"
+            else:
+                closed = True
+                if producer is not None:
+                    _close(producer)
+                self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
+        except PulsebridgeError as e:
+            failure = e.what
+        self._tell(partial(self._is_blocked, flow, why, failure, closed))
+
+    def _block_of(self, flow: Flow, state: Literal["blocked", "held"], why: str) -> Block:
+        return Block(_number(flow.partition), self._policy.owner, state, time.time_ns() // 1000, why)
+
+    def _probe(self, partition: str, why: str) -> None:
+        """Store a note in the dead letter topic. Raises TransientError when Pulsar does not take it."""
+        answered = threading.Event()
+        results: list[Any] = []
+
+        def receipt(result: Any, _id: Any) -> None:
+            results.append(result)
+            answered.set()
+
+        producer = self._client.producer(partition_name(self._dead_letter_topic, 0), batching=False)
+        try:
+            with our_errors("writing a note to the dead letters"):
+                producer.send_async(
+                    b"",
+                    receipt,
+                    properties={P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why},
+                    partition_key="note",
+                )
+            if not answered.wait(_PROBE_S) or results != [OK]:
+                raise PulsebridgeError("Pulsar does not take messages for the dead letters either")
+        finally:
+            _close(producer)
+
+    def _hold(self, flow: Flow, why: str) -> None:
+        try:
+            self._store.store(base_topic(flow.partition), self._block_of(flow, "held", why))
+        except PulsebridgeError as e:  # the next poll finds the old state, and it is tried again
+            log.debug("the held state could not be stored", why=str(e))
+
+    def _poll(self, names: list[str]) -> None:
+        states: dict[str, dict[int, str]] = {}
+        for topic in sorted({base_topic(name) for name in names}):
+            try:
+                blocks = self._store.load(topic)
+            except PulsebridgeError as e:
+                log.debug("the blocks could not be read", topic=topic, why=str(e))
+                continue
+            states[topic] = {b.partition: b.state for b in blocks if b.client_id == self._policy.owner}
+        self._tell(partial(self._polled, names, states))
+
+    def blocks_of(self, topic: str) -> dict[int, Block]:
+        """Return this worker's blocks of a topic, by partition. It asks Pulsar: call it outside the loop."""
+        if not self._policy.deadletter and self._admin.settings.provision == "off":
+            return {}
+        try:
+            found = self._store.load(topic)
+        except DeniedError:
+            if self._policy.deadletter:
+                raise
+            return {}  # who may not read them has not written any
+        return {b.partition: b for b in found if b.client_id == self._policy.owner}
+
+    def close(self) -> None:
+        """End the threads. It waits for Pulsar."""
+        self._ending.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
+    """Return what a partition's backlog uses of its quota and the quota, in bytes; 0 or less where it has none."""
+    return int(stats.get("backlogSize", 0)), int(stats.get("backlogQuotaLimitSize", -1))
+
+
+def _number(partition: str) -> int:
+    base = base_topic(partition)
+    return -1 if base == partition else int(partition[len(base) + len("-partition-") :])
+
+
+def _close(producer: Producer) -> None:
+    try:
+        with our_errors("closing a producer"):
+            producer.close()
+    except PulsebridgeError as e:  # closed either way
+        log.debug("closing a producer", why=e.what)
