@@ -8,101 +8,131 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from bridge.mop_metrics import Traffic
 
-__all__ = ["LinkMetrics", "traffic"]
+__all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "traffic"]
 
-_LINK: Final = ("link",)
-_PREFIX: Final = "pulsebridge_ingest"
+_NAME: Final = "pulsebridge_ingest"
+_LINK: Final = "link"
+LEFT_OUT: Final = ("command", "broker", "retained")
+RECEIPTS: Final = ("stored", "retired", "refused", "late")
 
-_RECEIVED: Final = Counter(f"{_PREFIX}_received_total", "Messages taken from the link.", _LINK)
-_RECEIVED_BYTES: Final = Counter(
-    f"{_PREFIX}_received_bytes_total", "Payload bytes taken from the link.", _LINK
-)
-_STORED: Final = Counter(
-    f"{_PREFIX}_stored_total", "Messages that Pulsar has confirmed, dead letters included.", _LINK
-)
-_ACKED: Final = Counter(f"{_PREFIX}_acked_total", "Acknowledgements sent to the MQTT broker.", _LINK)
-_DEAD_LETTERS: Final = Counter(f"{_PREFIX}_dead_letters_total", "Messages stored as dead letters.", _LINK)
-_CUT: Final = Counter(
-    f"{_PREFIX}_cut_total",
-    "Dead letters too large even for that: only their head is kept, the rest lost.",
-    _LINK,
-)
-_LEFT_OUT: Final = Counter(
-    f"{_PREFIX}_left_out_total",
-    "Messages acknowledged and not written: command (would have looped back), broker ($ topics), retained (skipped).",
-    ("link", "reason"),
-)
-_RECEIPTS: Final = Counter(
-    f"{_PREFIX}_receipts_total",
-    "Receipts of Pulsar: stored, retired (a producer given up, its messages sent again), refused (one message, now a "
-    "dead letter), late (of a producer given up before).",
-    ("link", "result"),
-)
-_PRODUCERS: Final = Gauge(f"{_PREFIX}_producers", "Open producers, one for each partition written to.", _LINK)
-_CONNECTIONS: Final = Counter(
-    f"{_PREFIX}_connections_total",
-    "Connections that the MQTT broker accepted; all but the first are reconnects.",
-    _LINK,
-)
-_CONNECTED: Final = Gauge(f"{_PREFIX}_connected", "1 while the link is connected to its MQTT broker.", _LINK)
-_IN_FLIGHT: Final = Gauge(f"{_PREFIX}_in_flight", "Messages taken from the link and not yet stored.", _LINK)
-_IN_FLIGHT_LIMIT: Final = Gauge(
-    f"{_PREFIX}_in_flight_limit", "At this many messages in flight reading stops.", _LINK
-)
-_IN_FLIGHT_BYTES: Final = Gauge(
-    f"{_PREFIX}_in_flight_bytes", "Bytes taken from the link and not yet stored.", _LINK
-)
-_IN_FLIGHT_BYTES_LIMIT: Final = Gauge(
-    f"{_PREFIX}_in_flight_limit_bytes", "At this many bytes in flight reading stops.", _LINK
-)
-_OLDEST_UNACKED: Final = Gauge(
-    f"{_PREFIX}_oldest_unacked_seconds",
-    "Age of the oldest message that is not acknowledged, 0 without one.",
-    _LINK,
-)
-_STORE: Final = Histogram(
-    f"{_PREFIX}_store_seconds",
-    "Time from a message's arrival to Pulsar's receipt, one sample for each turn that brought receipts.",
-    _LINK,
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
-)
-_TOPICS: Final = Gauge(f"{_PREFIX}_topics", "Pulsar topics that the mapping knows.", _LINK)
-_CACHE_MISSES: Final = Counter(
-    f"{_PREFIX}_topic_cache_misses_total",
-    "Messages whose topic had no remembered route, of all received.",
-    _LINK,
-)
-_CACHE_ENTRIES: Final = Gauge(f"{_PREFIX}_topic_cache_entries", "Topics whose route is remembered.", _LINK)
+
+class IngestMetrics:
+    """The metrics of one ingest process; see the help of each."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._count(registry)
+        self._measure(registry)
+
+    def _count(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{_NAME}_{name}_total", text, (_LINK, *labels), registry=registry)
+
+        self.received = counter("received", "Messages taken from the link.")
+        self.received_bytes = counter("received_bytes", "Payload bytes taken from the link.")
+        self.stored = counter("stored", "Messages that Pulsar has confirmed, dead letters included.")
+        self.acked = counter("acked", "Acknowledgements sent to the MQTT broker.")
+        self.dead_letters = counter("dead_letters", "Messages stored as dead letters.")
+        self.cut = counter(
+            "cut", "Dead letters too large even for that: only their head is kept, the rest is lost."
+        )
+        self.left_out = counter(
+            "left_out",
+            "Messages acknowledged and not written: command (would have looped back), broker ($ topics), retained "
+            "(skipped).",
+            "reason",
+        )
+        self.receipts = counter(
+            "receipts",
+            "Receipts of Pulsar: stored, retired (a producer given up, its messages sent again), refused (one message, "
+            "now a dead letter), late (of a producer given up before).",
+            "result",
+        )
+        self.connections = counter(
+            "connections", "Connections that the MQTT broker accepted; all but the first are reconnects."
+        )
+        self.cache_misses = counter(
+            "topic_cache_misses",
+            "Messages whose topic had no remembered route; the others of all received had one.",
+        )
+
+    def _measure(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"{_NAME}_{name}", text, (_LINK,), registry=registry)
+
+        self.producers = gauge("producers", "Open producers, one for each partition written to.")
+        self.connected = gauge("connected", "1 while the link is connected to its MQTT broker.")
+        self.in_flight = gauge("in_flight", "Messages taken from the link and not yet stored.")
+        self.in_flight_limit = gauge("in_flight_limit", "At this many messages in flight reading stops.")
+        self.in_flight_bytes = gauge("in_flight_bytes", "Bytes taken from the link and not yet stored.")
+        self.in_flight_limit_bytes = gauge(
+            "in_flight_limit_bytes", "At this many bytes in flight reading stops."
+        )
+        self.oldest_unacked = gauge(
+            "oldest_unacked_seconds", "Age of the oldest message that is not acknowledged, 0 without one."
+        )
+        self.store = Histogram(
+            f"{_NAME}_store_seconds",
+            "Time from a message's arrival to Pulsar's receipt, one sample for each turn that brought receipts.",
+            (_LINK,),
+            registry=registry,
+            buckets=(
+                0.001,
+                0.0025,
+                0.005,
+                0.01,
+                0.025,
+                0.05,
+                0.1,
+                0.25,
+                0.5,
+                1.0,
+                2.5,
+                5.0,
+                10.0,
+                30.0,
+                60.0,
+            ),
+        )
+        self.topics = gauge("topics", "Pulsar topics that the mapping knows.")
+        self.cache_entries = gauge("topic_cache_entries", "MQTT topics whose route is remembered.")
+
+    def link(self, name: str) -> LinkMetrics:
+        """Return the metrics of one link."""
+        return LinkMetrics(name, self)
+
+
+INGEST: Final = IngestMetrics()
+"""Those of this process."""
 
 
 class LinkMetrics:
     """The metrics of one link; its loop thread alone writes them."""
 
-    def __init__(self, link: str) -> None:
-        self.received = _RECEIVED.labels(link)
-        self.received_bytes = _RECEIVED_BYTES.labels(link)
-        self.stored = _STORED.labels(link)
-        self.acked = _ACKED.labels(link)
-        self.dead_letters = _DEAD_LETTERS.labels(link)
-        self.cut = _CUT.labels(link)
-        self.left_out = {r: _LEFT_OUT.labels(link, r) for r in ("command", "broker", "retained")}
-        self.receipts = {r: _RECEIPTS.labels(link, r) for r in ("stored", "retired", "refused", "late")}
-        self.producers = _PRODUCERS.labels(link)
-        self.connections = _CONNECTIONS.labels(link)
-        self.connected = _CONNECTED.labels(link)
-        self.in_flight = _IN_FLIGHT.labels(link)
-        self.in_flight_limit = _IN_FLIGHT_LIMIT.labels(link)
-        self.in_flight_bytes = _IN_FLIGHT_BYTES.labels(link)
-        self.in_flight_limit_bytes = _IN_FLIGHT_BYTES_LIMIT.labels(link)
-        self.oldest_unacked = _OLDEST_UNACKED.labels(link)
-        self.store = _STORE.labels(link)
-        self.topics = _TOPICS.labels(link)
-        self._cache_misses = _CACHE_MISSES.labels(link)
-        self._cache_entries = _CACHE_ENTRIES.labels(link)
+    def __init__(self, link: str, of: IngestMetrics = INGEST) -> None:
+        self.received = of.received.labels(link)
+        self.received_bytes = of.received_bytes.labels(link)
+        self.stored = of.stored.labels(link)
+        self.acked = of.acked.labels(link)
+        self.dead_letters = of.dead_letters.labels(link)
+        self.cut = of.cut.labels(link)
+        self.left_out = {reason: of.left_out.labels(link, reason) for reason in LEFT_OUT}
+        self.receipts = {result: of.receipts.labels(link, result) for result in RECEIPTS}
+        self.producers = of.producers.labels(link)
+        self.connections = of.connections.labels(link)
+        self.connected = of.connected.labels(link)
+        self.in_flight = of.in_flight.labels(link)
+        self.in_flight_limit = of.in_flight_limit.labels(link)
+        self.in_flight_bytes = of.in_flight_bytes.labels(link)
+        self.in_flight_limit_bytes = of.in_flight_limit_bytes.labels(link)
+        self.oldest_unacked = of.oldest_unacked.labels(link)
+        self.store = of.store.labels(link)
+        self.topics = of.topics.labels(link)
+        self._cache_misses = of.cache_misses.labels(link)
+        self._cache_entries = of.cache_entries.labels(link)
         self._misses = 0
 
     def cache(self, misses: int, entries: int) -> None:
@@ -112,15 +142,20 @@ class LinkMetrics:
         self._misses = misses
 
 
-def traffic(broker_address: str) -> Iterator[Traffic]:
+def traffic(broker_address: str, of: IngestMetrics = INGEST) -> Iterator[Traffic]:
     """Yield what each link has carried to Pulsar at ``broker_address``, for the names of the MoP proxy."""
-    received = _by_link(_RECEIVED)
-    received_bytes = _by_link(_RECEIVED_BYTES)
-    for link, connected in _by_link(_CONNECTED).items():
+    received = _by_link(of.received)
+    received_bytes = _by_link(of.received_bytes)
+    for link, connected in _by_link(of.connected).items():
         yield Traffic(
             link, broker_address, bool(connected), received.get(link, 0.0), received_bytes.get(link, 0.0)
         )
 
 
 def _by_link(family: Counter | Gauge) -> dict[str, float]:
-    return {s.labels["link"]: s.value for metric in family.collect() for s in metric.samples}
+    return {
+        s.labels[_LINK]: s.value
+        for metric in family.collect()
+        for s in metric.samples
+        if not s.name.endswith("_created")
+    }

@@ -138,6 +138,23 @@ class PartitionCore:
         return len(self._held)
 
     @property
+    def devices(self) -> int:
+        """Devices with a command since this core began."""
+        return len(self._devices)
+
+    @property
+    def held_back(self) -> int:
+        """Devices whose last push was refused and whose commands wait for another try."""
+        return sum(1 for device in self._devices.values() if device.failures and device.queue)
+
+    @property
+    def oldest_emitted_us(self) -> int:
+        """When the oldest command that is taken and not acknowledged was emitted, in µs; 0 without one."""
+        for item in self._held.values():
+            return item.command.emitted_at_us
+        return 0
+
+    @property
     def settled(self) -> bool:
         """Whether nothing is under way: no push, no cursor write, no receipt."""
         return not self._flights and not self._busy and not self._dirty and not self._actions

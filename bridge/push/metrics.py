@@ -1,40 +1,111 @@
-"""Prometheus metrics of the push tier: counters in base units, no device or topic as a label."""
+"""What the push tier counts. Names begin with ``pulsebridge_push_``; gauges carry the partition, nothing a device."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ["PushMetrics"]
+from bridge.contract import Receipt
+
+__all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
+_PARTITION: Final = ("partition",)
+_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class PushMetrics:
-    """The metrics of one push process; gauges carry the partition."""
+    """The metrics of one push process; see the help of each."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self.pushed = Counter(
-            f"{_NAME}_pushed", "Commands handed to the MQTT link, repeats included", registry=registry
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"{_NAME}_{name}", text, _PARTITION, registry=registry)
+
+        self.pushed = counter("pushed", "Commands handed to the MQTT link, repeats included.")
+        self.repeated = counter("repeated", "Commands pushed with repeat=1.")
+        self.refused = counter("refused", "PUBACKs that were no success.")
+        self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
+        self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
+        self.takeovers = counter("takeovers", "Partitions that this process became owner of.")
+        self.lost = counter("partitions_lost", "Partitions given up: fenced, or Pulsar was away.")
+        self.connections = counter(
+            "connections",
+            "Connections that the MQTT broker accepted; all but the first of a takeover are reconnects.",
+            "partition",
         )
-        self.repeated = Counter(f"{_NAME}_repeated", "Commands pushed with repeat=1", registry=registry)
-        self.refused = Counter(f"{_NAME}_refused", "PUBACKs that were no success", registry=registry)
-        self.receipts = Counter(
-            f"{_NAME}_receipts", "Receipts stored, by the command's state", ["state"], registry=registry
+        self.confirm = Histogram(
+            f"{_NAME}_confirm_seconds",
+            "Time from a push to its PUBACK, of delivered commands.",
+            registry=registry,
+            buckets=_BUCKETS,
         )
-        self.dead_letters = Counter(
-            f"{_NAME}_dead_letters", "Commands written to the dead letters", registry=registry
+        self.delivery = Histogram(
+            f"{_NAME}_delivery_seconds",
+            "Time from a command's emission to its PUBACK, by the clocks of both, of delivered commands.",
+            registry=registry,
+            buckets=(*_BUCKETS, 300.0, 1800.0, 21600.0),
         )
-        self.takeovers = Counter(
-            f"{_NAME}_takeovers", "Partitions that this process became owner of", registry=registry
+        self.owned = gauge("owned", "1 while this process owns the partition and may push.")
+        self.pending = gauge("pending", "Commands taken and not acknowledged.")
+        self.pending_limit = gauge("pending_limit", "At this many taken commands reading stops.")
+        self.in_flight = gauge("in_flight", "Commands pushed and not confirmed.")
+        self.in_flight_limit = gauge("in_flight_limit", "At this many in flight pushing waits.")
+        self.oldest_pending = gauge(
+            "oldest_pending_seconds",
+            "Time since the oldest command that is not acknowledged was emitted, 0 without one.",
         )
-        self.lost = Counter(
-            f"{_NAME}_partitions_lost", "Partitions given up: fenced, or Pulsar was away", registry=registry
+        self.devices = gauge("devices", "Devices with a command since the takeover.")
+        self.held_back = gauge(
+            "held_back_devices",
+            "Devices whose last push was refused, and whose commands wait for another try.",
         )
-        self.pending = Gauge(
-            f"{_NAME}_pending", "Commands taken and not acknowledged", ["partition"], registry=registry
+        self.lag = gauge(
+            "lag_commands",
+            "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then.",
         )
-        self.in_flight = Gauge(
-            f"{_NAME}_in_flight", "Commands pushed and not confirmed", ["partition"], registry=registry
-        )
+
+    def partition(self, number: int) -> PartitionMetrics:
+        """Return the metrics of one partition."""
+        return PartitionMetrics(self, str(number))
+
+    def stored(self, receipt: Receipt) -> None:
+        """Count a receipt that Pulsar has."""
+        self.receipts.labels(receipt.state).inc()
+        if receipt.state == "delivered" and receipt.confirmed_at_us and receipt.pushed_at_us:
+            self.confirm.observe((receipt.confirmed_at_us - receipt.pushed_at_us) / 1e6)
+            if receipt.emitted_at_us:
+                self.delivery.observe(max(0.0, (receipt.confirmed_at_us - receipt.emitted_at_us) / 1e6))
+
+
+class PartitionMetrics:
+    """The metrics of one partition; its thread alone writes them."""
+
+    def __init__(self, of: PushMetrics, partition: str) -> None:
+        self.all = of
+        self._partition = partition
+        self.owned = of.owned.labels(partition)
+        self.connections = of.connections.labels(partition)
+        self.pending = of.pending.labels(partition)
+        self.pending_limit = of.pending_limit.labels(partition)
+        self.in_flight = of.in_flight.labels(partition)
+        self.in_flight_limit = of.in_flight_limit.labels(partition)
+        self.oldest_pending = of.oldest_pending.labels(partition)
+        self.devices = of.devices.labels(partition)
+        self.held_back = of.held_back.labels(partition)
+        self.owns = False
+
+    def owner(self, owns: bool) -> None:
+        """The partition became ours and may be pushed, or is not any more."""
+        self.owns = owns
+        self.owned.set(owns)
+        if not owns:
+            for gauge in (self.pending, self.in_flight, self.oldest_pending, self.devices, self.held_back):
+                gauge.set(0)
+
+    def lag(self, commands: int) -> None:
+        """Show the backlog that Pulsar tells, while the partition is ours; another's is shown by its owner."""
+        self.all.lag.labels(self._partition).set(commands if self.owns else 0)

@@ -14,7 +14,7 @@ import structlog
 
 from bridge.errors import FencedError, PulsebridgeError, TransientError
 from bridge.health import Part
-from bridge.push.metrics import PushMetrics
+from bridge.push.metrics import PartitionMetrics
 from bridge.push.session import Session
 from bridge.settings import Settings
 
@@ -32,7 +32,7 @@ class PartitionOwner:
         self,
         settings: Settings,
         partition: int,
-        metrics: PushMetrics,
+        metrics: PartitionMetrics,
         part: Part,
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -78,11 +78,11 @@ class PartitionOwner:
             try:
                 session.run()
             except FencedError as e:
-                self._metrics.lost.inc()
+                self._metrics.all.lost.inc()
                 self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self._partition, why=str(e))
             except TransientError as e:
-                self._metrics.lost.inc()
+                self._metrics.all.lost.inc()
                 self._part.waits(str(e))
                 log.warning(
                     "partition is tried again; see that Pulsar is up", partition=self._partition, why=str(e)

@@ -59,7 +59,7 @@ from bridge.pulsar_client import Message, MessageId
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.core import NO_SUBSCRIBERS, Limits, PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
-from bridge.push.metrics import PushMetrics
+from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored, position_of
 from bridge.settings import Settings
 
@@ -78,7 +78,7 @@ class Session(LinkHandler):
         self,
         settings: Settings,
         partition: int,
-        metrics: PushMetrics,
+        metrics: PartitionMetrics,
         part: Part,
         stopping: threading.Event,
     ) -> None:
@@ -86,6 +86,9 @@ class Session(LinkHandler):
         self._partition = partition
         self._metrics = metrics
         self._part = part
+        self._next_watch = 0.0
+        metrics.pending_limit.set(settings.push.pending)
+        metrics.in_flight_limit.set(settings.push.window)
         self._stopping = stopping
         self._inbox: deque[object] = deque()
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
@@ -139,6 +142,7 @@ class Session(LinkHandler):
             if self._own() and self._take_over():
                 self._push_until_stopped()
         finally:
+            self._metrics.owner(False)
             self._link.disconnect()
             self._link.close()
             self._log.close()
@@ -180,7 +184,8 @@ class Session(LinkHandler):
         self._core = core
         if self._link.connected and self._proven_epoch == self._link.epoch:
             self._up(core)
-        self._metrics.takeovers.inc()
+        self._metrics.all.takeovers.inc()
+        self._metrics.owner(True)
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
         return True
 
@@ -268,6 +273,7 @@ class Session(LinkHandler):
             self._link_was_lost = False
             log.info("MQTT is back", partition=self._partition)
         self._had_link = True
+        self._metrics.connections.inc()
         self._write_owner(event.epoch)
 
     def on_disconnected(self, event: Disconnected) -> None:
@@ -310,8 +316,18 @@ class Session(LinkHandler):
             core.tick(now_us)
         for action in core.take(now_us):
             self._do(action)
-        self._metrics.pending.labels(str(self._partition)).set(core.pending)
-        self._metrics.in_flight.labels(str(self._partition)).set(core.in_flight)
+        if now >= self._next_watch:
+            self._next_watch = now + 1.0
+            self._show(core, now_us)
+
+    def _show(self, core: PartitionCore, now_us: int) -> None:
+        metrics = self._metrics
+        metrics.pending.set(core.pending)
+        metrics.in_flight.set(core.in_flight)
+        metrics.devices.set(core.devices)
+        metrics.held_back.set(core.held_back)
+        oldest = core.oldest_emitted_us
+        metrics.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)
 
     # --- events ---
 
@@ -332,10 +348,10 @@ class Session(LinkHandler):
             core.cursor_stored(token.device)
         elif core is not None and isinstance(token, StoreReceipt):
             reach("after_receipt")
-            self._metrics.receipts.labels(token.receipt.state).inc()
+            self._metrics.all.stored(token.receipt)
             core.receipt_stored(token.position)
         elif core is not None and isinstance(token, DeadLetter):
-            self._metrics.dead_letters.inc()
+            self._metrics.all.dead_letters.inc()
             core.dead_letter_stored(token.position)
 
     def _arrived(self, message: Message) -> None:
@@ -366,7 +382,7 @@ class Session(LinkHandler):
     def _confirmed(self, number: int, confirmation: Confirmation) -> None:
         assert self._core is not None
         if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
-            self._metrics.refused.inc()
+            self._metrics.all.refused.inc()
         else:
             reach("after_puback")
         self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
@@ -406,7 +422,7 @@ class Session(LinkHandler):
         ]
         if push.repeat:
             user.append((COMMAND_REPEAT_PROPERTY, "1"))
-            self._metrics.repeated.inc()
+            self._metrics.all.repeated.inc()
         left_s = None
         if command.expires_at_ms:
             left_s = min(max(1, command.expires_at_ms // 1000 - int(time.time())), 2**32 - 1)
@@ -418,7 +434,7 @@ class Session(LinkHandler):
             properties=PublishProperties(user=tuple(user), expiry_s=left_s),
             confirmed=partial(self._confirmed, push.number),
         )
-        self._metrics.pushed.inc()
+        self._metrics.all.pushed.inc()
         reach("after_publish")
 
 

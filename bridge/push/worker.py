@@ -14,6 +14,7 @@ from bridge.health import Health
 from bridge.provisioning import existing_commands, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_watch import watching_pulsar
+from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
 from bridge.push.owner import PartitionOwner
 from bridge.settings import Settings
@@ -59,19 +60,23 @@ class PushWorker:
             raise ConfigError(
                 f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}"
             )
+        metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         owners = [
             PartitionOwner(
                 self._settings,
                 partition,
-                self._metrics,
+                metrics[partition],
                 self._health.part(f"partition {partition}", loop=True),
                 self._failed,
             )
-            for partition in self._wanted or range(count)
+            for partition in metrics
         ]
         log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
         commands = self._settings.pulsar.system_topic(COMMANDS_TOPIC)
-        with watching_pulsar(self._settings, self._health, commands):
+        with (
+            watching_pulsar(self._settings, self._health, commands),
+            watching_lag(self._settings, self._health, metrics),
+        ):
             for owner in owners:
                 owner.start()
             self._stopping.wait()

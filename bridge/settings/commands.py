@@ -1,4 +1,4 @@
-"""The commands ``pulsebridge config show|schema|default``."""
+"""The commands ``pulsebridge config show|schema|default|metrics``."""
 
 from __future__ import annotations
 
@@ -72,6 +72,19 @@ def default() -> None:
     from bridge.settings.default_file import default_yaml
 
     typer.echo(default_yaml(), nl=False)
+
+
+@config.command("metrics")
+def metrics() -> None:
+    """Print the metrics that ingest and push show on metrics.port, as a Markdown table.
+
+    Example:
+
+        pulsebridge config metrics
+    """
+    from bridge.metrics_catalogue import catalogue, table
+
+    typer.echo(table(catalogue()), nl=False)
 
 
 def _all_origins(loaded: Loaded) -> dict[str, str]:

@@ -81,6 +81,9 @@ def test_metrics_of_a_process_add_up_to_what_was_published(
         poll_for(lambda: endpoint.value("pulsebridge_ingest_topic_cache_entries") == 5, 20, "the cache")
         assert endpoint.value("pulsebridge_ingest_topic_cache_misses_total") == 5
         assert_mop_names(endpoint, link, namespaces.service_url)
+        text = endpoint.get("/metrics")[1].replace(f'"{link}"', "")  # the link is named after its client id
+        assert link not in text, "a topic is shown"
+        assert "d1" not in text, "a device is shown"
 
 
 def assert_mop_names(endpoint: Endpoint, link: str, pulsar: str) -> None:
