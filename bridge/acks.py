@@ -184,6 +184,12 @@ class Lane:
             self._careful_left = max(self._careful_left, again)
         return Verdict.RETIRED
 
+    def give_up(self) -> list[Entry]:
+        """Remove all that waits, in order: it goes elsewhere."""
+        given, self.waiting = self.waiting, []
+        self._careful_left = 0
+        return given
+
     def discard(self) -> Entry:
         """Remove the first message after ``REFUSED``: it goes to the dead letters instead."""
         entry = self.waiting.pop(0)

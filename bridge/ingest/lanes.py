@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
@@ -22,6 +22,7 @@ from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalE
 from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase
 from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import verify_policies
+from bridge.ingest.readings import Reading, Stalled
 from bridge.ingest.stalls import Stall
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
@@ -47,51 +48,6 @@ _OPENERS: Final = 4
 _ROUTES: Final = 65_536
 _LONG: Final = 256
 """Longer keys are not kept, so that the cache stays small (H10)."""
-_NONE: Final[dict[str, str]] = {}
-
-
-class Reading(Entry):
-    """A message on its way into Pulsar."""
-
-    __slots__ = ("arrived", "event_ms", "key", "payload", "properties", "size", "topic")
-
-    def __init__(
-        self,
-        epoch: int,
-        mid: int,
-        arrived: float,
-        payload: bytes = b"",
-        topic: str = "",
-        key: str = "",
-        properties: dict[str, str] = _NONE,
-        size: int = 0,
-        event_ms: int = 0,
-    ) -> None:
-        self.epoch = epoch
-        self.mid = mid
-        self.stored = False
-        self.arrived = arrived
-        """Monotonic time of arrival, in seconds."""
-        self.payload = payload
-        self.topic = topic
-        """Full name of the Pulsar topic that it is for."""
-        self.key = key
-        self.properties = properties
-        """Never changed in place: messages of one topic may share them."""
-        self.size = size
-        """What counts against Pulsar's limit, in bytes."""
-        self.event_ms = event_ms
-
-
-class Stalled(NamedTuple):
-    """A topic or partition with messages that are not stored."""
-
-    name: str
-    waiting: int
-    oldest: float
-    """When the first of them arrived, in seconds of the monotonic clock."""
-    why: str
-    """What is known of the cause, empty when nothing is."""
 
 
 class _Producing:
@@ -302,9 +258,7 @@ class Lanes:
             while producing.diverting and producing.diverting[0].stored:
                 producing.diverting.popleft()
             if producing.phase in ("terminated", "blocked"):
-                waiting = producing.lane.waiting
-                while waiting:
-                    reading = waiting.popleft()
+                for reading in producing.lane.give_up():
                     assert isinstance(reading, Reading)
                     producing.diverting.append(reading)
                     self._on_refused(reading, producing.diverted)
