@@ -63,7 +63,7 @@ class Envelope:
         rule = None if route is None else route.rule
         told = {P_TOPIC: topic, P_INGEST: encode_ingest(link=self._link, protocol=self._protocol, rule=rule)}
         if route is None:
-            told[P_TOPIC] = topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            told[P_TOPIC] = _as_utf8(topic)
             return told
         if route.device is not None:
             told[P_DEVICE] = route.device
@@ -92,17 +92,33 @@ class Envelope:
 
 def _add_mqtt5(told: dict[str, str], properties: PublishProperties) -> None:
     if properties.user:
-        told[P_USER] = encode_user_properties(properties.user)
+        told[P_USER] = _as_utf8(encode_user_properties(properties.user))
     if properties.content_type is not None:
-        told[P_CONTENT_TYPE] = properties.content_type
+        told[P_CONTENT_TYPE] = _as_utf8(properties.content_type)
     if properties.response_topic is not None:
-        told[P_RESPONSE_TOPIC] = properties.response_topic
+        told[P_RESPONSE_TOPIC] = _as_utf8(properties.response_topic)
     if properties.correlation_data is not None:
         told[P_CORRELATION] = encode_correlation(properties.correlation_data)
     if properties.payload_format is not None:
         told[P_PAYLOAD_FORMAT] = str(properties.payload_format)
     if properties.expiry_s is not None:
         told[P_EXPIRY] = str(properties.expiry_s)
+
+
+def _as_utf8(text: str) -> str:
+    """Return text that Pulsar takes: bytes that were no UTF-8, or halves of surrogate pairs, come escaped."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def message_of(payload: bytes, told: Mapping[str, str]) -> Message:
@@ -112,7 +128,8 @@ def message_of(payload: bytes, told: Mapping[str, str]) -> Message:
     """
 
     def number(name: str) -> int | None:
-        return int(told[name]) if told.get(name, "").isdecimal() else None
+        text = told.get(name, "")
+        return int(text) if text.isdecimal() and len(text) < 20 else None
 
     correlation = told.get(P_CORRELATION)
     properties = PublishProperties(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bridge import contract
 from bridge.local.stack import LocalStack
+from bridge.mqtt.types import PublishProperties
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
-from tests.support.ingest import Stored, dead_letters, ingest_settings, running_ingest, stored
+from tests.support.ingest import Stored, by_key, dead_letters, device, ingest_settings, running_ingest, stored
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
@@ -117,3 +120,65 @@ def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(
     assert sorted(told(dead)) == sorted(bad)
     for message in dead:
         assert bad[message.properties[contract.P_TOPIC]] in message.properties[contract.P_DEAD_REASON]
+
+
+def test_devices_of_a_gateway_are_told_apart_by_what_each_message_says(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    further = f"{namespaces.namespace}-gateways"
+    pulsar = namespaces.model_copy(update={"namespaces": (f"public/{further}",)})
+    rules = (
+        TopicRule(name="json", filter=f"{root}/up/json", topic="up", device="{json:$.device.id}"),
+        TopicRule(
+            name="user",
+            filter=f"{root}/up/user",
+            topic="up",
+            namespace=f"public/{further}",
+            device="{user:device-id}",
+            command_topic=f"{root}/down/{{device}}",
+        ),
+    )
+    with running_ingest(ingest_settings(mqtt, pulsar, rules=rules)), device(mqtt, "gateway") as gateway:
+        for number in range(20):
+            gateway.publish(f"{root}/up/json", b'{"device": {"id": "w-%d"}, "n": %d}' % (number % 4, number))
+            user = (("device-id", f"u-{number % 4}"),)
+            gateway.publish(f"{root}/up/user", b"%d" % number, properties=PublishProperties(user=user))
+            assert gateway.flush()
+        gateway.publish(f"{root}/up/json", b"no JSON")
+        gateway.publish(f"{root}/up/user", b"no property")
+        by_json = poll_for(lambda: got if len(got := stored(pulsar, "up")) >= 20 else None, 60, "JSON")
+        there = pulsar.readings_topic("up", f"public/{further}")
+        by_user = poll_for(lambda: got if len(got := stored(pulsar, there)) >= 20 else None, 60, "user")
+        dead = poll_for(lambda: got if len(got := dead_letters(pulsar)) >= 2 else None, 60, "dead letters")
+    assert {m.key for m in by_json} == {f"w-{n}" for n in range(4)}
+    for name, messages in by_key(list(by_user)).items():
+        numbers = [int(n) for n in messages]
+        assert numbers == sorted(numbers)
+        assert {n % 4 for n in numbers} == {int(name[2:])}
+    assert {m.properties[contract.P_COMMAND_TOPIC] for m in by_user} == {
+        f"{root}/down/u-{n}" for n in range(4)
+    }
+    reasons = {m.payload: m.properties[contract.P_DEAD_REASON] for m in dead}
+    assert "the payload is not JSON" in reasons[b"no JSON"]
+    assert "has no user property 'device-id'" in reasons[b"no property"]
+
+
+def test_h5_properties_over_pulsar_s_limit_are_a_dead_letter_with_their_heads(
+    mosquitto: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(mosquitto)  # Artemis drops the connection at a packet of this kind
+    root = mqtt.client_id
+    user = tuple((f"n{number}", "v" * 60_000) for number in range(100))
+    with (
+        running_ingest(ingest_settings(mqtt, namespaces, filters=(f"{root}/#",))),
+        device(mqtt, "dev") as dev,
+    ):
+        dev.publish(f"{root}/x", b"much to say", properties=PublishProperties(user=user))
+        dev.publish(f"{root}/x", b"little to say")
+        (dead,) = poll_for(lambda: dead_letters(namespaces), 60, "the dead letter")
+        (good,) = poll_for(lambda: stored(namespaces, root), 60, "the message after it")
+    assert (dead.payload, good.payload) == (b"much to say", b"little to say")
+    assert "bytes, Pulsar takes" in dead.properties[contract.P_DEAD_REASON]
+    assert json.loads(dead.properties[contract.P_DEAD_CUT])[contract.P_USER][0] > 6_000_000
