@@ -1,4 +1,4 @@
-"""The commands of the ingest tier: ``pulsebridge ingest``, ``topics explain`` and ``dead-letters``."""
+"""The commands of the ingest tier: ``pulsebridge ingest``, ``topics explain|discover`` and ``dead-letters``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command("ingest")(_ingest)
     topics = typer.Typer(help="How MQTT topics become Pulsar topics.", no_args_is_help=True)
     topics.command("explain")(_explain)
+    topics.command("discover")(_discover)
     app.add_typer(topics, name="topics")
     dead_letter_commands.register(app)
 
@@ -69,3 +70,35 @@ def _explain(
     body = None if payload is None else payload.encode("utf-8", "surrogateescape")
     told = explanation_of(settings_from(config, sets), topic, body, properties)
     typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else explanation_text(told))
+
+
+def _discover(
+    duration: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="How long to listen: 60s, 5m, 1h.")
+    ] = "60s",
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="FILTER", help="MQTT filter; may be repeated. Default: #", show_default=False
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Listen at the MQTT broker, show which topics there are, and propose rules for them.
+
+    It has a client id and a clean session of its own and disturbs nobody; Pulsar is not needed. Ctrl-C ends it early.
+
+    Examples:
+
+        pulsebridge topics discover --for 60s --set mqtt.host=broker.example
+
+        pulsebridge topics discover --for 10m --filter 'plant/#' --json
+    """
+    from bridge.discovery.listening import discover
+    from bridge.discovery.showing import discovery_text, seconds_of
+
+    seconds = seconds_of(duration)
+    told = discover(settings_from(config, sets).mqtt, filters or ["#"], seconds)
+    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else discovery_text(told))

@@ -1,0 +1,182 @@
+"""Rules for what was seen: which presets fit, and for the rest which level looks like the device. Pure.
+
+It proposes only what the settings take: each rule is checked with all before it, and left out with a note where it
+would collide. A person decides; these are guesses by names, counts and repetition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from bridge.discovery.tree import LevelShape, Shape, TopicTree
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.presets import load_preset
+from bridge.settings.rules import TopicRule
+from bridge.topic_rules import mapping_problems
+from bridge.topic_templates import Filter
+
+__all__ = ["PresetSigns", "Proposal", "propose"]
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}\Z")
+_COMMANDS: Final = frozenset(["set", "get", "cmd", "cmnd", "command", "commands", "down", "request"])
+_MAX_RULES: Final = 30
+_LIKELY: Final = 0.45
+"""Score from which on a level is called the device."""
+
+
+class PresetSigns:
+    """Counts the messages that tell of a preset."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.seen: dict[str, int] = {}
+        self._by_root: dict[str, list[tuple[str, Filter]]] = {}
+        for name in names:
+            for sign in load_preset(name).signs:
+                self._by_root.setdefault(sign.split("/")[0], []).append((name, Filter.parse(sign)))
+
+    def add(self, topic: str) -> None:
+        """Count a message's topic."""
+        signs = self._by_root.get(topic.partition("/")[0])
+        if signs is None:
+            return
+        levels = topic.split("/")
+        for name in {name for name, sign in signs if sign.match(levels) is not None}:
+            self.seen[name] = self.seen.get(name, 0) + 1
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What to write into the settings, and what a person should know."""
+
+    presets: list[str] = field(default_factory=list)
+    rules: list[TopicRule] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def yaml(self) -> str:
+        """Return the section ``ingest`` to paste."""
+        ingest: dict[str, Any] = {}
+        if self.presets:
+            ingest["presets"] = list(self.presets)
+        if self.rules:
+            ingest["rules"] = [rule.model_dump(exclude_defaults=True) for rule in self.rules]
+        if not ingest:
+            return ""
+        return str(yaml.safe_dump({"ingest": ingest}, sort_keys=False, allow_unicode=True, width=120))
+
+
+def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
+    """Return presets and rules for what the tree has counted. What it returns passes the checks of the settings."""
+    told = Proposal()
+    for name in sorted(signs, key=lambda n: -signs[n]):
+        _try_preset(told, name)
+    covered = {rule.filter.split("/")[0] for name in told.presets for rule in load_preset(name).rules}
+    open_roots = {root: shape for root, shape in tree.shapes.items() if root not in covered}
+    first = tree.whole.levels[0] if tree.whole.levels else LevelShape()
+    if first.names.count > 30 and first.ids > first.new_names / 2 and not covered:
+        _try_rule(told, _rule(tree.whole, None, told.rules))
+        return told
+    if first.names.count > len(tree.shapes):
+        told.notes.append(
+            f"about {first.names.count} first levels, of which {len(tree.shapes)} were looked at: without rules each "
+            "would be a Pulsar topic (ingest.max_topics)"
+        )
+    ranked = sorted(open_roots.items(), key=lambda item: (-item[1].messages, item[0]))
+    for root, shape in ranked[:_MAX_RULES]:
+        _try_rule(told, _rule(shape, root, told.rules))
+        _note_commands(told, root, shape)
+    if len(ranked) > _MAX_RULES:
+        told.notes.append(f"{len(ranked) - _MAX_RULES} quieter first levels have no rule here")
+    return told
+
+
+def _try_preset(told: Proposal, name: str) -> None:
+    presets = (*told.presets, name)
+    if mapping_problems(IngestSettings(presets=presets)):
+        told.notes.append(f"the preset {name} matches too, but not beside {', '.join(told.presets)}")
+        return
+    told.presets.append(name)
+
+
+def _try_rule(told: Proposal, rule: TopicRule) -> None:
+    rules = (*told.rules, rule)
+    problems = mapping_problems(IngestSettings(rules=rules, presets=tuple(told.presets)))
+    if problems:
+        told.notes.append(f"no rule for {rule.filter!r}: {problems[0]}")
+    else:
+        told.rules.append(rule)
+
+
+def _note_commands(told: Proposal, root: str, shape: Shape) -> None:
+    last = {level.example for level in shape.levels[1:] if level.names.count <= 1}
+    if last & _COMMANDS:
+        told.notes.append(
+            f"{root}/… has a level {min(last & _COMMANDS)!r}: commands are no readings, so keep their topics out of the "
+            "filter and name them as command_topic"
+        )
+
+
+def _score(shape: Shape, number: int) -> float:
+    """How much a level looks like the device: its names do not repeat under others, look like ids, and are many."""
+    level = shape.levels[number]
+    apart = min(1.0, level.names.count / max(1, level.prefixes.count))
+    ids = level.ids / max(1, level.new_names)
+    there = level.messages / max(1, shape.messages)
+    many = 1.0 if level.names.count > 1 else 0.6
+    return apart * (0.5 + 0.5 * ids) * there * many
+
+
+def _rule(shape: Shape, root: str | None, others: Sequence[TopicRule]) -> TopicRule:
+    """Return the rule for one first level, or for all of them when ``root`` is None."""
+    begin = 0 if root is None else 1
+    numbers = [n for n in range(begin, len(shape.levels)) if shape.levels[n].messages * 2 > shape.messages]
+    best = max(numbers, key=lambda n: (round(_score(shape, n), 2), n), default=None)
+    parts = [] if root is None else [root]
+    name = _name(root, others)
+    topic = name if root == name else ("devices" if root is None else "{level1}")
+    place = _place(shape, best)
+    if place is not None or best is None or _score(shape, best) < _LIKELY:
+        rest = ["#"] if len(shape.levels) > 1 or root is None else []
+        device = None if place is None else f"{{json:{place}}}"
+        return TopicRule(name=name, filter="/".join(parts + rest), topic=topic, device=device)
+    groups = []
+    for number in range(begin, best):
+        level = shape.levels[number]
+        if level.names.count == 1 and level.whole:
+            parts.append(level.example)
+        else:
+            groups.append(f"group{number + 1}")
+            parts.append(f"+group{number + 1}")
+    parts.append("+device")
+    deeper = [depth for depth in shape.depths if depth > best + 1]
+    if deeper == [best + 2] and best + 1 not in shape.depths and best + 2 <= len(shape.levels):
+        parts.append("+metric")
+    elif deeper:
+        parts.append("#")
+    repeated = shape.levels[best].names.count < 0.95 * shape.levels[best].prefixes.count
+    template = "/".join(f"{{{group}}}" for group in [*(groups if repeated else []), "device"])
+    return TopicRule(name=name, filter="/".join(parts), topic=topic, device=template)
+
+
+def _place(shape: Shape, best: int | None) -> str | None:
+    """Return the place in the payloads that tells more devices apart than the topics do, None when none does."""
+    by_topic = 1 if best is None else shape.levels[best].names.count
+    found = [
+        (texts.count, place)
+        for place, (seen, texts) in shape.places.items()
+        if seen[0] * 10 >= shape.parsed * 9 and shape.parsed * 2 > min(shape.messages, 500)
+    ]
+    many, place = max(found, default=(0, ""))
+    return place if many > max(2, 1.5 * by_topic) else None
+
+
+def _name(root: str | None, others: Sequence[TopicRule]) -> str:
+    taken = {rule.name for rule in others} | {"default"}
+    name = "devices" if root is None else root
+    if _SAFE.match(name) and name.strip(".") and name not in taken:
+        return name
+    return next(f"rule-{n}" for n in range(1, len(others) + 3) if f"rule-{n}" not in taken)

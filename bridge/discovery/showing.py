@@ -1,0 +1,133 @@
+"""What ``pulsebridge topics discover`` prints, for programs and for people. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from bridge.discovery.proposing import Proposal
+from bridge.discovery.tree import Node, TopicTree
+from bridge.errors import ConfigError
+from bridge.settings.presets import load_preset
+
+__all__ = ["discovery_of", "discovery_text", "seconds_of"]
+
+_MAX_LINES: Final = 60
+_MAX_CHILDREN: Final = 8
+
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds that a text like 60s, 5m or 1h means. Raises ConfigError for any other."""
+    found = _DURATION.fullmatch(duration)
+    seconds = 0.0 if found is None else float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
+    if not 0 < seconds <= 7 * 86_400:
+        raise ConfigError(
+            f"--for {duration}: not a duration", remedy="give seconds, minutes or hours: 60s, 5m, 1h"
+        )
+    return seconds
+
+
+def discovery_of(
+    tree: TopicTree, signs: Mapping[str, int], proposal: Proposal, listened_s: float
+) -> dict[str, Any]:
+    """Return what was seen and is proposed, as it is printed with ``--json``. Rates are live messages per second."""
+    live = tree.messages - tree.retained
+    return {
+        "listened_s": round(listened_s, 1),
+        "messages": tree.messages,
+        "retained": tree.retained,
+        "rate": _rate(live, listened_s),
+        "topics": tree.topics.count,
+        "incomplete": tree.unfolded,
+        "tree": [_node(name, node, listened_s) for name, node in _ranked(tree.root)],
+        "presets": [
+            {"name": name, "about": load_preset(name).about, "messages": count}
+            for name, count in sorted(signs.items(), key=lambda item: -item[1])
+        ],
+        "rules": [rule.model_dump(exclude_defaults=True) for rule in proposal.rules],
+        "notes": proposal.notes,
+        "yaml": proposal.yaml(),
+    }
+
+
+def _rate(messages: int, seconds: float) -> float:
+    return round(messages / max(seconds, 0.001), 2)
+
+
+def _ranked(node: Node) -> list[tuple[str | None, Node]]:
+    """The children, the busiest first; None stands for all other names."""
+    named: list[tuple[str | None, Node]] = sorted(
+        node.children.items(), key=lambda item: (-item[1].messages - item[1].below, item[0])
+    )
+    return named if node.others is None else [*named, (None, node.others)]
+
+
+def _node(name: str | None, node: Node, seconds: float) -> dict[str, Any]:
+    told: dict[str, Any] = {"level": name, "messages": node.messages, "below": node.below}
+    if node.messages:
+        told |= {
+            "retained": node.retained,
+            "rate": _rate(node.messages - node.retained, seconds),
+            "kinds": node.kinds,
+            "mean_bytes": round(node.size / node.messages),
+            "largest_bytes": node.largest,
+        }
+    if node.children or node.others is not None:
+        told |= {"names": node.names.count, "children": [_node(n, c, seconds) for n, c in _ranked(node)]}
+    return told
+
+
+def discovery_text(told: Mapping[str, Any]) -> str:
+    """Return what was seen and is proposed, for people."""
+    lines = [
+        f"{told['messages']} messages ({told['retained']} retained) on {told['topics']} topics in "
+        f"{told['listened_s']:g} s, {told['rate']:g} a second"
+    ]
+    if not told["messages"]:
+        return (
+            lines[0]
+            + "\nnothing was published: listen longer (--for 10m), or check that mqtt.username may read"
+        )
+    tree = list(_tree_lines(told["tree"], ""))
+    width = min(60, max((len(left) for left, _ in tree), default=0))
+    lines += ["", *(f"{left:<{width}}  {right}".rstrip() for left, right in tree[:_MAX_LINES])]
+    if len(tree) > _MAX_LINES:
+        lines.append(f"… {len(tree) - _MAX_LINES} more lines, all of them with --json")
+    for preset in told["presets"]:
+        lines += [
+            "",
+            f"looks like the preset {preset['name']}: {preset['about']} ({preset['messages']} messages)",
+        ]
+    if told["yaml"]:
+        lines += ["", "# proposed settings, to be read before they are used", told["yaml"].rstrip()]
+    return "\n".join([*lines, *(f"# {note}" for note in told["notes"])])
+
+
+def _tree_lines(nodes: list[dict[str, Any]], indent: str) -> Iterator[tuple[str, str]]:
+    for node in nodes[:_MAX_CHILDREN]:
+        name = "(other names)" if node["level"] is None else _shown(node["level"])
+        yield f"{indent}{name}{'/' if 'children' in node else ''}", _facts(node)
+        yield from _tree_lines(node.get("children", []), indent + "  ")
+    hidden = len(nodes) - _MAX_CHILDREN
+    if hidden > 0:
+        yield f"{indent}…", f"{hidden} more"
+
+
+def _shown(level: str) -> str:
+    plain = level if level.isprintable() and level.strip() == level and level else repr(level)
+    return plain if len(plain) <= 40 else plain[:39] + "…"
+
+
+def _facts(node: Mapping[str, Any]) -> str:
+    facts = []
+    if node["messages"]:
+        kinds = ", ".join(sorted(node["kinds"], key=lambda kind: -node["kinds"][kind]))
+        facts.append(f"{node['rate']:g}/s  {kinds}  {node['mean_bytes']} bytes")
+        if node["retained"]:
+            facts.append(f"{node['retained']} retained")
+    if "names" in node:
+        facts.append(f"{node['names']} names")
+    return "  ".join(facts)

@@ -1,0 +1,121 @@
+"""``pulsebridge topics discover`` at a real broker: what it prints, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import yaml
+
+from bridge.discovery.listening import listen
+from bridge.discovery.proposing import PresetSigns, propose
+from bridge.discovery.tree import TopicTree
+from bridge.local.stack import LocalStack
+from bridge.mapping import mapping_problems
+from bridge.mqtt.types import Message
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.mqtt import MqttSettings
+from tests.support.ingest import device
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.mark.parametrize("protocol", ["3.1", "3.1.1", "5"])
+def test_what_is_published_while_it_listens_is_counted_and_proposed(
+    broker: LocalStack, protocol: str
+) -> None:
+    mqtt = mqtt_settings(broker, protocol=protocol)
+    root = mqtt.client_id
+    tree, signs, enough = TopicTree(), PresetSigns(["tasmota"]), threading.Event()
+    listened: list[float] = []
+
+    def run() -> None:
+        options = {"filters": [f"{root}/#"], "seconds": 120, "enough": enough}
+        listened.append(listen(mqtt, tree, signs, **options))  # type: ignore[arg-type]
+
+    with device(mqtt, "dev") as dev:
+        dev.publish(f"{root}/press-0/state", b"on", retain=True)
+        assert dev.flush()
+        thread = threading.Thread(target=run, name="discover-under-test")
+        thread.start()
+        try:
+            poll_for(lambda: tree.retained == 1, 30, "the retained message")
+            for number in range(100):
+                dev.publish(f"{root}/press-{number % 10}/temperature", b"%d" % number)
+            assert dev.flush()
+            poll_for(lambda: tree.messages >= 101, 30, "all messages")
+        finally:
+            enough.set()
+            thread.join(30)
+        dev.publish(f"{root}/press-0/state", b"", retain=True)
+        assert dev.flush()
+    assert not thread.is_alive()
+    assert listened[0] > 0
+    assert (tree.messages, tree.topics.count) == (101, 11)
+    (rule,) = propose(tree, signs.seen).rules
+    assert (rule.filter, rule.device) == (f"{root}/+device/+metric", "{device}")
+
+
+def test_the_command_prints_json_at_ctrl_c_and_needs_no_pulsar(stack: LocalStack) -> None:
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    # no server listens on port 9 here
+    process = discovering(
+        mqtt,
+        "--for",
+        "10m",
+        "--json",
+        "--filter",
+        f"{root}/#",
+        "--set",
+        "pulsar.admin_url=http://127.0.0.1:9",
+    )
+    try:
+        assert process.stderr is not None
+        assert f"on {root}/# for 600 s" in process.stderr.readline()
+        arrived: list[Message] = []
+        with device(mqtt, "dev", on_message=arrived.append) as dev:
+            dev.subscribe(f"{root}/#")  # after discover, which is therefore sent each message before us
+            for number in range(20):
+                dev.publish(f"{root}/w-{number % 2}/glucose", b'{"glucose": 90}')
+            poll_for(lambda: len(arrived) >= 20, 30, "the messages")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    assert process.returncode == 0, err
+    told = json.loads(out)
+    assert 0 < told["messages"] <= 20
+    assert told["rules"][0]["filter"].startswith(f"{root}/+device")
+    assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(told["yaml"])["ingest"])) == []
+    assert told["tree"][0]["level"] == root
+
+
+def discovering(mqtt: MqttSettings, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from bridge.cli import main; main()", "topics", "discover", *arguments),
+            *("--set", f"mqtt.host={mqtt.host}", "--set", f"mqtt.port={mqtt.port}"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+
+
+def test_a_filter_that_is_none_is_refused_in_one_line(stack: LocalStack) -> None:
+    process = discovering(mqtt_settings(stack), "--for", "1s", "--filter", "a/#/b")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "nothing may follow level 2" in err
+    assert "Traceback" not in err
