@@ -41,11 +41,11 @@ class Poller:
             if key.fileobj is not self._wake_r:
                 readable = readable or bool(events & selectors.EVENT_READ)
                 continue
-            self._woken = (
-                False  # before the pipe is emptied: a wake-up in between costs a turn, and is not lost
-            )
             with suppress(BlockingIOError):
                 self._wake_r.recv(65536)  # should more wait, the next turn comes at once
+            # Not before the pipe is empty: a byte sent in between would be taken with the others, and the flag would
+            # stay up with nothing behind it. Who finds it up in between is seen by the turn that follows.
+            self._woken = False
         return readable
 
     def _watch(self, sock: _HasFile, wanted: int) -> None:
