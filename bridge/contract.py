@@ -12,6 +12,7 @@ commands topic        ``sinks``                                ``bridge`` (push)
 command cursors       ``bridge`` (push)                        ``bridge`` (push), the next owner
 command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
 dead letters          ``bridge``, ``sinks``                    people, ``sources``
+instances             ``bridge`` (ingest)                      ``bridge`` (ingest, ``status``)
 ====================  =======================================  =========================================
 
 A change that an older reader cannot read raises the version of its seam.
@@ -34,6 +35,8 @@ OFFSET_VERSION: Final = 1
 COMMAND_VERSION: Final = "1"
 RECEIPT_VERSION: Final = "1"
 CURSOR_VERSION: Final = 1
+INSTANCE_VERSION: Final = 1
+"""Of a record on ``INSTANCES_TOPIC``, whose shape stands in ``bridge/protocols/records.py``."""
 
 # --- Pulsar topics ------------------------------------------------------------------------------------------
 # Readings live in a namespace of their own, so that no MQTT topic, however crafted, names one of these.
@@ -42,7 +45,9 @@ COMMANDS_TOPIC: Final = "commands"
 CURSORS_TOPIC: Final = "command-cursors"
 RECEIPTS_TOPIC: Final = "command-receipts"
 DEAD_LETTERS_TOPIC: Final = "dead-letters"
-SYSTEM_TOPICS: Final = (COMMANDS_TOPIC, CURSORS_TOPIC, RECEIPTS_TOPIC, DEAD_LETTERS_TOPIC)
+INSTANCES_TOPIC: Final = "protocol-instances"
+"""What each running ingest process advertises: one partition, compacted, keyed by instance; see ``bridge.protocols``."""
+SYSTEM_TOPICS: Final = (COMMANDS_TOPIC, CURSORS_TOPIC, RECEIPTS_TOPIC, DEAD_LETTERS_TOPIC, INSTANCES_TOPIC)
 
 PUSH_SUBSCRIPTION: Final = "pulsebridge-push"
 """The durable subscription of the push tier on the commands topic."""

@@ -41,8 +41,10 @@ __all__ = [
     "Found",
     "carry_out",
     "commands_ready",
+    "create_topic",
     "existing_commands",
     "look",
+    "move_hold",
     "provision_commands",
     "say_unchecked",
     "try_writing",
@@ -80,7 +82,7 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
     if settings.provision == "create":
         admin.provision_namespaces()
         for need in needs.topics:
-            _create(admin, need)
+            create_topic(admin, need)
     else:
         say_unchecked(verify(admin, needs))
     cursors = settings.system_topic(CURSORS_TOPIC)
@@ -93,11 +95,12 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
             "pulsar.system_namespace",
         )
     for number in range(partitions):
-        _move_hold(admin, partition_name(cursors, number))
+        move_hold(admin, partition_name(cursors, number), CURSOR_HOLD)
     return partitions
 
 
-def _create(admin: PulsarAdmin, need: TopicNeed) -> None:
+def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
+    """Create a topic with its holds and its compaction, as far as it is not there. Raises DeniedError."""
     topic, *rest = topic_steps(need)
     admin.do(topic)
     # The number it has decides, not the number that we would have given it.
@@ -275,16 +278,16 @@ def _rights(error: DeniedError) -> bool:
 # --- the hold on the cursors ----------------------------------------------------------------------------------
 
 
-def _move_hold(admin: PulsarAdmin, partition: str) -> None:
-    """Move the hold of a cursors partition to the horizon of the last compaction, or nothing would ever be trimmed."""
+def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
+    """Move the hold of a compacted partition to the horizon of the last compaction, or nothing would ever be trimmed."""
     cursors = admin.internal_stats(partition)["cursors"]
-    if _COMPACTION not in cursors or CURSOR_HOLD not in cursors:
+    if _COMPACTION not in cursors or hold not in cursors:
         return
     horizon = _place(cursors[_COMPACTION]["markDeletePosition"])
-    if horizon > _place(cursors[CURSOR_HOLD]["markDeletePosition"]) and horizon[1] >= 0:
+    if horizon > _place(cursors[hold]["markDeletePosition"]) and horizon[1] >= 0:
         admin.request(
             "POST",
-            f"/{rest_path(partition)}/subscription/{CURSOR_HOLD}/resetcursor",
+            f"/{rest_path(partition)}/subscription/{hold}/resetcursor",
             body={"ledgerId": horizon[0], "entryId": horizon[1], "partitionIndex": -1},
         )
 

@@ -17,6 +17,7 @@ from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
+    INSTANCES_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
     partition_name,
@@ -27,11 +28,13 @@ __all__ = [
     "COMPACTION_THRESHOLD_BYTES",
     "CURSOR_HOLD",
     "HOLD_POLICY",
+    "INSTANCES_HOLD",
     "Needs",
     "Step",
     "TopicNeed",
     "grant_steps",
     "ingest_needs",
+    "instances_need",
     "namespace_steps",
     "policies_lack",
     "push_needs",
@@ -46,6 +49,9 @@ COMPACTION_THRESHOLD_BYTES: Final = 4 * 1024 * 1024
 CURSOR_HOLD: Final = "pulsebridge-cursors"
 """Durable subscription at earliest on each cursors partition: nothing takes it forward but compaction's horizon,
 so that neither the topic nor its compacted view can vanish while no push worker runs (H24)."""
+
+INSTANCES_HOLD: Final = "pulsebridge-instances"
+"""The same on the partition in which ingest processes advertise themselves."""
 
 HOLD_POLICY: Final = "producer_request_hold"
 """The only quota policy under which neither a message nor a producer is given up (H1 c, H13)."""
@@ -104,9 +110,16 @@ def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = ()) -> Needs:
                 pulsar.command_partitions,
                 why="what ingest and push cannot pass on",
             ),
+            instances_need(pulsar),
             *(TopicNeed(topic, pulsar.partitions, why="readings of a rule") for topic in readings),
         ),
     )
+
+
+def instances_need(pulsar: PulsarSettings) -> TopicNeed:
+    """Return the topic in which ingest processes advertise themselves."""
+    topic = pulsar.system_topic(INSTANCES_TOPIC)
+    return TopicNeed(topic, 1, (INSTANCES_HOLD,), compacted=True, why="which ingest processes run")
 
 
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:

@@ -143,6 +143,12 @@ class PulsarAdmin:
         with self._http.stream("GET", path) as answer:
             return answer.status_code, {name.lower(): value for name, value in answer.headers.items()}
 
+    def owner(self, partition: str) -> str:
+        """Return the service URL of the broker that owns a partition; one that nobody owns is given to a broker."""
+        url = f"{self.settings.admin_url.rstrip('/')}/lookup/v2/topic/{rest_path(partition)}"
+        found = self.request("GET", url)
+        return str(found.get("brokerUrl") or found.get("brokerUrlTls") or found.get("nativeUrl") or "")
+
     def cluster(self) -> str:
         """Return the name of the cluster."""
         return ",".join(sorted(self.request("GET", "/clusters")))

@@ -206,6 +206,11 @@ class Intake:
             self._ways[topic] = way
         return way
 
+    @property
+    def topics(self) -> list[str]:
+        """The full names of the Pulsar topics that were written to. From any thread."""
+        return self._lanes.topics
+
     def is_dead_letter(self, reading: Reading) -> bool:
         """Whether a message taken went to the dead letters; ``pb.dead.reason`` among its properties says why."""
         return reading.topic == self._dead_topic

@@ -422,6 +422,11 @@ class Lanes:
         ]
         return max(0.0, min(times) - now) if times else 60.0
 
+    @property
+    def topics(self) -> list[str]:
+        """The full names of the topics that were written to. From any thread."""
+        return list(self._topics)
+
     def blocked(self) -> Iterator[Stalled]:
         """Yield each topic or partition with messages that are not stored."""
         for name, topic in self._topics.items():

@@ -40,12 +40,8 @@ class MqttHandler(ProtocolHandler):
         """Return the brokers that the links dial, and as whom, as JSON."""
         return json.dumps(
             {
-                name: {
-                    "broker": f"{'mqtts' if s.tls else 'mqtt'}://{s.host}:{s.port}",
-                    "client_id": s.client_id,
-                    "protocol": s.protocol,
-                }
-                for name, s in self._settings.links().items()
+                name: {"broker": broker, "client_id": client_id}
+                for name, (broker, client_id) in self._sessions().items()
             }
         )
 
@@ -61,8 +57,31 @@ class MqttHandler(ProtocolHandler):
                 alone=not self._settings.ingest.links,
                 ended=self._link_ended,
             )
+        for other, data in service.advertised(self.protocol_name).items():
+            self._compare(other, data)
         for link in self.links.values():
             link.start()
+
+    def _compare(self, other: str, data: str) -> None:
+        """Tell when another instance says that it uses a session of ours; the broker has the last word (H10)."""
+        try:
+            theirs = {(v["broker"], v["client_id"]) for v in json.loads(data).values()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return  # of another version
+        for name, (broker, client_id) in self._sessions().items():
+            if (broker, client_id) in theirs:
+                log.info(
+                    "another instance used this link's client id lately; if it still runs, stop it",
+                    link=name,
+                    client_id=client_id,
+                    instance=other,
+                )
+
+    def _sessions(self) -> dict[str, tuple[str, str]]:
+        return {
+            name: (f"{'mqtts' if s.tls else 'mqtt'}://{s.host}:{s.port}", s.client_id)
+            for name, s in self._settings.links().items()
+        }
 
     def _link_ended(self, link: LinkRunner, error: BaseException | None) -> None:
         # On the link's thread. One that cannot go on takes no other with it; the last one ends the service.

@@ -14,8 +14,8 @@ import structlog
 
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import DeniedError, TerminalError
-from bridge.provisioning import say_unchecked, try_writing, verify
-from bridge.provisioning_plan import ingest_needs, policies_lack
+from bridge.provisioning import create_topic, say_unchecked, try_writing, verify
+from bridge.provisioning_plan import ingest_needs, instances_need, policies_lack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_dial import dial
 from bridge.settings import Settings
@@ -49,6 +49,7 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = ()) -> None:
     admin.provision_namespaces()
     verify_policies(admin)
     admin.create_partitioned(dead_letters, settings.command_partitions)
+    create_topic(admin, instances_need(settings))
 
 
 def static_topics(settings: Settings) -> list[str]:

@@ -8,14 +8,17 @@ not acknowledged and comes again.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
@@ -29,9 +32,11 @@ from bridge.mapping import Mapper
 from bridge.metrics import serving
 from bridge.mop_metrics import MopCollector
 from bridge.mqtt.keepalive import backoff_s
+from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
 from bridge.protocols.loading import load_handlers
+from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_topics
 from bridge.protocols.running import Running
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
@@ -77,6 +82,10 @@ class IngestService:
         self._topics: set[str] | None = None
         """The Pulsar topics that exist or were named, by all intakes together."""
         self._intakes: list[Intake] = []
+        self._advertiser: Advertiser | None = None
+        self._started_ms = time.time_ns() // 1_000_000
+        self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        """The name of this process among the instances that advertise themselves."""
 
     # --- for the handlers ---
 
@@ -110,6 +119,43 @@ class IngestService:
         self._intakes.append(made)
         return made
 
+    def advertised(self, protocol: str) -> Mapping[str, str]:
+        """Return what the other instances that live advertise for a protocol, by instance."""
+        assert self._client is not None
+        try:
+            board = read_board(self._client)
+        except PulsebridgeError as e:
+            log.debug("the other instances cannot be read", why=e.what)
+            return {}
+        now_ms = time.time_ns() // 1_000_000
+        return {
+            r.instance: r.protocols[protocol].data
+            for r in board
+            if r.instance != self.instance and protocol in r.protocols and not r.gone(now_ms)
+        }
+
+    def _record(self) -> InstanceRecord:
+        state: Literal["starting", "running", "stopping"] = "running" if self.running.running else "starting"
+        listeners, ready, data = self.running.listeners, self.readiness(), self.running.data
+        topics, count = bounded_topics(t for intake in self._intakes for t in intake.topics)
+        return InstanceRecord(
+            instance=self.instance,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state="stopping" if self.stopping.is_set() else state,
+            started_ms=self._started_ms,
+            written_ms=time.time_ns() // 1_000_000,
+            interval_s=self.settings.ingest.advertise_s,
+            protocols={
+                name: ProtocolRecord(
+                    data[name], [f"{a.host}:{a.port}" for a in listeners[name]], dict(ready[name])
+                )
+                for name in data
+            },
+            topics=topics,
+            topics_count=count,
+        )
+
     def changed(self) -> None:
         """Look whether everything is ready now."""
         missing = [
@@ -126,6 +172,8 @@ class IngestService:
             self._part.ready()
         if self.running.running and not missing:
             self.ready.set()
+        if self._advertiser is not None:
+            self._advertiser.renew()
 
     def readiness(self) -> Mapping[str, Mapping[str, bool]]:
         """Return what is ready: for each protocol its parts, for ``mqtt`` the links by name."""
@@ -181,6 +229,11 @@ class IngestService:
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         self._client = PulsarClient(self.settings.pulsar)
+        self.running.go(self, Phase.ADVERTISE)
+        self._advertiser = Advertiser(
+            self._client, self.admin, self._record, self.settings.ingest.advertise_s
+        )
+        self._advertiser.start()
         self.running.go(self, Phase.START)
         self.changed()
         self._wait(None)
@@ -226,6 +279,8 @@ class IngestService:
     def _stop(self) -> None:
         self._begin_stop()
         self.running.stop()
+        if self._advertiser is not None:
+            self._advertiser.stop()
         # Pulsar's threads call back into Python: they must be gone before the interpreter ends, or it aborts.
         thread = threading.Thread(target=self._close, name="ingest-close", daemon=True)
         thread.start()

@@ -136,7 +136,10 @@ def status(
     data_dir: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the local servers. Exit code 0 when they run, 1 when they do not.
+    """Show the local servers, and every ingest process that writes to the configured Pulsar.
+
+    For each process: its protocols, where it listens, and the Pulsar brokers that own its topics. Exit code 0 when
+    the local servers or an ingest process run, 1 when neither does.
 
     Examples:
 
@@ -144,9 +147,17 @@ def status(
 
       pulsebridge status --json
     """
-    from bridge.local.lifecycle import show_status
+    from rich.console import Console
 
-    if not show_status(_settings(config, sets, {"local.data_dir": data_dir}), as_json=as_json):
+    from bridge.local.lifecycle import show_status
+    from bridge.protocols.status import look_at_instances, show_instances
+
+    found = look_at_instances(settings_from(config, sets))
+    local = _settings(config, sets, {"local.data_dir": data_dir})
+    up = show_status(local, as_json=as_json, more=found.as_dict())
+    if not as_json:
+        show_instances(found, Console())
+    if not (up or found.alive):
         raise typer.Exit(1)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -267,8 +268,10 @@ def _end(processes: list[psutil.Process]) -> None:
 # --- status ---
 
 
-def show_status(settings: LocalSettings, *, as_json: bool = False) -> bool:
-    """Print the state of the supervised servers. Returns whether all of them run."""
+def show_status(
+    settings: LocalSettings, *, as_json: bool = False, more: Mapping[str, object] | None = None
+) -> bool:
+    """Print the state of the supervised servers, in JSON with ``more``. Returns whether all of them run."""
     state = read_state(_folder(settings))
     up = state is not None and state.running and state.phase == "ready"
     alive = (
@@ -278,7 +281,7 @@ def show_status(settings: LocalSettings, *, as_json: bool = False) -> bool:
         body = {"up": up and all(alive.values()), "data_dir": str(_folder(settings))}
         if state is not None:
             body |= asdict(state) | {"alive": alive}
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        sys.stdout.write(json.dumps(body | dict(more or {}), indent=2) + "\n")
     elif state is None or not up:
         phase = "starting" if state is not None and state.running else "down"
         Console().print(

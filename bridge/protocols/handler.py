@@ -75,6 +75,12 @@ class Service(Protocol):
     def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
         """Return a way into Pulsar of the handler's own. The service closes its producers after the last ``close``."""
 
+    def advertised(self, protocol: str) -> Mapping[str, str]:
+        """Return what the other instances that live advertise for a protocol, by instance. It blocks.
+
+        Empty where Pulsar does not let us read it.
+        """
+
     def changed(self) -> None:
         """Tell that what ``readiness`` returns has changed."""
 

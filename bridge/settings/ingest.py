@@ -55,6 +55,12 @@ class IngestSettings(Section):
     allow_loopback: bool = Field(
         False, description="Accept filters that match a command topic (commands are still left out)."
     )
+    advertise_s: float = Field(
+        15.0,
+        gt=0,
+        description="How often this process renews what `pulsebridge status` shows of it, in seconds; after four times "
+        "that without a sign it counts as gone.",
+    )
     drain_s: float = Field(
         20.0, gt=0, description="How long a clean stop may wait for Pulsar's receipts, in seconds."
     )

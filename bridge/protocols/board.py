@@ -1,0 +1,174 @@
+"""The instances topic: a process writes its record there and renews it, anybody reads all of them.
+
+It is best effort on purpose: messages flow whether or not the board can be written. Pulsar compacts it by threshold;
+beside that each writer lets it be compacted and trimmed now and then, where its rights allow that, so that heartbeats
+do not pile up, and a durable subscription keeps it from vanishing while nobody runs (H24).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from bridge.contract import INSTANCES_TOPIC, partition_name
+from bridge.errors import ContractError, PulsebridgeError, TerminalError
+from bridge.protocols.records import InstanceRecord
+from bridge.provisioning import move_hold
+from bridge.provisioning_plan import INSTANCES_HOLD, compact_step
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import EARLIEST, OK, Producer, PulsarClient, ReceiveTimeout, our_errors
+
+__all__ = ["Advertiser", "read_board", "tidy"]
+
+log = structlog.get_logger("protocols")
+
+_TOMBSTONE_S: Final = 3.0
+_TIDY_S: Final = 3600.0
+_READ_MS: Final = 2000
+_FORGET_MS: Final = 7 * 24 * 3600 * 1000
+"""How long the record of an instance that went without a word is kept, in ms."""
+
+
+class Advertiser:
+    """Writes this process's record every ``interval_s`` seconds, in a thread of its own; ``record`` makes it."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        admin: PulsarAdmin,
+        record: Callable[[], InstanceRecord],
+        interval_s: float,
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._record = record
+        self._interval_s = interval_s
+        self._partition = partition_name(admin.settings.system_topic(INSTANCES_TOPIC), 0)
+        self._producer: Producer | None = None
+        self._answered = threading.Event()
+        self._answered.set()
+        self._stopping = threading.Event()
+        self._now = threading.Event()
+        self._broken = False
+        self._complained = False
+        self._key = record().instance
+        self._thread = threading.Thread(target=self._run, name="advertiser", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def renew(self) -> None:
+        """Write the record again soon: something has changed."""
+        self._now.set()
+
+    def stop(self) -> None:
+        """Remove the record, and wait a moment for that."""
+        self._stopping.set()
+        self._now.set()
+        self._thread.join(_TOMBSTONE_S + 1.0)
+
+    def _run(self) -> None:
+        tidied = time.monotonic() - _TIDY_S  # at once: the process before us may have left much
+        while not self._stopping.is_set():
+            self._now.clear()
+            self._try(lambda: self._write(self._record().encode()))
+            if time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
+                tidied = time.monotonic()
+                self._try(self._tidy, quietly=True)
+            self._now.wait(self._interval_s)
+            self._stopping.wait(min(0.2, self._interval_s / 4))  # several changes at once make one record
+        if self._producer is not None:
+            self._answered.wait(_TOMBSTONE_S / 2)
+            self._try(lambda: self._write(b""), quietly=True)
+            self._answered.wait(_TOMBSTONE_S / 2)
+
+    def _try(self, act: Callable[[], None], *, quietly: bool = False) -> None:
+        try:
+            act()
+        except PulsebridgeError as e:
+            if quietly or self._complained:
+                log.debug("instances topic", why=str(e))
+            else:
+                self._complained = True
+                log.info("`pulsebridge status` does not see this process, all else works", why=str(e))
+
+    def _write(self, payload: bytes, key: str | None = None) -> None:
+        if not self._answered.is_set():
+            return  # Pulsar is away: one record waits already
+        if self._broken and self._producer is not None:
+            broken, self._producer = self._producer, None
+            with our_errors(f"closing the producer on {self._partition}"):
+                broken.close()
+        if self._producer is None:
+            self._producer = self._opened()
+        self._answered.clear()
+
+        def receipt(result: Any, _message_id: Any) -> None:
+            self._broken = result != OK
+            self._answered.set()
+
+        with our_errors(f"writing to {self._partition}"):
+            self._producer.send_async(payload, receipt, partition_key=key or self._key)
+
+    def _opened(self) -> Producer:
+        topic = self._admin.settings.system_topic(INSTANCES_TOPIC)
+        if self._client.partitions(topic) == [topic]:
+            raise TerminalError(
+                f"{topic} is not there",
+                remedy="let an operator run what `pulsebridge provision --dry-run` prints",
+            )
+        return self._client.producer(self._partition, batching=False)
+
+    def _tidy(self) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        for record in read_board(self._client):
+            if now_ms - record.written_ms > _FORGET_MS and self._answered.wait(_TOMBSTONE_S):
+                self._write(b"", record.instance)
+        tidy(self._admin)
+
+
+def tidy(admin: PulsarAdmin) -> None:
+    """Let the instances topic be compacted, and trimmed up to the compaction before. Raises DeniedError without the right."""
+    partition = partition_name(admin.settings.system_topic(INSTANCES_TOPIC), 0)
+    move_hold(admin, partition, INSTANCES_HOLD)
+    admin.do(compact_step(partition))
+
+
+def read_board(client: PulsarClient) -> list[InstanceRecord]:
+    """Return the record of each instance, by name; none when there is no such topic. It blocks.
+
+    Raises TransientError when Pulsar cannot be reached, DeniedError without the right to consume.
+    """
+    topic = client.settings.system_topic(INSTANCES_TOPIC)
+    if client.partitions(topic) == [topic]:
+        return []
+    found: dict[str, InstanceRecord] = {}
+    partition = partition_name(topic, 0)
+    reader: Any = client.reader(partition, EARLIEST, compacted=True)
+    try:
+        with our_errors(f"reading {partition}"):
+            while reader.has_message_available():
+                try:
+                    message = reader.read_next(_READ_MS)
+                except ReceiveTimeout:
+                    break  # what was left is compacted away
+                _take(found, message.partition_key(), message.data())
+    finally:
+        with our_errors(f"closing the reader of {partition}"):
+            reader.close()
+    return [found[name] for name in sorted(found)]
+
+
+def _take(found: dict[str, InstanceRecord], key: str, payload: bytes) -> None:
+    if not payload:
+        found.pop(key, None)
+        return
+    try:
+        found[key] = InstanceRecord.decode(payload)
+    except ContractError as e:  # of another version of Pulsebridge
+        log.debug("an instance's record is left out", instance=key, why=e.what)
