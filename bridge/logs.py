@@ -1,20 +1,63 @@
 """The log: structlog's events as lines on stdout, for people or as JSON for a collector.
 
-Tiers log with ``structlog.get_logger("ingest")``. Healthy running says nothing above INFO, and a WARNING names the
-action to take.
+Tiers log with ``structlog.get_logger("ingest")``. Healthy running says nothing above INFO, a WARNING names the action
+to take, and one that repeats is shown now and then, with the number of those left out. Secrets are masked here once
+more, whatever a library or a server's answer put into a text.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from typing import Any
+import threading
+import time
+from collections import OrderedDict
+from typing import Any, Final
 
 import structlog
 
 from bridge.settings.log import LogSettings
 
-__all__ = ["configure"]
+__all__ = ["Repeats", "configure", "masked"]
+
+_REPEATS: Final = 5
+_WINDOW_S: Final = 60.0
+_REMEMBERED: Final = 1000
+
+_CREDENTIALS = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
+_BEARER = re.compile(r"(?i)\b(bearer|token:)\s*[\w.~+/=-]{8,}")
+_JWT = re.compile(r"\beyJ[\w-]{4,}\.[\w-]{4,}\.[\w-]*")
+_SECRET_NAMES: Final = ("password", "token", "secret", "private_key", "authorization")
+
+
+def masked(text: str) -> str:
+    """Return a text without credentials: passwords in URLs, bearer tokens, JSON Web Tokens."""
+    if "://" in text:
+        text = _CREDENTIALS.sub(r"\1:***@", text)
+    return _JWT.sub("***", _BEARER.sub(r"\1 ***", text))
+
+
+class Repeats:
+    """Which of many equal events are shown: the first few in a minute. Pure; the caller tells the time in seconds."""
+
+    def __init__(self, shown: int = _REPEATS, window_s: float = _WINDOW_S, keys: int = _REMEMBERED) -> None:
+        self._shown = shown
+        self._window_s = window_s
+        self._keys = keys
+        self._seen: OrderedDict[object, tuple[float, int]] = OrderedDict()
+
+    def take(self, key: object, now: float) -> int | None:
+        """Return how many events of ``key`` were left out before this one, None when this one is left out too."""
+        since, count = self._seen.pop(key, (now, 0))
+        left_out = 0
+        if now - since >= self._window_s:
+            left_out = max(0, count - self._shown)
+            since, count = now, 0
+        self._seen[key] = (since, count + 1)
+        if len(self._seen) > self._keys:
+            self._seen.popitem(last=False)
+        return left_out if count < self._shown else None
 
 
 class _Stdout:
@@ -24,10 +67,20 @@ class _Stdout:
         self.name = str(name[0]) if name else None
 
     def msg(self, message: str) -> None:
-        sys.stdout.write(message + "\n")
+        sys.stdout.write(message + "\n")  # in one piece: several threads log
         sys.stdout.flush()
 
     log = debug = info = warning = warn = error = critical = fatal = failure = exception = msg
+
+
+class _Handler(logging.Handler):
+    """The standard library's log, written as ours is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            _Stdout().msg(self.format(record))
+        except Exception:  # noqa: BLE001 the standard library's own way with a record that cannot be written
+            self.handleError(record)
 
 
 def _name(logger: Any, _: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -37,34 +90,78 @@ def _name(logger: Any, _: str, event: structlog.typing.EventDict) -> structlog.t
     return event
 
 
+def _mask(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = masked(value)
+        if value is not None and name.lower().endswith(_SECRET_NAMES):
+            event[name] = "***"
+    return event
+
+
+class _Limit:
+    """Leaves out WARNINGs and ERRORs that repeat about the same thing."""
+
+    # Values that tell one thing from another; what varies from one repeat to the next is none of them.
+    _ABOUT: Final = ("link", "partition", "topic", "filter", "protocol", "subscription", "query")
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, logger: Any, level: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        if level not in ("warning", "error"):
+            return event
+        about = tuple(str(event.get(name, "")) for name in self._ABOUT)
+        key = (getattr(logger, "name", None), level, event.get("event"), about)
+        with self._lock:
+            left_out = self._repeats.take(key, time.monotonic())
+        if left_out is None:
+            raise structlog.DropEvent
+        if left_out:
+            event["left_out"] = left_out
+        return event
+
+
 def configure(settings: LogSettings) -> None:
     """Configure structlog and the standard library's logging for this process."""
     level = logging.getLevelName(settings.level.upper())
     last: structlog.typing.Processor
     if settings.format == "json":
-        last = structlog.processors.JSONRenderer()
+        last = structlog.processors.JSONRenderer(ensure_ascii=False)
         stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     else:
-        last = structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+        last = structlog.dev.ConsoleRenderer(
+            colors=sys.stdout.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # rich's shows the values of variables
+        )
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+    shape: list[structlog.typing.Processor] = [stamp, structlog.processors.format_exc_info, _mask]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _Limit(),
             structlog.processors.add_log_level,
             _name,
-            stamp,
-            structlog.processors.format_exc_info if settings.format == "json" else _keep,
+            *shape,
             last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_Stdout,
         cache_logger_on_first_use=False,
     )
-    # Third-party libraries: only what a person has to act on.
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", force=True
+    # Third-party libraries: only what a person has to act on, in the same form.
+    handler = _Handler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.processors.add_log_level,
+                structlog.stdlib.add_logger_name,
+                *shape,
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+        )
     )
-
-
-def _keep(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    return event
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

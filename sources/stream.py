@@ -89,7 +89,7 @@ class StreamPlanner:
             end = self._plan(start, limits)
         except TransientError as e:
             if not self._away:
-                _log.warning("Pulsar is away, the query waits for it", error=str(e))
+                _log.warning("Pulsar is away, the query waits for it; check that it runs", error=str(e))
             self._away = True
             return start
         if self._away:
@@ -125,7 +125,8 @@ class StreamPlanner:
             self._hold.commit(self._views, end.positions)
         except TransientError as e:
             _log.warning(
-                "the commit did not reach Pulsar, the next one will: more is kept until then", error=str(e)
+                "the commit did not reach Pulsar, the next one will, and more is kept until then; check Pulsar if it repeats",
+                error=str(e),
             )
 
     # --- the first offset, and going on from a checkpoint ---
@@ -248,7 +249,10 @@ class StreamPlanner:
         strangers = [n for n, place in positions.items() if n in self._views and self._views[n].beyond(place)]
         if self._options.fail_on_data_loss or strangers:
             raise loss_error(found)
-        _log.warning("data is gone; failOnDataLoss is off, going on with what is left", lost=found)
+        _log.warning(
+            "data is gone, going on with what is left, as failOnDataLoss is off; raise the retention to keep more",
+            lost=found,
+        )
 
     def _rows_per_entry(
         self, views: Mapping[str, PartitionView], starts: Mapping[str, Position]

@@ -126,7 +126,10 @@ class HttpHandler(ProtocolHandler):
         try:
             self._load(self._tls)
         except ConfigError as e:
-            log.warning("the new certificate is not taken, the old one stays", why=str(e))
+            log.warning(
+                "the new certificate is not taken, the old one stays; mend the files, they are read again",
+                why=str(e),
+            )
         else:
             log.info("the certificate was read anew", file=str(self._http.tls_certificate))
 

@@ -234,7 +234,11 @@ class Intake:
         device = reading.properties.get(P_DEVICE, "")
         mqtt_topic = reading.properties[P_TOPIC]
         if self._new_reason(reason):
-            log.warning("message goes to the dead letters", mqtt_topic=mqtt_topic[:200], why=reason)
+            log.warning(
+                "message goes to the dead letters; see pulsebridge dead-letters list",
+                mqtt_topic=mqtt_topic[:200],
+                why=reason,
+            )
         size = len(reading.payload)
         reading.payload, reading.properties = dead_letter(
             reading.payload,
@@ -248,7 +252,7 @@ class Intake:
         if len(reading.payload) < size:
             self.metrics.cut.inc()
             log.error(
-                "a payload was too large for the dead letters too: only its head is kept",
+                "a payload was too large for the dead letters too, only its head is kept; limit what devices may publish",
                 mqtt_topic=mqtt_topic,
                 bytes=size,
             )

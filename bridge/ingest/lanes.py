@@ -297,7 +297,8 @@ class Lanes:
             self._closed.append(producing)
         if producing.attempts in (1, 10) and producing.phase == "open":
             log.warning(
-                "producer given up; its messages are sent again by another, nothing is acknowledged before",
+                "producer given up; its messages are sent again by another, nothing is acknowledged before: check the "
+                "partition's topic if this goes on",
                 partition=producing.partition,
                 why=str(error),
                 unstored=len(producing.lane),
@@ -313,7 +314,7 @@ class Lanes:
         except DeniedError as e:
             log.debug("policies may not be read", why=e.what)
         except TerminalError as e:
-            log.warning("a policy refuses or loses messages", why=e.what)
+            log.warning("a policy refuses or loses messages; run the command that mends it", why=e.what)
         except PulsebridgeError as e:
             log.debug("policies could not be read", why=e.what)
 
@@ -352,7 +353,11 @@ class Lanes:
             return
         if error is not None:
             if number == 0:
-                log.warning("topic cannot be made; its messages wait", topic=name, why=str(error))
+                log.warning(
+                    "topic cannot be made, its messages wait; check Pulsar's admin and our rights there",
+                    topic=name,
+                    why=str(error),
+                )
             self._retry_topics[name] = (now + backoff_s(number, _RETRY_MIN_S, _RETRY_MAX_S, 0.5), number + 1)
             return
         topic = self._topics[name]

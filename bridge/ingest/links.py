@@ -123,7 +123,9 @@ class LinkRunner:
             except TransientError as e:
                 if attempt == 0:
                     log.warning(
-                        "the session's filters cannot be read yet, trying again", link=self.name, why=str(e)
+                        "the session's filters cannot be read yet, trying again; check Pulsar's admin",
+                        link=self.name,
+                        why=str(e),
                     )
                 self._service.stopping.wait(backoff_s(attempt, 0.5, 10.0, 0.5))
                 attempt += 1
@@ -155,7 +157,7 @@ class LinkRunner:
     def _wait_out(self, worker: IngestWorker, error: DeniedError) -> None:
         """Say what is to be mended, and stay away from the broker for a while; what was read is still stored."""
         log.error(
-            "an MQTT link stands still; the others go on",
+            "an MQTT link stands still, the others go on; mend what it names, it is tried again",
             link=self.name,
             why=str(error),
             again_in_s=_REVIVE_S,
@@ -182,6 +184,7 @@ def _remember(memory: SessionMemory, service: Service, filters: dict[str, int]) 
         memory.store(service.admin, filters)
     except PulsebridgeError as e:
         log.warning(
-            "the subscribed filters could not be kept; after a restart retained messages may come again",
+            "the subscribed filters could not be kept, after a restart retained messages may come again; check "
+            "Pulsar's admin",
             why=str(e),
         )

@@ -94,7 +94,11 @@ class MqttHandler(ProtocolHandler):
         if last:
             self._service.failed(error)
         else:
-            log.error("an MQTT link has ended for good; the others go on", link=link.name, why=str(error))
+            log.error(
+                "an MQTT link has ended for good, the others go on; mend what it names and start again",
+                link=link.name,
+                why=str(error),
+            )
             self._service.changed()
 
     def readiness(self) -> Mapping[str, bool]:

@@ -83,7 +83,7 @@ class Running:
                 self._parts[step.name].handler.close()
             except Exception as e:  # noqa: BLE001 a third party's handler may fail in any way
                 log.error(
-                    "a protocol handler did not close cleanly",
+                    "a protocol handler did not close cleanly; report it to its authors",
                     protocol=step.name,
                     why=f"{type(e).__name__}: {e}",
                 )
