@@ -16,13 +16,26 @@ from typing import Any, Final
 import httpx
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
-from bridge.pulsar_dial import credentials_remedy, whom
+from bridge.pulsar_dial import credentials_remedy, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
 
 __all__ = ["AdminHttp"]
 
 _REDIRECTS: Final = 5
+_BY_CONSUME: Final = frozenset(
+    {
+        "CONSUME",
+        "SUBSCRIBE",
+        "UNSUBSCRIBE",
+        "GET_SUBSCRIPTIONS",
+        "PEEK_MESSAGES",
+        "RESET_CURSOR",
+        "GET_BACKLOG_SIZE",
+    }
+)
+_BY_EITHER: Final = frozenset({"LOOKUP", "GET_STATS", "GET_METADATA", "GET_TOPICS"})
+"""Operations of the admin that Pulsar allows to a role with that action on the namespace."""
 
 
 class AdminHttp:
@@ -95,11 +108,22 @@ class AdminHttp:
                 f"Pulsar's admin at {self._settings.admin_url} does not accept our credentials: {why}",
                 remedy=credentials_remedy(self._settings),
             )
-        who = whom(self._settings)
         return DeniedError(
-            f"Pulsar's admin does not allow {who} to {method} {path}: {why}",
-            remedy=f"grant it to {who}; `pulsebridge provision --dry-run` prints what an operator has to run, "
-            "and pulsar.provision says what ingest and push ask for by themselves",
+            f"Pulsar's admin does not allow {whom(self._settings)} to {method} {path}: {why}",
+            remedy=self._rights(path, why),
+        )
+
+    def _rights(self, path: str, why: str) -> str:
+        """Return what would allow it: Pulsar names the operation, and which action includes it is its own rule."""
+        operation = re.search(r"operation \[(\w+)\]", why)
+        if path.startswith("/persistent/") and operation is not None and operation.group(1) in _BY_CONSUME:
+            tenant, namespace = path.split("/")[2:4]
+            return grant_remedy(self._settings, f"persistent://{tenant}/{namespace}/", "consume")
+        if path.startswith("/persistent/") and operation is not None and operation.group(1) in _BY_EITHER:
+            return "it needs produce or consume on the namespace: see `pulsebridge provision --dry-run`"
+        return (
+            "only an administrator of the tenant may: let one run what `pulsebridge provision --dry-run` prints, "
+            "and set pulsar.provision=verify"
         )
 
     # --- inside ---

@@ -16,6 +16,7 @@ from pydantic import SecretStr, ValidationError
 from bridge.contract import COMMANDS_TOPIC, topic_name
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.secret_file import token_of
 
 __all__ = ["OPTIONS", "SinkOptions", "read_options"]
 
@@ -31,7 +32,7 @@ OPTIONS: Final[dict[str, str]] = {
     "sendTimeoutMs": "how long a task waits without any receipt of Pulsar before it fails, in ms; default 60000",
     "pulsar.client.token": "token to authenticate with",
     "pulsar.client.authPluginClassName": "only the token plug-in is known: use authParams",
-    "pulsar.client.authParams": "token:<token>, as the Java client takes it",
+    "pulsar.client.authParams": "token:<token> or file:///<path>, as the Java client takes it; a file is read anew",
     "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates",
     "pulsar.client.tlsCertificateFilePath": "PEM file of the client's certificate (mTLS)",
     "pulsar.client.tlsKeyFilePath": "PEM file of the client's private key (mTLS)",
@@ -79,10 +80,12 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         values["token"] = SecretStr(given["pulsar.client.token"])
     params = given.get("pulsar.client.authparams")
     if params is not None:
-        if params.startswith("token:"):
-            values["token"] = SecretStr(params.removeprefix("token:"))
-        else:
-            problems.append("pulsar.client.authParams: only token:<token> is known here")
+        try:
+            values["token"] = token_of(params)
+        except (OSError, ValueError) as e:
+            problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
+        if values.get("token", "") is None:
+            problems.append("pulsar.client.authParams: only token:<token> and file:///<path> are known here")
     provision = given.get("provision", "true").lower()
     if provision not in ("true", "false"):
         problems.append(f"provision: is {provision!r}, wanted true or false")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Receipts", "TaskWriter", "writer_of_this_process"]
 
 _MAX_PENDING: Final = 1000
-_clients: dict[tuple[int, str], TaskWriter] = {}
+_clients: dict[tuple[int, SinkOptions, int], TaskWriter] = {}
 _clients_lock = threading.Lock()
 
 
@@ -173,8 +173,7 @@ def writer_of_this_process(options: SinkOptions, partitions: int) -> TaskWriter:
 
     Spark reuses its Python workers, and a connection per task would cost more than the task.
     """
-    token = options.pulsar.token.get_secret_value() if options.pulsar.token else ""
-    key = (os.getpid(), f"{options!r}|{token}|{partitions}")
+    key = (os.getpid(), options, partitions)
     with _clients_lock:
         found = _clients.get(key)
         if found is None:

@@ -18,6 +18,7 @@ from pydantic import SecretStr, ValidationError
 from bridge.contract import SOURCE_COLUMNS, Position, topic_name
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.secret_file import SecretFile, token_of
 from sources.planning import Limits
 
 __all__ = ["EARLIEST", "LATEST", "OPTIONS", "SourceOptions", "StartingOffsets", "connection_options", "parse"]
@@ -47,7 +48,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "columns": "The columns to build, separated by commas; default all.",
     "pulsar.client.token": "Token for both URLs.",
     "pulsar.client.authPluginClassName": "Java class name of the token or TLS authentication.",
-    "pulsar.client.authParams": "Its parameters: token:…, or tlsCertFile:…,tlsKeyFile:….",
+    "pulsar.client.authParams": "Its parameters: token:…, file:///… (a token that is read anew when it rotates), or tlsCertFile:…,tlsKeyFile:….",
     "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates.",
     "pulsar.client.tlsCertificateFilePath": "PEM file of this client's certificate.",
     "pulsar.client.tlsKeyFilePath": "PEM file of this client's private key.",
@@ -103,7 +104,10 @@ class SourceOptions:
 def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
     """Return the options that connect a query as these settings say; secrets included."""
     found = {"service.url": pulsar.service_url, "admin.url": pulsar.admin_url}
-    if pulsar.token is not None:
+    if isinstance(pulsar.token, SecretFile):  # it is read where and when it is used: on the executors too
+        found["pulsar.client.authPluginClassName"] = _TOKEN_CLASS
+        found["pulsar.client.authParams"] = pulsar.token.path.absolute().as_uri()
+    elif pulsar.token is not None:
         found["pulsar.client.token"] = pulsar.token.get_secret_value()
     for name, value in (
         ("tlsTrustCertsFilePath", pulsar.tls_ca),
@@ -316,8 +320,7 @@ def _pulsar(reader: _Reader) -> PulsarSettings | None:
             reader.problems.append(f"{name}={text!r} does not begin with {' or '.join(schemes)}")
         values[name.replace(".", "_")] = text or ""
     token, certificate, key = _authentication(reader)
-    if token is not None:
-        values["token"] = SecretStr(token)
+    values["token"] = token
     ca = reader.text("pulsar.client.tlsTrustCertsFilePath")
     values |= {
         "tls_ca": None if ca is None else Path(ca),
@@ -339,21 +342,28 @@ def _pulsar(reader: _Reader) -> PulsarSettings | None:
         return None
 
 
-def _authentication(reader: _Reader) -> tuple[str | None, str | None, str | None]:
-    token = reader.text("pulsar.client.token")
+def _authentication(reader: _Reader) -> tuple[SecretStr | None, str | None, str | None]:
+    text = reader.text("pulsar.client.token")
+    token = None if text is None else SecretStr(text)
     certificate = reader.text("pulsar.client.tlsCertificateFilePath")
     key = reader.text("pulsar.client.tlsKeyFilePath")
     plugin = reader.text("pulsar.client.authPluginClassName")
     params = reader.text("pulsar.client.authParams") or ""
     if plugin is None:
         return token, certificate, key
-    if plugin == _TOKEN_CLASS and params.startswith("token:"):
-        return params[len("token:") :], certificate, key
+    if plugin == _TOKEN_CLASS:
+        try:
+            found = token_of(params)
+        except (OSError, ValueError) as e:
+            reader.problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
+            return token, certificate, key
+        if found is not None:
+            return found, certificate, key
     if plugin == _TLS_CLASS:
         pairs = dict(part.partition(":")[::2] for part in params.split(","))
         return token, pairs.get("tlsCertFile", certificate), pairs.get("tlsKeyFile", key)
     reader.problems.append(
         f"pulsar.client.authPluginClassName={plugin!r} with these authParams is not supported: give {_TOKEN_CLASS} "
-        f"with token:…, or {_TLS_CLASS} with tlsCertFile:…,tlsKeyFile:…"
+        f"with token:… or file:///…, or {_TLS_CLASS} with tlsCertFile:…,tlsKeyFile:…"
     )
     return token, certificate, key

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from bridge.errors import DeniedError, RefusedError, TransientError
+from bridge.errors import DeniedError, TransientError
 from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import (
     Confirmation,
     Connected,
@@ -53,6 +54,7 @@ class DeviceClient(LinkHandler):
         self._changed = threading.Condition()
         self._acks: list[int] = []
         self._granted = 0
+        self._refusal: DeniedError | None = None
 
     # --- from any thread ---
 
@@ -90,14 +92,17 @@ class DeviceClient(LinkHandler):
         )
 
     def subscribe(self, *filters: str, qos: int = 1, timeout: float = 10.0) -> None:
-        """Subscribe and wait for SUBACK. Raises TransientError without an answer, RefusedError when refused."""
+        """Subscribe and wait for SUBACK. Raises TransientError without an answer, DeniedError when refused."""
         with self._changed:
             target = len(self._subscriptions) + len([f for f in filters if f not in self._subscriptions])
             for one in filters:
                 self._subscriptions[one] = Subscription(one, qos)
                 self._fresh.append(self._subscriptions[one])
         self.link.wake()
-        if not self._wait(lambda: self._granted >= target, timeout):
+        granted = self._wait(lambda: self._granted >= target or self._refusal is not None, timeout)
+        if self._refusal is not None:
+            raise self._refusal
+        if not granted:
             raise TransientError(
                 f"{self.link.client_id}: no SUBACK for {', '.join(filters)} in {timeout:g} s"
             )
@@ -158,9 +163,13 @@ class DeviceClient(LinkHandler):
     def on_subscribed(self, codes: list[int]) -> None:
         """Count what was granted."""
         if any(code >= 0x80 for code in codes):
-            raise RefusedError(
-                f"{self.link.client_id}: the broker refused a subscription, SUBACK codes {codes}"
-            )
+            with self._changed:
+                self._refusal = DeniedError(
+                    f"{self.link.client_id}: the broker refused a subscription, SUBACK codes {codes}",
+                    remedy=f"allow {subscriber(self.link.settings, self.link.client_id)} to read it",
+                )
+                self._changed.notify_all()
+            raise self._refusal
         with self._changed:
             self._granted += len(codes)
             self._changed.notify_all()

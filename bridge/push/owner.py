@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from bridge.errors import FencedError, PulsebridgeError, TransientError
+from bridge.errors import DeniedError, FencedError, PulsebridgeError, TransientError
 from bridge.health import Part
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.session import Session
@@ -71,6 +71,7 @@ class PartitionOwner:
 
     def _own_for_ever(self) -> None:
         wait = _RETRY_S[0]
+        worked = False
         while not self._stopping.is_set():
             session = self._session = Session(
                 self._settings, self._partition, self._metrics, self._part, self._stopping
@@ -81,13 +82,20 @@ class PartitionOwner:
                 self._metrics.all.lost.inc()
                 self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self._partition, why=str(e))
-            except TransientError as e:
+            except (TransientError, DeniedError) as e:
+                worked = worked or session.worked
+                if isinstance(e, DeniedError) and not worked:
+                    raise
+                # What was right once may be so again: a token is rotated, a right given back.
                 self._metrics.all.lost.inc()
                 self._part.waits(str(e))
                 log.warning(
-                    "partition is tried again; see that Pulsar is up", partition=self._partition, why=str(e)
+                    "partition is tried again; see that Pulsar is up and lets us in",
+                    partition=self._partition,
+                    why=str(e),
                 )
                 self._stopping.wait(wait)
                 wait = min(2 * wait, _RETRY_S[1])
                 continue
             wait = _RETRY_S[0]
+            worked = worked or session.worked

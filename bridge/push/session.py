@@ -43,10 +43,11 @@ from bridge.contract import (
     ORIGIN_PUSH,
 )
 from bridge.dead_letters import dead_letter
-from bridge.errors import ContractError, FencedError, TerminalError, TransientError
+from bridge.errors import ContractError, DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
     Confirmation,
@@ -69,6 +70,7 @@ log = structlog.get_logger("push")
 
 _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
+_DENIED_EVERY_S: Final = 60.0
 
 
 class Session(LinkHandler):
@@ -121,6 +123,7 @@ class Session(LinkHandler):
         self._proven_epoch = 0  # the connection for which Pulsar has confirmed that we are the owner
         self._taken_over: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._link_was_lost = False
+        self._denied_at = -_DENIED_EVERY_S
 
     # --- from any thread ---
 
@@ -128,6 +131,11 @@ class Session(LinkHandler):
         """Hand an event to the session's thread."""
         self._inbox.append(event)
         self.wake()
+
+    @property
+    def worked(self) -> bool:
+        """Whether Pulsar and the MQTT broker both let us in, and the partition was ours."""
+        return self._core is not None
 
     def wake(self) -> None:
         """Let the session look at once what there is to do."""
@@ -277,7 +285,9 @@ class Session(LinkHandler):
         self._write_owner(event.epoch)
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Triggered by the end of a connection. Raises TerminalError when another process fights for the client id."""
+        """Triggered by the end of a connection. Raises TerminalError when another process fights for the client id,
+        DeniedError when the broker does not let us in; its owner decides whether that ends the process.
+        """
         self._unproven = self._unproven or self._had_link
         self._had_link = False
         self._link.abandon()  # the core decides what goes again, and marks it
@@ -293,10 +303,12 @@ class Session(LinkHandler):
                     "says that this one is the owner",
                     remedy="give each installation its own push.client_id",
                 )
+        if event.remedy is not None and not self.worked:
+            raise DeniedError(event.why, remedy=event.remedy)
         if not self._link_was_lost:
             self._link_was_lost = True
             log.warning(
-                "MQTT is away; see that the broker is up",
+                "MQTT is away; " + (event.remedy or "see that the broker is up"),
                 partition=self._partition,
                 broker=f"{self._settings.mqtt.host}:{self._settings.mqtt.port}",
                 why=event.why,
@@ -379,8 +391,17 @@ class Session(LinkHandler):
             return
         core.arrived(position, command, time.time_ns() // 1000)
 
-    def _confirmed(self, number: int, confirmation: Confirmation) -> None:
+    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
         assert self._core is not None
+        now = time.monotonic()
+        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
+            self._denied_at = now
+            log.warning(
+                "the MQTT broker does not let us publish commands, they are tried again: allow "
+                f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
+                mqtt_topic=topic,
+                partition=self._partition,
+            )
         if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
             self._metrics.all.refused.inc()
         else:
@@ -432,7 +453,7 @@ class Session(LinkHandler):
             qos=max(1, command.qos),  # PUBACK is what moves the cursor
             retain=command.retain,
             properties=PublishProperties(user=tuple(user), expiry_s=left_s),
-            confirmed=partial(self._confirmed, push.number),
+            confirmed=partial(self._confirmed, push.number, command.mqtt_topic),
         )
         self._metrics.all.pushed.inc()
         reach("after_publish")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError
 
-__all__ = ["SecretFile"]
+__all__ = ["SecretFile", "token_of"]
 
 
 class SecretFile(SecretStr):
@@ -38,6 +39,18 @@ class SecretFile(SecretStr):
 
     def __hash__(self) -> int:
         return hash(self.path)
+
+
+def token_of(params: str) -> SecretStr | None:
+    """Return the token that Pulsar's ``authParams`` names: ``token:…`` or ``file:///…``, None for anything else.
+
+    Raises OSError or ValueError when the file cannot be used.
+    """
+    if params.startswith("token:"):
+        return SecretStr(params.removeprefix("token:"))
+    if params.startswith("file:"):
+        return SecretFile(unquote(urlsplit(params).path))
+    return None
 
 
 def _content(path: Path) -> str:

@@ -24,13 +24,13 @@ _QUEUES = (
 _ALL = {"send": "operators", "consume": "operators", **dict.fromkeys(_QUEUES, "operators")}
 RIGHTS = {
     "#": _ALL,
-    "plant.#": {
+    "plant/#": {
         "send": "operators,devices",
         "createAddress": "operators,devices,readers",
         "consume": "operators,readers",
         **dict.fromkeys(_QUEUES[1:], "operators,readers"),
     },
-    "commands.#": {
+    "commands/#": {
         "send": "operators,writers",
         "createAddress": "operators,devices,writers",
         "consume": "operators,devices",

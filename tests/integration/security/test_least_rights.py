@@ -1,0 +1,263 @@
+"""Each tier over TLS with exactly the rights that the README lists, and what it says with one right less."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bridge.commands import Command, encode_command
+from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
+from bridge.errors import DeniedError, PulsebridgeError
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Message
+from bridge.pulsar_client import PulsarClient
+from bridge.push.metrics import PushMetrics
+from bridge.push.worker import PushWorker
+from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings
+from bridge.settings.secret_file import SecretFile
+from sources.options import connection_options, parse
+from sources.planning import Limits
+from sources.reading import read_range
+from sources.stream import StreamPlanner
+from tests.support.ingest import running_ingest
+from tests.support.secured import SecuredArtemis, SecuredPulsar
+from tests.support.secured_tiers import PLANT, granted, payloads, provisioned_for
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+Modes = pytest.mark.parametrize("mode", ["verify", "off"])
+
+
+def ingest_of(pulsar: PulsarSettings, artemis: SecuredArtemis, mode: str) -> Settings:
+    return Settings(
+        mqtt=artemis.settings("ingest"),
+        pulsar=pulsar.model_copy(update={"provision": mode}),
+        ingest=IngestSettings(rules=(PLANT,)),
+    )
+
+
+def push_of(pulsar: PulsarSettings, artemis: SecuredArtemis, mode: str, user: str = "push") -> Settings:
+    return Settings(
+        mqtt=artemis.settings(user),
+        pulsar=pulsar.model_copy(update={"provision": mode}),
+        push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry_max_s=0.5),
+    )
+
+
+@contextmanager
+def pushing(settings: Settings) -> Iterator[list[PulsebridgeError]]:
+    """Run push in a thread; what ended it is in the list."""
+    failures: list[PulsebridgeError] = []
+    worker = PushWorker(settings, metrics=PushMetrics(CollectorRegistry()))
+
+    def run() -> None:
+        try:
+            worker.run()
+        except PulsebridgeError as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run, name="push-under-test", daemon=True)
+    thread.start()
+    try:
+        yield failures
+    finally:
+        worker.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def write_command(admin: PulsarSettings, topic: str) -> str:
+    """Write one command as the administrator and return its id."""
+    command = Command(uuid.uuid4().hex, "d1", topic, b"reset")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(admin.system_topic(COMMANDS_TOPIC), 0))
+        producer.send(command.payload, properties=encode_command(command), partition_key="d1")
+        producer.close()
+    return command.command_id
+
+
+def states(admin: PulsarSettings) -> dict[str, str]:
+    found = [Receipt.decode(data) for data in payloads(admin, admin.system_topic(RECEIPTS_TOPIC))]
+    return {receipt.command_id: receipt.state for receipt in found}
+
+
+# --- ingest -----------------------------------------------------------------------------------------------------
+
+
+@Modes
+def test_ingest_runs_with_the_right_to_produce_and_a_token_that_rotates(
+    mode: str, pulsar: SecuredPulsar, artemis: SecuredArtemis, tmp_path: Path
+) -> None:
+    admin = provisioned_for(pulsar, {"ingest": "bridge"})
+    file = tmp_path / "token"
+    ends = time.time() + 5
+    file.write_text(pulsar.token("bridge", seconds=5), encoding="utf-8")
+    settings = ingest_of(admin.model_copy(update={"token": SecretFile(file)}), artemis, mode)
+    device = artemis.settings("device")
+    topic = admin.readings_topic("plant")
+    with running_ingest(settings), DeviceClient(device, device.client_id) as client:
+        client.publish("plant/d1/t", b"first")
+        poll_for(lambda: payloads(admin, topic) == [b"first"], 30, "the first reading")
+        file.write_text(pulsar.token("bridge", seconds=900), encoding="utf-8")
+        poll_for(lambda: time.time() > ends + 2, 30, "the end of the first token")
+        client.publish("plant/d1/t", b"second")
+        poll_for(
+            lambda: payloads(admin, topic) == [b"first", b"second"], 60, "the reading after the rotation"
+        )
+
+
+@Modes
+@pytest.mark.parametrize("less", ["namespace", "system_namespace"])
+def test_ingest_without_the_right_to_produce_says_which_grant_is_missing(
+    mode: str, less: str, pulsar: SecuredPulsar, artemis: SecuredArtemis
+) -> None:
+    admin = provisioned_for(pulsar, {"ingest": "bridge"})
+    namespace = getattr(admin, less)
+    granted(admin, namespace, "bridge", "consume")
+    settings = ingest_of(pulsar.as_role(admin, "bridge"), artemis, mode)
+    with pytest.raises(DeniedError) as caught, running_ingest(settings):
+        pass
+    line = str(caught.value)
+    assert f"grant-permission {admin.tenant}/{namespace} --role bridge --actions produce" in line
+    assert "\n" not in line
+
+
+def test_ingest_that_may_not_create_says_what_an_operator_has_to_run(
+    pulsar: SecuredPulsar, artemis: SecuredArtemis
+) -> None:
+    admin = provisioned_for(pulsar, {"ingest": "bridge"})
+    settings = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "create")
+    with pytest.raises(DeniedError) as caught, running_ingest(settings):
+        pass
+    assert "let an operator run: pulsar-admin" in str(caught.value)
+    assert "pulsar.provision=verify" in str(caught.value)
+
+
+def test_ingest_that_may_not_subscribe_says_who_and_to_what(
+    pulsar: SecuredPulsar, artemis: SecuredArtemis
+) -> None:
+    admin = provisioned_for(pulsar, {"ingest": "bridge"})
+    good = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
+    settings = good.model_copy(update={"mqtt": artemis.settings("push")})
+    with pytest.raises(DeniedError) as caught, running_ingest(settings):
+        pass
+    assert "refused the subscription to 'plant/+/+'" in str(caught.value)
+    assert "mqtt.username 'push'" in str(caught.value)
+
+
+# --- push -------------------------------------------------------------------------------------------------------
+
+
+@Modes
+def test_push_runs_with_the_rights_to_produce_and_consume_in_the_system_namespace(
+    mode: str, pulsar: SecuredPulsar, artemis: SecuredArtemis
+) -> None:
+    admin = provisioned_for(pulsar, {"push": "bridge"})
+    topic = f"commands/{uuid.uuid4().hex[:8]}"
+    got: list[Message] = []
+    device = artemis.settings("device")
+    with (
+        DeviceClient(device, device.client_id, on_message=got.append) as client,
+        pushing(push_of(pulsar.as_role(admin, "bridge"), artemis, mode)) as failures,
+    ):
+        client.subscribe(topic)
+        command = write_command(admin, topic)
+        poll_for(lambda: failures or states(admin).get(command) == "delivered", 60, "the receipt")
+        assert not failures
+        assert [message.payload for message in got] == [b"reset"]
+
+
+@Modes
+@pytest.mark.parametrize(("left", "missing"), [("produce", "consume"), ("consume", "produce")])
+def test_push_with_one_right_less_says_which_grant_is_missing(
+    mode: str, left: str, missing: str, pulsar: SecuredPulsar, artemis: SecuredArtemis
+) -> None:
+    admin = provisioned_for(pulsar, {"push": "bridge"})
+    granted(admin, admin.system_namespace, "bridge", left)
+    with pushing(push_of(pulsar.as_role(admin, "bridge"), artemis, mode)) as failures:
+        poll_for(lambda: failures, 60, "push to give up")
+    line = str(failures[0])
+    assert isinstance(failures[0], DeniedError), line
+    assert f"grant-permission {admin.tenant}/{admin.system_namespace} --role bridge --actions" in line
+    assert missing in line
+
+
+def test_push_that_the_mqtt_broker_does_not_let_in_ends_with_the_setting(
+    pulsar: SecuredPulsar, artemis: SecuredArtemis
+) -> None:
+    admin = provisioned_for(pulsar, {"push": "bridge"})
+    settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify", user="nobody")
+    with pushing(settings) as failures:
+        poll_for(lambda: failures, 60, "push to give up")
+    assert isinstance(failures[0], DeniedError)
+    assert "mqtt.username ('nobody')" in str(failures[0])
+
+
+def test_push_that_may_not_publish_says_so_and_goes_on_trying(
+    pulsar: SecuredPulsar, artemis: SecuredArtemis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin = provisioned_for(pulsar, {"push": "bridge"})
+    said = ""
+
+    def denied() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "does not let us publish commands" in said
+
+    with pushing(push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")) as failures:
+        # Users of the role writers may send below commands/ alone.
+        write_command(admin, f"plant/{uuid.uuid4().hex[:8]}")
+        poll_for(lambda: failures or denied(), 60, "the warning")
+        assert not failures
+    assert "mqtt.username 'push'" in said
+
+
+# --- source -----------------------------------------------------------------------------------------------------
+
+
+def test_the_source_reads_with_the_right_to_consume(pulsar: SecuredPulsar, tmp_path: Path) -> None:
+    admin = provisioned_for(pulsar, {"source": "spark"})
+    file = tmp_path / "token"
+    file.write_text(pulsar.token("spark"), encoding="utf-8")
+    options = connection_options(admin.model_copy(update={"token": SecretFile(file)}))
+    assert options["pulsar.client.authParams"] == f"file://{file}"
+    topic = admin.readings_topic("plant")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        producer.send(b"a reading")
+        producer.close()
+    asked = {"topic": topic, "predefinedSubscription": "q", "startingOffsets": "earliest", "columns": "value"}
+    planner = StreamPlanner(parse({**options, **asked}, streaming=True))
+    try:
+        start = planner.initial_offset()
+        end = planner.latest_offset(start, Limits())
+        batches = [batch for task in planner.tasks(start, end) for batch in read_range(task)]
+        planner.commit(end)
+    finally:
+        planner.close()
+    assert [row for batch in batches for row in batch.column("value").to_pylist()] == [b"a reading"]
+
+
+def test_the_source_without_the_right_to_consume_says_which_grant_is_missing(pulsar: SecuredPulsar) -> None:
+    admin = provisioned_for(pulsar, {"source": "spark"})
+    granted(admin, admin.namespace, "spark", "produce")
+    options = connection_options(pulsar.as_role(admin, "spark"))
+    topic = admin.readings_topic("plant")
+    asked = {"topic": topic, "predefinedSubscription": "q", "startingOffsets": "earliest"}
+    planner = StreamPlanner(parse({**options, **asked}, streaming=True))
+    try:
+        with pytest.raises(DeniedError) as caught:
+            planner.initial_offset()
+    finally:
+        planner.close()
+    assert f"grant-permission {admin.tenant}/{admin.namespace} --role spark --actions" in str(caught.value)
+    assert "consume" in str(caught.value)
