@@ -258,7 +258,7 @@ class Intake:
             )
         reading.topic = self._dead_topic
         reading.key = device or mqtt_topic[:1000]
-        reading.size = len(reading.payload)
+        reading.size = size_of(reading.payload, reading.key, reading.properties)
 
     def _new_reason(self, reason: str) -> bool:
         now = time.monotonic()
