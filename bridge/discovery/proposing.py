@@ -7,13 +7,13 @@ would collide. A person decides; these are guesses by names, counts and repetiti
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml
 
-from bridge.discovery.tree import LevelShape, Shape, TopicTree
+from bridge.discovery.tree import LevelShape, Node, Shape, TopicTree
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset
 from bridge.settings.rules import TopicRule
@@ -25,6 +25,8 @@ __all__ = ["PresetSigns", "Proposal", "propose"]
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}\Z")
 _COMMANDS: Final = frozenset(["set", "get", "cmd", "cmnd", "command", "commands", "down", "request"])
 _MAX_RULES: Final = 30
+_ALIKE: Final = 0.75
+"""From this share on names count as not repeated: both numbers are estimates."""
 _LIKELY: Final = 0.45
 """Score from which on a level is called the device."""
 
@@ -88,7 +90,7 @@ def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
     ranked = sorted(open_roots.items(), key=lambda item: (-item[1].messages, item[0]))
     for root, shape in ranked[:_MAX_RULES]:
         _try_rule(told, _rule(shape, root, told.rules))
-        _note_commands(told, root, shape)
+        _note_commands(told, root, tree.root.children.get(root))
     if len(ranked) > _MAX_RULES:
         told.notes.append(f"{len(ranked) - _MAX_RULES} quieter first levels have no rule here")
     return told
@@ -111,19 +113,32 @@ def _try_rule(told: Proposal, rule: TopicRule) -> None:
         told.rules.append(rule)
 
 
-def _note_commands(told: Proposal, root: str, shape: Shape) -> None:
-    last = {level.example for level in shape.levels[1:] if level.names.count <= 1}
-    if last & _COMMANDS:
+def _note_commands(told: Proposal, root: str, node: Node | None) -> None:
+    found = set() if node is None else _COMMANDS & set(_names_below(node))
+    if found:
         told.notes.append(
-            f"{root}/… has a level {min(last & _COMMANDS)!r}: commands are no readings, so keep their topics out of the "
-            "filter and name them as command_topic"
+            f"{root}/… has a level {min(found)!r}: commands are no readings, so keep their topics out of the filter and "
+            "name them as command_topic"
         )
+
+
+def _names_below(node: Node) -> Iterator[str]:
+    for name, child in node.children.items():
+        yield name
+        yield from _names_below(child)
+    if node.others is not None:
+        yield from _names_below(node.others)
+
+
+def _apart(level: LevelShape) -> float:
+    """The share of names that stand under one parent alone, 1 when all do."""
+    return level.names.count / max(1, level.prefixes.count)
 
 
 def _score(shape: Shape, number: int) -> float:
     """How much a level looks like the device: its names do not repeat under others, look like ids, and are many."""
     level = shape.levels[number]
-    apart = min(1.0, level.names.count / max(1, level.prefixes.count))
+    apart = min(1.0, _apart(level) / _ALIKE)
     ids = level.ids / max(1, level.new_names)
     there = level.messages / max(1, shape.messages)
     many = 1.0 if level.names.count > 1 else 0.6
@@ -157,7 +172,7 @@ def _rule(shape: Shape, root: str | None, others: Sequence[TopicRule]) -> TopicR
         parts.append("+metric")
     elif deeper:
         parts.append("#")
-    repeated = shape.levels[best].names.count < 0.95 * shape.levels[best].prefixes.count
+    repeated = _apart(shape.levels[best]) < _ALIKE
     template = "/".join(f"{{{group}}}" for group in [*(groups if repeated else []), "device"])
     return TopicRule(name=name, filter="/".join(parts), topic=topic, device=template)
 

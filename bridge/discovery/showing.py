@@ -107,13 +107,51 @@ def discovery_text(told: Mapping[str, Any]) -> str:
 
 
 def _tree_lines(nodes: list[dict[str, Any]], indent: str) -> Iterator[tuple[str, str]]:
-    for node in nodes[:_MAX_CHILDREN]:
-        name = "(other names)" if node["level"] is None else _shown(node["level"])
-        yield f"{indent}{name}{'/' if 'children' in node else ''}", _facts(node)
+    alike: dict[object, list[dict[str, Any]]] = {}
+    for node in nodes:
+        alike.setdefault(_likeness(node), []).append(node)
+    groups = sorted(alike.values(), key=lambda group: -sum(n["messages"] + n["below"] for n in group))
+    for group in groups[:_MAX_CHILDREN]:
+        node = _merged(group)
+        yield f"{indent}{_names(group)}{'/' if 'children' in node else ''}", _facts(node)
         yield from _tree_lines(node.get("children", []), indent + "  ")
-    hidden = len(nodes) - _MAX_CHILDREN
-    if hidden > 0:
-        yield f"{indent}…", f"{hidden} more"
+    if len(groups) > _MAX_CHILDREN:
+        yield f"{indent}…", f"{len(groups) - _MAX_CHILDREN} more"
+
+
+def _names(group: list[dict[str, Any]]) -> str:
+    names = ["(other names)" if node["level"] is None else _shown(node["level"]) for node in group]
+    return names[0] if len(names) == 1 else f"{{{', '.join(names[:2])}{', …' if len(names) > 2 else ''}}}"
+
+
+def _likeness(node: Mapping[str, Any]) -> object:
+    """What nodes have in common that are shown on one line: all that is below them, but for the names."""
+    kinds = node.get("kinds", {})
+    below = frozenset(_likeness(child) for child in node.get("children", []))
+    return (max(kinds, key=lambda kind: kinds[kind]) if kinds else None, below)
+
+
+def _merged(group: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one node that stands for all of the group."""
+    if len(group) == 1:
+        return group[0]
+    told: dict[str, Any] = {"messages": 0, "below": 0, "alike": len(group)}
+    children: dict[str | None, list[dict[str, Any]]] = {}
+    size = 0
+    for node in group:
+        for name in ("messages", "below", "retained", "rate"):
+            told[name] = round(told.get(name, 0) + node.get(name, 0), 2)
+        for kind, count in node.get("kinds", {}).items():
+            told.setdefault("kinds", {}).setdefault(kind, 0)
+            told["kinds"][kind] += count
+        size += node.get("mean_bytes", 0) * node["messages"]
+        for child in node.get("children", []):
+            children.setdefault(child["level"], []).append(child)
+    told["mean_bytes"] = round(size / max(1, told["messages"]))
+    if children:
+        told["children"] = [{**_merged(same), "level": name} for name, same in children.items()]
+        told["names"] = max(sum(1 for name in children if name is not None), *(n["names"] for n in group))
+    return told
 
 
 def _shown(level: str) -> str:
@@ -123,11 +161,13 @@ def _shown(level: str) -> str:
 
 def _facts(node: Mapping[str, Any]) -> str:
     facts = []
+    if "alike" in node:
+        facts.append(f"{node['alike']} alike")
     if node["messages"]:
         kinds = ", ".join(sorted(node["kinds"], key=lambda kind: -node["kinds"][kind]))
         facts.append(f"{node['rate']:g}/s  {kinds}  {node['mean_bytes']} bytes")
         if node["retained"]:
             facts.append(f"{node['retained']} retained")
-    if "names" in node:
+    if node.get("names", 0) > 1:
         facts.append(f"{node['names']} names")
     return "  ".join(facts)

@@ -86,8 +86,8 @@ class Node:
 class LevelShape:
     """What one level of many topics looks like."""
 
-    names: Distinct = field(default_factory=Distinct)
-    prefixes: Distinct = field(default_factory=Distinct)
+    names: Distinct = field(default_factory=lambda: Distinct(128))
+    prefixes: Distinct = field(default_factory=lambda: Distinct(128))
     """Topics up to and with this level."""
     messages: int = 0
     new_names: int = 0
@@ -123,7 +123,7 @@ class TopicTree:
         *,
         max_nodes: int = 5_000,
         max_children: int = 40,
-        max_roots: int = 200,
+        max_roots: int = 100,
         max_depth: int = 10,
         max_level: int = 100,
     ) -> None:
