@@ -9,6 +9,7 @@ import pytest
 from bridge import contract
 from bridge.local.stack import LocalStack
 from bridge.mqtt.types import PublishProperties
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from tests.support.ingest import Stored, by_key, dead_letters, device, ingest_settings, running_ingest, stored
@@ -152,6 +153,10 @@ def test_devices_of_a_gateway_are_told_apart_by_what_each_message_says(
         there = pulsar.readings_topic("up", f"public/{further}")
         by_user = poll_for(lambda: got if len(got := stored(pulsar, there)) >= 20 else None, 60, "user")
         dead = poll_for(lambda: got if len(got := dead_letters(pulsar)) >= 2 else None, 60, "dead letters")
+    with PulsarAdmin(pulsar) as admin:  # the further namespace is provisioned like the usual one
+        held = [admin.request("GET", f"/namespaces/{name}/retention") for name in pulsar.all_namespaces]
+    assert len(held) == 3
+    assert all(retention == held[0] and retention["retentionTimeInMinutes"] for retention in held)
     assert {m.key for m in by_json} == {f"w-{n}" for n in range(4)}
     for name, messages in by_key(list(by_user)).items():
         numbers = [int(n) for n in messages]

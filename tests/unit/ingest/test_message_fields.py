@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.ingest.explaining import explanation_of, explanation_text
 from bridge.mapping import Mapper, NoRoute, PerMessage, Route, mapping_problems
 from bridge.message_fields import MessageField, MissingField, read_fields
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule
 
@@ -141,6 +143,20 @@ def test_a_payload_over_pulsar_s_limit_is_not_searched() -> None:
     refused = of(mapper, "gw/7/up", b" " * 200_000 + UP)
     assert isinstance(refused, NoRoute)
     assert "not searched" in refused.reason
+
+
+def test_explain_says_that_each_message_decides_and_shows_one() -> None:
+    settings_ = Settings(ingest=IngestSettings(rules=(rule(command_topic="gw/{gateway}/down/{device}"),)))
+    told = explanation_of(settings_, "gw/7/up")
+    assert told["outcome"] == "written, key and device by what each message says"
+    assert told["key"] == told["device"] == "{json:$.deviceInfo.devEui}"
+    assert "partition" not in told
+    one = explanation_of(settings_, "gw/7/up", UP)
+    assert (one["key"], one["command_topic"]) == ("0102", "gw/7/down/0102")
+    assert "key            0102" in explanation_text(one)
+    none = explanation_of(settings_, "gw/7/up", b"{}")
+    assert none["outcome"] == "dead letter"
+    assert "is not there" in none["why"]
 
 
 @pytest.mark.parametrize(
