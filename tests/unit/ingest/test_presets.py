@@ -50,6 +50,8 @@ SAMPLES: list[tuple[str, str, str, str | None, str | None]] = [
     ("homie", "homie/5/device123/$log/warn", "homie", "device123", None),
     ("homie", "homie/5/sensor/$alert/battery", "homie", "sensor", None),
     ("homie", "homie/5/$broadcast/alert", "homie-broadcast", None, None),
+    ("homie", "homie/5/$broadcast/security/alert", "homie-broadcast", None, None),
+    ("homie4", "homie/$broadcast/alert", "homie4-broadcast", None, None),
     ("homie4", "homie/super-car/$homie", "homie4", "super-car", None),
     ("homie4", "homie/super-car/engine/$properties", "homie4", "super-car", None),
     ("homie4", "homie/super-car/engine/temperature", "homie4", "super-car", "homie/super-car/engine/temperature/set"),
