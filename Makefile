@@ -26,7 +26,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench notebook lock clean
+.PHONY: help setup demo test lint bench chaos notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -51,6 +51,9 @@ lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 
 bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one group
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7"
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab

@@ -20,6 +20,7 @@ from bridge.health import Part
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
 from bridge.ingest.session import TakeoverJudge, plan_session
+from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
@@ -80,6 +81,7 @@ class IngestWorker(LinkHandler):
         self._metrics = self._intake.metrics
         self._next_watch = 0.0
         self._losses = 0
+        self._acknowledged = False  # in the turn before
 
     @property
     def in_flight(self) -> int:
@@ -90,6 +92,8 @@ class IngestWorker(LinkHandler):
 
     def on_connected(self, event: Connected) -> None:
         """Void the acknowledgements of the connection before, and subscribe to what the session lacks."""
+        if event.epoch > 1:
+            reach("ingest_in_reconnect")
         self._acks.connected(event.epoch)
         self._losses = 0
         self._metrics.connections.inc()
@@ -168,10 +172,18 @@ class IngestWorker(LinkHandler):
 
     def on_turn(self, now: float) -> None:
         """Send what was read, take the receipts, acknowledge, and decide whether to read on."""
+        if self._acknowledged:
+            self._acknowledged = False
+            reach("ingest_after_puback")
         self._part.turned(now)
         self._intake.turn(now)
+        if self._intake.in_flight:
+            reach("ingest_before_receipt")
         mids = self._acks.take()
+        if mids:
+            reach("ingest_after_receipt")
         if mids and self.link.acknowledge(mids, self.link.epoch):
+            self._acknowledged = True
             self._metrics.acked.inc(len(mids))
         if self.link.paused and not self.draining and self._intake.has_room:
             self.link.resume()

@@ -82,7 +82,11 @@ class TcpProxy:
         if self._ended or self._away:
             near.close()
             return
-        far = socket.create_connection(self._target)
+        try:
+            far = socket.create_connection(self._target)
+        except OSError:  # nobody is there: the caller sees a connection that ends at once
+            near.close()
+            return
         self.connections += 1
         for a, b in ((near, far), (far, near)):
             self._pairs[a] = b

@@ -1,0 +1,71 @@
+"""``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bridge.killpoints import INGEST_KILL_POINTS
+from bridge.local.stack import LocalStack
+from bridge.settings import LocalSettings
+from tests.chaos.world import VICTIMS, World, world
+from tests.support.fleet import Fleet
+
+_EACH = 3
+
+
+def main() -> int:
+    """Run it. Returns 0 when nothing acknowledged is missing or out of order and each repeat has its cause."""
+    parser = argparse.ArgumentParser(prog="make chaos")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long to kill at random")
+    parser.add_argument("--rate", type=float, default=2000.0, help="messages per second")
+    parser.add_argument("--devices", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--no-points", action="store_true", help="leave out the named points")
+    args = parser.parse_args()
+    seed = random.randrange(2**32) if args.seed is None else args.seed
+    _say(f"seed {seed}: repeat with ARGS='--seed {seed}'")
+    with (
+        tempfile.TemporaryDirectory(prefix="pulsebridge-chaos-") as folder,
+        LocalStack(LocalSettings(cache_dir=None)) as stack,
+        world(stack, Path(folder)) as one,
+    ):
+        one.start()
+        with one.fleet(devices=args.devices, rate=args.rate) as fleet:
+            if not args.no_points:
+                _named(one)
+            _say(f"at random for {args.seconds:.0f} s")
+            begin, before = time.monotonic(), fleet.total
+            one.at_random(args.seconds, random.Random(seed), _say)
+            rate = (fleet.total - before) / (time.monotonic() - begin)
+            _say(f"{rate:.0f} messages per second were acknowledged, kills included")
+            return _account(one, fleet)
+
+
+def _named(one: World) -> None:
+    for victim in VICTIMS:
+        for point in INGEST_KILL_POINTS:
+            for number in range(_EACH):
+                one.end_or_kill()
+                one.kill_at(point, 1 + number, victim)
+            _say(f"{victim} killed {_EACH} times at {point}")
+    one.end_or_kill()
+    one.start()
+
+
+def _account(one: World, fleet: Fleet) -> int:
+    found = one.account(fleet)
+    _say(f"{fleet.total} acknowledged, kills {one.kills}; {found.text()}")
+    return 1 if found.missing or found.disordered or found.unexplained else 0
+
+
+def _say(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

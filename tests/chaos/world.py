@@ -1,0 +1,202 @@
+"""Ingest, an MQTT broker and Pulsar that are killed while a fleet publishes, and the account of it at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from bridge.local.stack import LocalStack
+from bridge.settings import LogSettings
+from bridge.settings.ingest import TopicRule
+from tests.support.fleet import Fleet
+from tests.support.ingest import ingest_settings
+from tests.support.ledger import Ledger, read_ledger
+from tests.support.stack import mqtt_settings, provisioned
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import poll_for
+
+__all__ = ["VICTIMS", "Victim", "World", "world"]
+
+Victim = Literal["worker", "mqtt", "pulsar"]
+VICTIMS: tuple[Victim, ...] = ("worker", "mqtt", "pulsar")
+_TOPIC = "chaos"
+
+
+class World:
+    """One ingest worker behind a proxy that can cut its connection; ``kills`` counts who was killed."""
+
+    def __init__(self, stack: LocalStack, folder: Path, proxy: TcpProxy) -> None:
+        self.stack = stack
+        self.proxy = proxy
+        self.pulsar = provisioned(stack)
+        self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
+        mqtt = mqtt_settings(stack, protocol="3.1.1", port=proxy.port, keep_alive_s=5, reconnect_max_s=0.5)
+        self.root = mqtt.client_id
+        rule = TopicRule(name="chaos", filter=f"{self.root}/+device/x", topic=_TOPIC, device="{device}")
+        ingest = ingest_settings(mqtt, self.pulsar, rules=(rule,), max_in_flight=500)
+        self.settings = ingest.model_copy(update={"log": LogSettings(format="json")})
+        self.log = folder / "ingest.log"
+        self._config = folder / "ingest.yaml"
+        self._config.write_text(
+            yaml.safe_dump(self.settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def fleet(self, *, devices: int, rate: float) -> Fleet:
+        """Devices straight at the MQTT broker, not through the proxy."""
+        return Fleet(self.stack.mqtt_host, self.stack.mqtt_port, self.root, devices=devices, rate=rate)
+
+    # --- the worker ---
+
+    def start(self, *, kill_at: str = "", kill: Victim = "worker") -> None:
+        """Start the worker and wait until it has its subscriptions."""
+        environment = os.environ | {"PULSEBRIDGE_KILL_AT": kill_at, "PYTHONFAULTHANDLER": "1"}
+        if kill != "worker":
+            environment["PULSEBRIDGE_KILL_PID"] = str(self.stack.pids[kill])
+        before = self._subscribed()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    "from bridge.cli import main; main()",
+                    "ingest",
+                    "-c",
+                    str(self._config),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+        process = self.process
+        poll_for(
+            lambda: self._subscribed() > before or process.poll() is not None, 90, "ingest's subscription"
+        )
+
+    def _subscribed(self) -> int:
+        return self.log.read_bytes().count(b"subscribed at the MQTT broker") if self.log.exists() else 0
+
+    def kill_worker(self) -> None:
+        """Kill it with -9."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def end_worker(self) -> None:
+        """Let it drain and end."""
+        assert self.process is not None
+        self.process.terminate()
+        assert self.process.wait(60) == 0, self.log.read_text()[-3000:]
+
+    def end_or_kill(self) -> None:
+        """Make room for another worker, whatever this one does."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill_worker()
+
+    # --- kills ---
+
+    def kill(self, victim: Victim) -> None:
+        """Kill one of the three with -9 and start it again."""
+        self.kills[victim] += 1
+        if victim == "worker":
+            self.kill_worker()
+            self.start()
+        else:
+            self.stack.kill(victim)
+            self.stack.restart(victim)
+
+    def kill_at(self, point: str, passage: int, victim: Victim) -> None:
+        """Start a worker that kills at a named point, wait until it has, and start again who was killed."""
+        self.start(kill_at=f"{point}:{passage}", kill=victim)
+        assert self.process is not None
+        process = self.process
+        gone = (
+            (lambda: process.poll() is not None)
+            if victim == "worker"
+            else (lambda: victim not in self.stack.pids)
+        )
+        waited = time.monotonic()
+
+        def killed() -> bool:
+            nonlocal waited
+            if point == "ingest_in_reconnect" and time.monotonic() > waited + 0.5:
+                self.proxy.cut()
+                waited = time.monotonic()
+            return gone()
+
+        poll_for(killed, 60, f"{victim} killed at {point}")
+        self.kills[victim] += 1
+        if victim == "worker":
+            assert process.returncode == -signal.SIGKILL, self.log.read_text()[-3000:]
+        else:
+            self.stack.restart(victim)
+
+    def at_random(self, seconds: float, chance: random.Random, say: Callable[[str], None]) -> None:
+        """Kill one after the other, each after a random pause, until the time is over."""
+        pause = threading.Event()
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            pause.wait(min(left, chance.uniform(1, 8)))  # how long they live: nothing is waited for
+            victim = chance.choices(VICTIMS, (3, 1, 1))[0]
+            say(f"{left:5.0f} s left: kill {victim}")
+            self.kill(victim)
+
+    # --- the account ---
+
+    def _connections(self) -> list[float]:
+        lines = [json.loads(s) for s in self.log.read_text().splitlines() if s.startswith("{")]
+        return sorted(
+            datetime.fromisoformat(line["timestamp"].replace("Z", "+00:00")).timestamp() * 1000
+            for line in lines
+            if line["event"] == "connected to the MQTT broker"
+        )
+
+    def account(self, fleet: Fleet) -> Ledger:
+        """Wait until all that the broker has acknowledged is in Pulsar, then compare."""
+        fleet.stop()
+
+        def ledger() -> Ledger:
+            return read_ledger(
+                self.pulsar,
+                _TOPIC,
+                fleet.confirmed,
+                repeated=fleet.repeated,
+                connected_ms=self._connections(),
+            )
+
+        found: list[Ledger] = []
+
+        def whole() -> bool:
+            found[:] = [ledger()]
+            return not found[0].missing
+
+        try:
+            poll_for(whole, 180, "all that was acknowledged", every=2.0)
+        except AssertionError as e:
+            raise AssertionError(f"{found[0].text()}: {found[0].missing[:10]}\n{e}") from e
+        return found[0]
+
+
+@contextmanager
+def world(stack: LocalStack, folder: Path) -> Iterator[World]:
+    """A world whose worker is killed at the end if it still runs."""
+    with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
+        made = World(stack, folder, proxy)
+        try:
+            yield made
+        finally:
+            if made.process is not None and made.process.poll() is None:
+                made.kill_worker()

@@ -1,0 +1,113 @@
+"""What of a fleet's messages is in Pulsar: what is missing, out of order or repeated, and where repeats come from."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pulsar
+
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["Ledger", "read_ledger"]
+
+_REMEMBERED = 5000  # arrivals kept of each device to tell where a repeat comes from
+
+
+@dataclass
+class Ledger:
+    """What was found. ``repeats`` counts by cause; ``unexplained`` names the repeats without one."""
+
+    stored: int = 0
+    missing: list[str] = field(default_factory=list)
+    disordered: list[str] = field(default_factory=list)
+    repeats: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        return (
+            f"{self.stored} stored, {len(self.missing)} missing, {len(self.disordered)} out of order, "
+            f"repeats {dict(self.repeats)}, {len(self.unexplained)} of them unexplained {self.unexplained[:5]}"
+        )
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.last = -1
+        self.arrivals: OrderedDict[int, set[int]] = OrderedDict()
+
+
+def read_ledger(
+    settings: PulsarSettings,
+    topic: str,
+    confirmed: list[int],
+    *,
+    repeated: Iterable[tuple[int, int]] = (),
+    connected_ms: Sequence[float] = (),
+) -> Ledger:
+    """Read the topic and compare it with what the fleet's broker has acknowledged.
+
+    ``repeated`` is what devices published twice, ``connected_ms`` when ingest connected to the MQTT broker, sorted, in
+    ms since the epoch: what was not acknowledged before comes again then (Artemis does not set DUP on it).
+    """
+    ledger = Ledger()
+    seen = [_Seen() for _ in confirmed]
+    again = set(repeated)
+    client = pulsar.Client(
+        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    )
+    try:
+        for partition in client.get_topic_partitions(settings.readings_topic(topic)):
+            reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=10_000)
+            while reader.has_message_available():
+                message = reader.read_next(30_000)
+                device, _, number = message.data().decode().strip().partition("#")
+                _count(
+                    ledger,
+                    seen[int(device[1:])],
+                    (int(device[1:]), int(number)),
+                    message.event_timestamp(),
+                    again=again,
+                    connected_ms=connected_ms,
+                )
+            reader.close()
+    finally:
+        client.close()
+    for device, count in enumerate(confirmed):
+        ledger.missing += [f"d{device:03d}#{n}" for n in range(count) if n not in seen[device].numbers]
+    return ledger
+
+
+def _count(
+    ledger: Ledger,
+    seen: _Seen,
+    name: tuple[int, int],
+    arrived_ms: int,
+    *,
+    again: set[tuple[int, int]],
+    connected_ms: Sequence[float],
+) -> None:
+    number = name[1]
+    ledger.stored += 1
+    arrivals = seen.arrivals.setdefault(number, set())
+    if number not in seen.numbers:
+        seen.numbers.add(number)
+        if number < seen.last:
+            ledger.disordered.append(f"d{name[0]:03d}#{number} after {seen.last}")
+        seen.last = max(seen.last, number)
+    elif arrived_ms in arrivals:
+        ledger.repeats["written again by ingest, Pulsar had not confirmed"] += 1
+    elif bisect(connected_ms, max(arrivals | {arrived_ms}) + 1) > bisect(connected_ms, min(arrivals)):
+        ledger.repeats["sent again by the MQTT broker on a new connection"] += 1
+    elif name in again:
+        ledger.repeats["published again by the device"] += 1
+    else:
+        ledger.repeats["unexplained"] += 1
+        ledger.unexplained.append(f"d{name[0]:03d}#{number}")
+    arrivals.add(arrived_ms)
+    if len(seen.arrivals) > _REMEMBERED:
+        seen.arrivals.popitem(last=False)
