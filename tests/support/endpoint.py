@@ -62,7 +62,8 @@ class Endpoint:
 
         def found() -> bool:
             assert self.healthy, self.asked("/healthz")
-            return why in self.missing.get(part, "")
+            missing = self.missing
+            return part in missing and why in missing[part]
 
         poll_for(found, timeout, f"{part} to be missing: {why}", every=0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from bridge.local.ports import free_ports
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.settings import MetricsSettings, PulsarSettings, Settings
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.log import LogSettings
 from bridge.settings.rules import TopicRule
 from tests.support.endpoint import Endpoint
 from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids
@@ -131,3 +134,59 @@ def test_what_it_cannot_recover_from_ends_it(
         finally:
             other.close()
     assert "another process uses the MQTT client id" in (tmp_path / "ingest.log").read_text()
+
+
+def test_one_link_that_ended_for_good_makes_it_sick_while_the_others_go_on(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    """A restart is needed to have that link back, and nothing that this process waits for will bring it."""
+    mqtt = mqtt_settings(stack, protocol="5")
+    root = mqtt.client_id
+    settings, endpoint = shown(
+        Settings(
+            mqtt=mqtt,
+            pulsar=namespaces,
+            ingest=IngestSettings(
+                rules=(fleet(root),),
+                links=(
+                    {"name": "good", "client_id": f"{root}-good"},
+                    {"name": "bad", "client_id": f"{root}-bad"},
+                ),  # type: ignore[arg-type]
+            ),
+        )
+    )
+    with ingest_process(settings, tmp_path), device(mqtt, "dev") as dev:
+        endpoint.await_ready()
+        other = DeviceClient(mqtt, f"{root}-bad")
+        try:
+            other.connect(30)
+            poll_for(lambda: not endpoint.healthy, 30, "it to be sick")
+        finally:
+            other.close()
+        status, body = endpoint.asked("/healthz")
+        assert status == 503
+        assert [failed["part"] for failed in body["failed"]] == ["mqtt bad"]
+        assert "another process uses the MQTT client id" in body["failed"][0]["why"]
+        assert list(endpoint.missing) == ["mqtt bad"]
+        assert endpoint.value("pulsebridge_healthy") == 0
+        before = endpoint.value("pulsebridge_ingest_acked_total", link="good")
+        dev.publish(f"{root}/d1", b"still")
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_acked_total", link="good") > before, 30, "a flow")
+
+
+def test_a_healthy_run_says_nothing_above_info_and_all_of_it_in_json(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    mqtt = mqtt_settings(stack)
+    confirmed: list[str] = []
+    settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))
+    settings = settings.model_copy(update={"log": LogSettings(format="json", level="debug")})
+    with ingest_process(settings, tmp_path) as process, device(mqtt, "dev") as dev:
+        endpoint.await_ready()
+        publish_ids(dev, [f"{mqtt.client_id}/d{n}" for n in range(20)], 200, confirmed)
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_acked_total") == 200, 60, "all acknowledged")
+        process.terminate()
+        assert process.wait(60) == 0
+    lines = [json.loads(line) for line in (tmp_path / "ingest.log").read_text().splitlines()]
+    assert {"ingest starts", "subscribed at the MQTT broker", "ingest stops"} <= {x["event"] for x in lines}
+    assert {line["level"] for line in lines} <= {"debug", "info"}, lines
