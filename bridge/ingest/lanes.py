@@ -432,6 +432,11 @@ class Lanes:
         """The full names of the topics that were written to. From any thread."""
         return list(self._topics)
 
+    @property
+    def diverting(self) -> int:
+        """How many partitions take nothing, so that their messages go to the dead letters."""
+        return sum(1 for p in self._diverted if p.phase in ("terminated", "blocked"))
+
     def blocked(self) -> Iterator[Stalled]:
         """Yield each topic or partition with messages that are not stored."""
         for name, topic in self._topics.items():

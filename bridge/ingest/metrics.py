@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from bridge.mop_metrics import Traffic
 
-__all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "traffic"]
+__all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "SessionMetrics", "traffic"]
 
 _NAME: Final = "pulsebridge_ingest"
 _LINK: Final = "link"
@@ -97,12 +97,15 @@ class IngestMetrics:
                 60.0,
             ),
         )
+        self.blocked = gauge(
+            "blocked_partitions", "Partitions that take nothing, whose messages go to the dead letters."
+        )
         self.topics = gauge("topics", "Pulsar topics that the mapping knows.")
         self.cache_entries = gauge("topic_cache_entries", "MQTT topics whose route is remembered.")
 
-    def link(self, name: str) -> LinkMetrics:
-        """Return the metrics of one link."""
-        return LinkMetrics(name, self)
+    def link(self, name: str) -> tuple[LinkMetrics, SessionMetrics]:
+        """Return the metrics of one MQTT link."""
+        return LinkMetrics(name, self), SessionMetrics(name, self)
 
 
 INGEST: Final = IngestMetrics()
@@ -110,26 +113,24 @@ INGEST: Final = IngestMetrics()
 
 
 class LinkMetrics:
-    """The metrics of one link; its loop thread alone writes them."""
+    """The metrics of one way into Pulsar, whatever its protocol; its loop thread alone writes them."""
 
     def __init__(self, link: str, of: IngestMetrics = INGEST) -> None:
         self.received = of.received.labels(link)
         self.received_bytes = of.received_bytes.labels(link)
         self.stored = of.stored.labels(link)
-        self.acked = of.acked.labels(link)
         self.dead_letters = of.dead_letters.labels(link)
         self.cut = of.cut.labels(link)
         self.left_out = {reason: of.left_out.labels(link, reason) for reason in LEFT_OUT}
         self.receipts = {result: of.receipts.labels(link, result) for result in RECEIPTS}
         self.producers = of.producers.labels(link)
-        self.connections = of.connections.labels(link)
-        self.connected = of.connected.labels(link)
         self.in_flight = of.in_flight.labels(link)
         self.in_flight_limit = of.in_flight_limit.labels(link)
         self.in_flight_bytes = of.in_flight_bytes.labels(link)
         self.in_flight_limit_bytes = of.in_flight_limit_bytes.labels(link)
         self.oldest_unacked = of.oldest_unacked.labels(link)
         self.store = of.store.labels(link)
+        self.blocked = of.blocked.labels(link)
         self.topics = of.topics.labels(link)
         self._cache_misses = of.cache_misses.labels(link)
         self._cache_entries = of.cache_entries.labels(link)
@@ -140,6 +141,15 @@ class LinkMetrics:
         self._cache_misses.inc(misses - self._misses)
         self._cache_entries.set(entries)
         self._misses = misses
+
+
+class SessionMetrics:
+    """What an MQTT link has beside them: a connection that we dial, and acknowledgements to its broker."""
+
+    def __init__(self, link: str, of: IngestMetrics = INGEST) -> None:
+        self.acked = of.acked.labels(link)
+        self.connections = of.connections.labels(link)
+        self.connected = of.connected.labels(link)
 
 
 def traffic(broker_address: str, of: IngestMetrics = INGEST) -> Iterator[Traffic]:

@@ -19,6 +19,7 @@ from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
+from bridge.ingest.metrics import SessionMetrics
 from bridge.ingest.session import TakeoverJudge, plan_session
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
@@ -78,7 +79,7 @@ class IngestWorker(LinkHandler):
             wake=self.link.wake,
         )
         self._part = part
-        self._metrics = self._intake.metrics
+        self._metrics = SessionMetrics(name)
         self._next_watch = 0.0
         self._losses = 0
         self._acknowledged = False  # in the turn before

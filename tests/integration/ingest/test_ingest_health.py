@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from bridge.local.ports import free_ports
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
+from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings import MetricsSettings, PulsarSettings, Settings
+from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.log import LogSettings
 from bridge.settings.rules import TopicRule
 from tests.support.endpoint import Endpoint
-from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids
+from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids, running_ingest
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for
@@ -190,3 +193,46 @@ def test_a_healthy_run_says_nothing_above_info_and_all_of_it_in_json(
     lines = [json.loads(line) for line in (tmp_path / "ingest.log").read_text().splitlines()]
     assert {"ingest starts", "subscribed at the MQTT broker", "ingest stops"} <= {x["event"] for x in lines}
     assert {line["level"] for line in lines} <= {"debug", "info"}, lines
+
+
+def test_a_partition_that_takes_nothing_is_counted(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    mqtt = mqtt_settings(stack)
+    one = namespaces.model_copy(update={"partitions": 1})
+    settings, endpoint = shown(ingest_settings(mqtt, one, rules=(fleet(mqtt.client_id),)))
+    topic = f"{mqtt.client_id}/d1"
+    with ingest_process(settings, tmp_path), device(mqtt, "dev") as dev:
+        dev.publish(topic, b"the first one makes the topic")
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_acked_total") == 1, 60, "the first one")
+        assert endpoint.value("pulsebridge_ingest_blocked_partitions") == 0
+        with PulsarAdmin(one, timeout_s=30) as admin:
+            admin.request("POST", f"/{rest_path(one.readings_topic('fleet'))}/terminate/partitions")
+        for number in range(5):
+            dev.publish(topic, b"%d" % number)
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_acked_total") == 6, 60, "all acknowledged")
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_blocked_partitions") == 1, 20, "the gauge")
+        assert endpoint.value("pulsebridge_ingest_dead_letters_total") == 5
+        assert endpoint.missing == {}
+
+
+def test_http_alone_is_ready_and_shows_no_mqtt_connection(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    settings, endpoint = shown(
+        Settings(
+            pulsar=namespaces,
+            messaging_protocols=("http",),
+            http=HttpSettings(port=port),
+        ),
+        mop_names=True,
+    )
+    with running_ingest(settings):
+        endpoint.await_ready()
+        answer = httpx.post(f"http://127.0.0.1:{port}/topics/plant/7?qos=1", content=b"x", trust_env=False)
+        assert answer.is_success, answer.text
+        assert endpoint.value("pulsebridge_ingest_stored_total", link="http") == 1
+        assert endpoint.value("pulsebridge_ingest_in_flight_limit", link="http") > 0
+        links = {s.labels["link"] for s in endpoint.samples() if s.name == "pulsebridge_ingest_connected"}
+        assert "http" not in links  # or the alert for links that are down would ring
