@@ -72,7 +72,7 @@ class IngestService:
         self.drain_deadline = 0.0
         self.closed = False
         """Whether all that Pulsar's client started has ended."""
-        self._listening = Listening()
+        self._listening = Listening(self.health)
         self.running = Running(self.handlers, self._listening)
         # Not an Event: its lock could be held by the very thread that a signal's handler interrupts.
         self._asked: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
+from typing import Final
 
 from bridge.errors import TerminalError
+from bridge.health import Health
 from bridge.protocols.handler import Acceptor, Address
 
 __all__ = ["Listening"]
 
 
-class Listening:
-    """An event loop in a thread, from ``start`` to ``end``. Called from one other thread."""
+_BEAT_S: Final = 1.0
 
-    def __init__(self) -> None:
+
+class Listening:
+    """An event loop in a thread, from ``start`` to ``end``. Called from one other thread.
+
+    ``health`` gets a part that tells whether the loop turns.
+    """
+
+    def __init__(self, health: Health | None = None) -> None:
+        self._part = (health or Health()).part("listeners", loop=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
         self._servers: dict[str, list[asyncio.Server]] = {}
@@ -36,6 +46,8 @@ class Listening:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        self._part.ready()
+        self._beat()
         try:
             self.loop.run_forever()
         finally:
@@ -45,6 +57,11 @@ class Listening:
             self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+    def _beat(self) -> None:
+        """Show that the loop turns: one handler that blocks it holds the connections of all."""
+        self._part.turned(time.monotonic())
+        self.loop.call_later(_BEAT_S, self._beat)
 
     def open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
         """Listen for the handler called ``name``. Returns the addresses bound. Raises TerminalError for one that is taken."""
