@@ -1,0 +1,69 @@
+"""Spark reads and writes on a Pulsar with TLS and authorization, each with the token of its own role from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.pulsar_client import PulsarClient
+from bridge.settings.secret_file import SecretFile
+from sources.options import connection_options
+from tests.support.secured import SecuredPulsar
+from tests.support.secured_tiers import granted, payloads, provisioned_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+COMMAND = """
+    SELECT 'c-1' AS command_id, 'd1' AS device, 'commands/d1' AS mqtt_topic, encode('reset', 'UTF-8') AS payload
+"""
+
+
+def test_spark_reads_a_stream_and_writes_commands_with_the_least_rights(
+    spark: SparkSession, pulsar: SecuredPulsar, tmp_path: Path
+) -> None:
+    admin = provisioned_for(pulsar, {"source": "reader", "sink": "writer"})
+    options: dict[str, dict[str, str]] = {}
+    for role in ("reader", "writer"):
+        (tmp_path / role).write_text(pulsar.token(role), encoding="utf-8")
+        settings = admin.model_copy(update={"token": SecretFile(tmp_path / role)})
+        options[role] = connection_options(settings)
+        assert pulsar.token(role) not in str(options[role])
+    topic = admin.readings_topic("plant")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        for number in range(3):
+            producer.send(f"{number}".encode())
+        producer.close()
+    readings = (
+        spark.readStream.format("pulsebridge")
+        .options(**options["reader"], topic=topic, predefinedSubscription="q", startingOffsets="earliest")
+        .load()
+        .select("value")
+    )
+    query = (
+        readings.writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "table"))
+    )
+    assert query.awaitTermination(120)
+    rows = spark.read.parquet(str(tmp_path / "table")).collect()
+    assert sorted(bytes(row.value) for row in rows) == [b"0", b"1", b"2"]
+
+    where = {"tenant": admin.tenant, "namespace": admin.namespace, "system.namespace": admin.system_namespace}
+
+    def write() -> None:
+        commands = spark.sql(COMMAND).write.format("pulsebridge_commands")
+        commands.options(**options["writer"], **where, provision="false").mode("append").save()
+
+    write()
+    assert payloads(admin, admin.system_topic(COMMANDS_TOPIC)) == [b"reset"]
+    granted(admin, admin.system_namespace, "writer", "produce")
+    with pytest.raises(Exception, match=r"grant-permission .* --role writer --actions consume"):
+        write()
