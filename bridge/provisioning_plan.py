@@ -29,6 +29,7 @@ __all__ = [
     "CURSOR_HOLD",
     "HOLD_POLICY",
     "INSTANCES_HOLD",
+    "RIGHTS",
     "Needs",
     "Step",
     "TopicNeed",
@@ -307,7 +308,7 @@ def grant_steps(pulsar: PulsarSettings, roles: Mapping[str, str]) -> list[Step]:
     system = f"{pulsar.tenant}/{pulsar.system_namespace}"
     wanted: dict[tuple[str, str], set[str]] = {}
     for tier, role in roles.items():
-        for namespace, action in _RIGHTS[tier]:
+        for namespace, action in RIGHTS[tier]:
             for name in pulsar.readings_namespaces if namespace == "readings" else (system,):
                 wanted.setdefault((name, role), set()).add(action)
     return [
@@ -322,7 +323,7 @@ def grant_steps(pulsar: PulsarSettings, roles: Mapping[str, str]) -> list[Step]:
     ]
 
 
-_RIGHTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+RIGHTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "ingest": (("readings", "produce"), ("system", "produce")),
     "source": (("readings", "consume"),),
     "sink": (("system", "produce"), ("system", "consume")),

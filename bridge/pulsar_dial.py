@@ -122,27 +122,29 @@ def _dial(settings: PulsarSettings, host: str, port: int, timeout_s: float) -> s
 def _talk(link: socket.socket, settings: PulsarSettings, where: str) -> str:
     link.sendall(_connect_frame(settings))
     head = _exactly(link, 8)
-    if head is None or head[0] != 0 or struct.unpack("!I", head[4:])[0] > _MAX_ANSWER:
+    if not head:
+        raise TransientError(f"{where} closed the connection without an answer; is that Pulsar's port?")
+    if len(head) < 8 or head[0] != 0 or struct.unpack("!I", head[4:])[0] > _MAX_ANSWER:
         raise RefusedError(
             f"{where} does not answer in Pulsar's protocol",
             remedy="check pulsar.service_url: the TLS port wants pulsar+ssl://, the other pulsar://",
         )
-    command = _exactly(link, struct.unpack("!I", head[4:])[0]) or b""
+    command = _exactly(link, struct.unpack("!I", head[4:])[0])
     fields = dict(_fields(command))
     number = fields.get(1)
     kind = number if isinstance(number, int) else 0
     if kind == _CONNECTED:
         answer = dict(_fields(_bytes(fields.get(_CONNECTED))))
-        return _bytes(answer.get(1)).decode("utf-8", "replace")
+        return _line(answer.get(1))
     if kind == _ERROR:
         error = dict(_fields(_bytes(fields.get(_ERROR))))
-        why = _bytes(error.get(3)).decode("utf-8", "replace").splitlines() or [""]
+        why = _line(error.get(3))
         if error.get(2) == _AUTHENTICATION_ERROR:
             raise DeniedError(
-                f"{where} does not accept our credentials: {why[0][:300]}",
+                f"{where} does not accept our credentials: {why}",
                 remedy=credentials_remedy(settings),
             )
-        raise RefusedError(f"{where} refused the connection: {why[0][:300]}")
+        raise RefusedError(f"{where} refused the connection: {why}")
     raise TransientError(f"{where} answered CONNECT with a command of type {kind}")
 
 
@@ -159,12 +161,13 @@ def _connect_frame(settings: PulsarSettings) -> bytes:
     return struct.pack("!II", len(command) + 4, len(command)) + command
 
 
-def _exactly(link: socket.socket, count: int) -> bytes | None:
+def _exactly(link: socket.socket, count: int) -> bytes:
+    """Return ``count`` bytes, fewer where the connection ends before."""
     found = b""
     while len(found) < count:
         more = link.recv(count - len(found))
         if not more:
-            return None
+            break
         found += more
     return found
 
@@ -191,6 +194,10 @@ def _text(field: int, value: bytes) -> bytes:
 
 def _bytes(value: int | bytes | None) -> bytes:
     return value if isinstance(value, bytes) else b""
+
+
+def _line(value: int | bytes | None) -> str:
+    return " ".join(_bytes(value).decode("utf-8", "replace").split())[:300]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from bridge.cli import COMMANDS_GROUP, register_commands
+from bridge.provisioning_plan import RIGHTS
 from bridge.settings.loading import load_with_origins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,3 +165,19 @@ def test_settings_that_are_named_exist(document: str) -> None:
 def test_python_examples_compile(document: str) -> None:
     for block in blocks(document, "python"):
         compile(block, document, "exec")
+
+
+def test_the_least_rights_are_those_that_are_granted() -> None:
+    table = re.search(r"\| tier \| Pulsar: namespaces of readings .*?\n\n", text("README.md"), re.DOTALL)
+    assert table is not None
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.group().splitlines()[2:]]
+    told = {
+        row[0]: {
+            (where, action)
+            for where, cell in (("readings", row[1]), ("system", row[2]))
+            for action in re.findall(r"\w+", cell)
+        }
+        for row in rows
+        if len(row) == 4
+    }
+    assert told == {tier: set(rights) for tier, rights in RIGHTS.items()}
