@@ -165,10 +165,10 @@ def test_new_partitions_are_found_while_running_and_read_from_their_first_messag
     query.topic.publish(names("old", 5))
     running = query.start()
     try:
-        poll_for(lambda: query.values() == once(("old", 5)), 60, "the first rows")
+        poll_for(lambda: query.values() == once(("old", 5)), 120, "the first rows")
         query.topic.admin.request("POST", f"/persistent/{query.topic.name[13:]}/partitions", body=3)
         query.topic.publish(names("new", 5), partition=2)
-        poll_for(lambda: query.values() == once(("old", 5), ("new", 5)), 60, "rows of the new partition")
+        poll_for(lambda: query.values() == once(("old", 5), ("new", 5)), 120, "rows of the new partition")
     finally:
         running.stop()
     query.topic.publish(names("later", 5), partition=2)
@@ -182,10 +182,10 @@ def test_a_topic_that_is_not_there_yet_is_waited_for_and_read_from_its_first_mes
     running = query.start()
     try:
         query.topic.publish(names("there", 5))
-        poll_for(lambda: query.values() == once(("there", 5)), 60, "the rows of the topic that is there")
+        poll_for(lambda: query.values() == once(("there", 5)), 120, "the rows of the topic that is there")
         with topic_of(query.topic.settings, partitions=2, name="late") as found:
             found.publish(names("late", 5), partition=1)
-        poll_for(lambda: query.values() == once(("there", 5), ("late", 5)), 60, "the rows of the other")
+        poll_for(lambda: query.values() == once(("there", 5), ("late", 5)), 120, "the rows of the other")
     finally:
         running.stop()
     assert set(logged_offsets(query)[-1]["i"]) == {query.topic.name, late}, (
@@ -250,13 +250,13 @@ def test_h12_a_second_query_with_the_name_of_a_running_one_is_refused(query: Que
     query.topic.publish(names("a", 5))
     running = query.start()
     try:
-        poll_for(lambda: query.values() == once(("a", 5)), 60, "the first rows")
+        poll_for(lambda: query.values() == once(("a", 5)), 120, "the first rows")
         text = refused(lambda: query.run(checkpoint="other", subscriptionWaitMs="300"))
         assert "subscription 'q' on" in text
         assert "is in use by another query" in text
         assert "stop that query, or give this one a predefinedSubscription of its own" in text
         query.topic.publish(names("b", 5))
-        poll_for(lambda: query.values() == once(("a", 5), ("b", 5)), 60, "the first query goes on")
+        poll_for(lambda: query.values() == once(("a", 5), ("b", 5)), 120, "the first query goes on")
     finally:
         running.stop()
 
@@ -266,14 +266,14 @@ def test_h16_the_subscription_follows_the_commits_over_a_ledger_border(query: Qu
     first = query.topic.ledgers()[0]
     running = query.start()
     try:
-        poll_for(lambda: query.values() == once(("a", 5)), 60, "the first rows")
+        poll_for(lambda: query.values() == once(("a", 5)), 120, "the first rows")
         query.topic.roll_over()
         query.topic.publish(names("b", 3), "unbatched")
         second = query.topic.ledgers()[-1]
-        poll_for(lambda: query.topic.hold("q") == f"{first}:4", 60, "the first commit")
-        poll_for(lambda: query.values() == once(("a", 5), ("b", 3)), 60, "the second rows")
+        poll_for(lambda: query.topic.hold("q") == f"{first}:4", 120, "the first commit")
+        poll_for(lambda: query.values() == once(("a", 5), ("b", 3)), 120, "the second rows")
         query.topic.publish(names("c", 1), "unbatched")
-        poll_for(lambda: query.topic.hold("q") == f"{second}:2", 60, "the second commit")
+        poll_for(lambda: query.topic.hold("q") == f"{second}:2", 120, "the second commit")
         progress = poll_for(lambda: running.lastProgress, 30, "a progress")
         assert json.loads(progress.json)["sources"][0]["latestOffset"]
     finally:
