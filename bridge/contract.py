@@ -60,8 +60,9 @@ PUSH_SUBSCRIPTION: Final = "pulsebridge-push"
 # and what has its usual value in none. ``full_envelope`` puts it all back under the names that follow.
 
 P_INGEST: Final = "pb.ingest"
-"""Which ingest wrote it: a JSON object of ``v``, ``link``, ``protocol`` and, where a rule named the topic, ``rule``;
-in the full envelope they are the four that follow, and one that stands by itself counts more. On every reading."""
+"""Which ingest wrote it, and what is known of the topic: a JSON object of ``v``, ``link``, ``protocol`` and, where a
+rule names them, ``rule``, ``device`` and ``command_topic``. In the full envelope they are the six that follow; one
+that stands by itself counts more. On every reading."""
 P_VERSION: Final = "pb.v"
 P_LINK: Final = "pb.link"
 P_PROTOCOL: Final = "mqtt.protocol"
@@ -252,34 +253,60 @@ def partition_name(topic: str, partition: int) -> str:
     return f"{topic}-partition-{partition}"
 
 
-_INGEST: Final = {"v": P_VERSION, "link": P_LINK, "protocol": P_PROTOCOL, "rule": P_RULE}
+_INGEST: Final = {
+    "v": P_VERSION,
+    "link": P_LINK,
+    "protocol": P_PROTOCOL,
+    "rule": P_RULE,
+    "device": P_DEVICE,
+    "command_topic": P_COMMAND_TOPIC,
+}
+_USUAL: Final = {P_QOS: "1", P_RETAIN: "0", P_DUP: "0"}
 
 
-def encode_ingest(*, link: str, protocol: str, rule: str | None) -> str:
-    """Encode ``P_INGEST``; ``rule`` is None for a message that no rule gave a topic."""
-    told = {"v": ENVELOPE_VERSION, "link": link, "protocol": protocol}
-    if rule is not None:
-        told["rule"] = rule
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+def encode_ingest(**told: str | None) -> str:
+    """Encode ``P_INGEST``, by the names that stand in it; None is left out. The version is added."""
+    assert told.keys() <= _INGEST.keys()
+    body = {"v": ENVELOPE_VERSION} | {name: value for name, value in told.items() if value is not None}
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+
+
+def decode_ingest(text: str) -> dict[str, str]:
+    """Decode ``P_INGEST`` into properties by their own names.
+
+    Raises ContractError when it is not a JSON object of this version.
+    """
+    try:
+        body = json.loads(text)
+        version = body["v"]
+        told = {_INGEST[name]: str(value) for name, value in body.items() if name in _INGEST}
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ContractError(f"property {P_INGEST} is not what ingest writes: {text[:80]!r}") from e
+    if version != ENVELOPE_VERSION:
+        raise ContractError(f"envelope has version {version!r}, this reads {ENVELOPE_VERSION!r}")
+    return told
 
 
 def full_envelope(properties: Mapping[str, str]) -> dict[str, str]:
     """Return a reading's properties with all that was folded or left out; those of other messages as they are.
 
-    Raises ContractError when ``P_INGEST`` is not a JSON object of this version.
+    Raises ContractError when ``P_INGEST`` is not what ingest writes.
     """
     told = properties.get(P_INGEST)
-    if told is None:
-        return dict(properties)
-    try:
-        body = json.loads(told)
-        version = body["v"]
-        folded = {_INGEST[name]: str(value) for name, value in body.items() if name in _INGEST}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ContractError(f"property {P_INGEST} is not what ingest writes: {told[:80]!r}") from e
-    if version != ENVELOPE_VERSION:
-        raise ContractError(f"envelope has version {version!r}, this reads {ENVELOPE_VERSION!r}")
-    return {P_QOS: "1", P_RETAIN: "0", P_DUP: "0"} | folded | dict(properties)
+    return dict(properties) if told is None else _USUAL | decode_ingest(told) | dict(properties)
+
+
+def folded_envelope(full: Mapping[str, str]) -> dict[str, str]:
+    """Return a full envelope as it is stored: what ``full_envelope`` added is folded and left out again."""
+    if P_INGEST not in full:
+        return dict(full)
+    ingest = {short: full.get(name) for short, name in _INGEST.items() if short != "v"}
+    kept = {
+        name: value
+        for name, value in full.items()
+        if name not in _INGEST.values() and _USUAL.get(name) != value
+    }
+    return kept | {P_INGEST: encode_ingest(**ingest)}
 
 
 _quoted: Final = json.encoder.encode_basestring

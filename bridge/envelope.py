@@ -10,10 +10,8 @@ from collections.abc import Mapping
 
 from bridge.contract import (
     ORIGIN_PROPERTY,
-    P_COMMAND_TOPIC,
     P_CONTENT_TYPE,
     P_CORRELATION,
-    P_DEVICE,
     P_DUP,
     P_EXPIRY,
     P_INGEST,
@@ -60,16 +58,16 @@ class Envelope:
 
         ``route`` is None where no rule gave the topic one. A topic that is not UTF-8 is told with its bytes escaped.
         """
-        rule = None if route is None else route.rule
-        told = {P_TOPIC: topic, P_INGEST: encode_ingest(link=self._link, protocol=self._protocol, rule=rule)}
+        common = {"link": self._link, "protocol": self._protocol}
         if route is None:
-            told[P_TOPIC] = _as_utf8(topic)
-            return told
-        if route.device is not None:
-            told[P_DEVICE] = route.device
-        if route.command_topic is not None:
-            told[P_COMMAND_TOPIC] = route.command_topic
-        return told
+            text = topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            return {P_TOPIC: text, P_INGEST: encode_ingest(**common)}
+        return {
+            P_TOPIC: topic,
+            P_INGEST: encode_ingest(
+                **common, rule=route.rule, device=route.device, command_topic=route.command_topic
+            ),
+        }
 
     def of(self, message: Message, of_topic: dict[str, str]) -> dict[str, str]:
         """Return the properties of a message; ``of_topic`` itself, not to be changed, when there is no more to tell."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -166,6 +167,22 @@ def _truth(text: str | None) -> bool | None:
     return None if text is None else text in ("1", "true")
 
 
+@lru_cache(maxsize=16_384)
+def _ingest(text: str) -> Mapping[str, str]:
+    try:
+        return contract.decode_ingest(text)
+    except ContractError:  # a stranger's property, or a later version's: it stands in __messageProperties
+        return {}
+
+
+def _of_topic(batch: _Batch, name: str) -> list[str | None]:
+    # What is the same for all messages of a topic is folded into one property.
+    return [
+        properties[name] if name in properties else _ingest(properties.get(contract.P_INGEST, "")).get(name)
+        for properties in batch.properties
+    ]
+
+
 def _of_reading(batch: _Batch, name: str, usual: str) -> list[str | None]:
     # What ingest leaves out has its usual value on a reading, and none on any other message.
     return [
@@ -211,13 +228,13 @@ _BUILD: Final[Mapping[str, Callable[[_Batch], Any]]] = {
     "entry_id": lambda b: b.per_entry(lambda e: e.entry),
     "batch_index": _indexes,
     "mqtt_topic": lambda b: b.get(contract.P_TOPIC),
-    "device": lambda b: b.get(contract.P_DEVICE),
+    "device": lambda b: _of_topic(b, contract.P_DEVICE),
     "payload": lambda b: b.payloads,
     "qos": lambda b: [_number(text) for text in _of_reading(b, contract.P_QOS, "1")],
     "retain": lambda b: [_truth(text) for text in _of_reading(b, contract.P_RETAIN, "0")],
     "retained": lambda b: [_truth(text) for text in _of_reading(b, contract.P_RETAINED, "0")],
     "arrival_time": _arrivals,
-    "command_topic": lambda b: b.get(contract.P_COMMAND_TOPIC),
+    "command_topic": lambda b: _of_topic(b, contract.P_COMMAND_TOPIC),
     "content_type": lambda b: b.get(contract.P_CONTENT_TYPE),
     "response_topic": lambda b: b.get(contract.P_RESPONSE_TOPIC),
     "correlation_data": lambda b: [_correlation(text) for text in b.get(contract.P_CORRELATION)],

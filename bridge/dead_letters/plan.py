@@ -19,6 +19,8 @@ from bridge.contract import (
     P_REPLAYED,
     P_RULE,
     P_VERSION,
+    folded_envelope,
+    full_envelope,
 )
 from bridge.dead_letters.records import DeadLetter
 from bridge.envelope import message_of
@@ -86,6 +88,7 @@ def _remapped(
         return Refusal(letter, "it was no MQTT publish, so there is nothing to map")
     try:
         message = message_of(letter.payload, letter.told)
+        told = full_envelope(told)
     except ContractError as e:
         return Refusal(letter, e.what)
     route = mapper.route(message.topic)
@@ -100,4 +103,6 @@ def _remapped(
         if value is not None:
             told[name] = value
     told[P_RULE] = route.rule
-    return Replay(letter, settings.readings_topic(route.local, route.namespace), route.key, told)
+    return Replay(
+        letter, settings.readings_topic(route.local, route.namespace), route.key, folded_envelope(told)
+    )

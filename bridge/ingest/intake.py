@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC
+from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC, full_envelope
 from bridge.dead_letters import dead_letter
 from bridge.envelope import Envelope, from_push, size_of
 from bridge.health import Health
@@ -231,7 +231,7 @@ class Intake:
 
     def _dead_letter(self, reading: Reading, topic: str, reason: str) -> None:
         """Turn the reading into a dead letter; it counts as stored once that is stored (H5)."""
-        device = reading.properties.get(P_DEVICE, "")
+        device = full_envelope(reading.properties).get(P_DEVICE, "")
         mqtt_topic = reading.properties[P_TOPIC]
         if self._new_reason(reason):
             log.warning(

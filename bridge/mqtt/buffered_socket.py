@@ -17,7 +17,8 @@ from bridge.tls import client_context
 
 __all__ = ["BufferedSocket", "secured"]
 
-_READ_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 64 * 1024
+"""Below the size from which memory is mapped anew, and faulted in page by page, for each buffer."""
 _OUT_LIMIT: Final = 4 * 1024 * 1024
 
 
@@ -110,7 +111,7 @@ class BufferedSocket:
         return len(self._out)
 
     def fill(self) -> int:
-        """Read once what the kernel has, up to 256 KiB. Returns the number of bytes read."""
+        """Read once what the kernel has, up to 64 KiB. Returns the number of bytes read."""
         if self._ended or self.failure is not None:
             return 0
         try:

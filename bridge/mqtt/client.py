@@ -52,6 +52,8 @@ __all__ = ["Link", "LinkHandler"]
 
 _VERSIONS: Final = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5": paho.MQTTv5}
 _NO_PROPERTIES: Final = len(vars(Properties(PacketTypes.PUBLISH)))  # type: ignore[no-untyped-call]
+_FILLS: Final = 4
+"""How often the socket is read in one turn, so that acknowledgements do not wait for its end."""
 _PUBACK: Final = 0x4002_0000
 """Type and length of a PUBACK; its packet identifier is the second half."""
 
@@ -182,10 +184,7 @@ class Link:
             raise
 
     def turn(self, timeout: float = 1.0) -> None:
-        """Take one turn: wait for bytes, a wake-up or the time-out, read, hand over, write.
-
-        It connects first when there is no connection and the wait before the next attempt is over.
-        """
+        """Take one turn: connect when that is due, wait for bytes, a wake-up or the time-out, read, hand over, write."""
         now = time.monotonic()
         if self._sock is None and now >= self._next_attempt:
             self._connect()
@@ -223,10 +222,16 @@ class Link:
     def _read(self, arrived: bool) -> None:
         sock = self._sock
         assert sock is not None
-        if self._holding:
-            return
-        if (arrived or not sock.drained) and sock.fill():
-            self._keepalive.received(time.monotonic())
+        self._consume(sock)
+        for _ in range(_FILLS):
+            if (sock.drained and not arrived) or self._holding or self._sock is not sock:
+                return
+            if sock.fill():
+                self._keepalive.received(time.monotonic())
+            self._consume(sock)
+            arrived = False
+
+    def _consume(self, sock: BufferedSocket) -> None:
         # The handler may pause in the middle: what is buffered stays for the turn after ``resume``.
         while not self._holding and self._sock is sock and sock.readable:
             if sock.lent == 0:
@@ -249,6 +254,8 @@ class Link:
             theirs = packet_length(sock.data, sock.at)
         if theirs == MORE:
             sock.wants_more()
+        elif sock.data[sock.at : sock.at + 1] == b"\0":  # paho loses its place in one that comes in pieces
+            self._drop("the broker sent a packet of type 0, which MQTT forbids")
         elif theirs:
             sock.lend(theirs)
 
@@ -399,10 +406,8 @@ class Link:
         ours = None
         if properties is not None and len(vars(properties)) > _NO_PROPERTIES:
             ours = PublishProperties.of_names(vars(properties))
-        payload = bytes(packet.payload)
-        self.handler.on_messages(
-            [Message(topic, payload, packet.qos, packet.retain, packet.dup, packet.mid, ours)]
-        )
+        flags = (packet.qos, packet.retain, packet.dup)
+        self.handler.on_messages([Message(topic, bytes(packet.payload), *flags, packet.mid, ours)])
 
     def _on_publish(self, _client: Any, _data: object, mid: int, reason: ReasonCode, _props: Any) -> None:
         outgoing = self._outbox.confirmed(mid)

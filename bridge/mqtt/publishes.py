@@ -73,13 +73,20 @@ class PublishDecoder:
                 return at, MORE
             length = data[at + 1]
             if length > 127:
-                length = packet_length(data, at)
-                if length == MORE:
+                body += 1
+                if body > size:
                     return at, MORE
-                end = at + length
-                body += 1 if length < 16_387 else 2 if length < 2_097_156 else 3
-                if data[body - 1] > 127:  # a length in more bytes than it needs
-                    return at, length
+                more = data[at + 2]
+                if more > 127:
+                    length = packet_length(data, at)
+                    if length == MORE:
+                        return at, MORE
+                    end = at + length
+                    body += 1 if length < 2_097_156 else 2
+                    if data[body - 1] > 127:  # a length in more bytes than it needs
+                        return at, length
+                else:
+                    end = body + (length & 127 | more << 7)
             else:
                 end = body + length
             if end > size:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bridge.contract import P_DEVICE, P_INGEST, P_TOPIC, encode_ingest
+from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
 from bridge.local.preflight import find_java
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
@@ -29,8 +29,7 @@ PARTITIONS = 2
 PAYLOAD = b'{"id":"device-000001","ts":"2026-01-01T00:00:00Z","glucose":112.0}' + b" " * 62
 PROPERTIES = {
     P_TOPIC: "wearables/device-000001/glucose",
-    P_DEVICE: "device-000001",
-    P_INGEST: encode_ingest(link="pulsebridge", protocol="5", rule="bench"),
+    P_INGEST: encode_ingest(link="pulsebridge", protocol="5", rule="bench", device="device-000001"),
 }
 
 

@@ -51,7 +51,9 @@ _properties = st.one_of(
     st.tuples(st.integers(0, 200).map(_variable), st.binary(max_size=20)).map(b"".join),
 )
 _payload = st.one_of(
-    st.binary(max_size=40), st.integers(0, 20_000).map(lambda n: b"x" * n), st.just(b"y" * 70_000)
+    st.binary(max_size=40),
+    st.integers(0, 20_000).map(lambda n: b"x" * n),
+    st.just(70_000).map(lambda n: b"y" * n),
 )
 _topic = st.one_of(st.sampled_from([b"a/b", b"plant/1"]), text.map(str.encode), st.binary(max_size=6))
 

@@ -20,6 +20,7 @@ from bridge.contract import (
     P_DEVICE,
     RECEIPTS_TOPIC,
     Receipt,
+    full_envelope,
     partition_name,
 )
 from bridge.pulsar_admin import PulsarAdmin
@@ -118,7 +119,7 @@ def as_record(lines: Iterable[dict[str, Any]]) -> PulsarRecord:
         payload = base64.b64decode(line["payload"])
         properties, publish_us = line["properties"], int(line["publish_ms"]) * 1000
         if line["seam"] == "reading":
-            device = properties.get(P_DEVICE) or line["key"]
+            device = full_envelope(properties).get(P_DEVICE) or line["key"]
             arrival_us = int(line["event_ms"]) * 1000
             stored.append(Stored(record_id(payload), device, place, arrival_us, publish_us))
         elif line["seam"] == "command":

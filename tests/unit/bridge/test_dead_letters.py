@@ -108,7 +108,7 @@ def test_remap_asks_the_present_rules() -> None:
     planned = replay_of(letter(topic=""), PULSAR, Mapper(IngestSettings(rules=(rule,))))
     assert isinstance(planned, Replay)
     assert (planned.topic, planned.key) == (PULSAR.readings_topic("by-glucose"), "w-1")
-    assert planned.properties[contract.P_RULE] == "new"
+    assert contract.full_envelope(planned.properties)[contract.P_RULE] == "new"
     no_publish = letter(told={contract.P_DEAD_REASON: "bad row"})
     assert isinstance(replay_of(no_publish, PULSAR, Mapper(IngestSettings())), Refusal)
 

@@ -12,6 +12,10 @@ from bridge.errors import ContractError
 from bridge.mapping import Route
 from bridge.mqtt.types import Message, PublishProperties
 
+INGEST = (
+    '{"v":"1","link":"pulsebridge","protocol":"5","rule":"wearables","device":"w-1",'
+    '"command_topic":"devices/w-1/commands"}'
+)
 ROUTE = Route("wearables", "wearables", "w-1", "w-1", "devices/w-1/commands")
 text = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=20)
 
@@ -36,16 +40,14 @@ def told(of: Message, route: Route | None = ROUTE, *, mark: bool = True) -> dict
 
 def test_a_plain_publish_tells_what_is_usual_once() -> None:
     assert told(message()) == {
-        contract.P_INGEST: '{"v":"1","link":"pulsebridge","protocol":"5","rule":"wearables"}',
+        contract.P_INGEST: INGEST,
         contract.P_TOPIC: "wearables/w-1/g",
-        contract.P_DEVICE: "w-1",
-        contract.P_COMMAND_TOPIC: "devices/w-1/commands",
     }
 
 
 def test_the_full_envelope_says_it_all() -> None:
     assert contract.full_envelope(told(message(qos=0, dup=True))) == {
-        contract.P_INGEST: '{"v":"1","link":"pulsebridge","protocol":"5","rule":"wearables"}',
+        contract.P_INGEST: INGEST,
         contract.P_VERSION: "1",
         contract.P_LINK: "pulsebridge",
         contract.P_PROTOCOL: "5",
@@ -59,6 +61,21 @@ def test_the_full_envelope_says_it_all() -> None:
     }
     assert contract.P_RULE not in contract.full_envelope(told(message(), None))
     assert contract.full_envelope({"a": "b"}) == {"a": "b"}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.builds(Route, text, text, text, st.none() | text, st.none() | text) | st.none(),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_full_envelope_folds_to_what_was_stored(
+    route: Route | None, qos: int, retain: bool, dup: bool
+) -> None:
+    kept = told(message(qos=qos, retain=retain, dup=dup), route)
+    assert contract.folded_envelope(contract.full_envelope(kept)) == kept
+    assert contract.folded_envelope({"a": "b"}) == {"a": "b"}
 
 
 @pytest.mark.parametrize("text", ["", "1", "{}", '{"v":"2"}', "[1]"])
