@@ -16,6 +16,7 @@ from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
+from bridge.topic_patterns import meet
 from bridge.topic_templates import Filter
 
 ALL = preset_names()
@@ -116,6 +117,13 @@ def test_h8_homie_4_and_5_share_topics_and_are_told_so() -> None:
     # homie/5/a/b/set: a value of the Homie 5 device a, or a command to the Homie 4 device 5
     problems = mapping_problems(IngestSettings(presets=("homie", "homie4")))
     assert any("matches command topics of rule homie4" in p for p in problems)
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_subscriptions_of_a_preset_bring_no_message_twice(preset: str) -> None:
+    filters = [Filter.parse(text) for text in subscriptions(IngestSettings(presets=(preset,)))]
+    for one, other in combinations(filters, 2):
+        assert not any(meet(a, b) for a in one.patterns for b in other.patterns), (one.mqtt, other.mqtt)
 
 
 def test_every_preset_has_samples_and_recognises_them() -> None:
