@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from bridge.errors import ConfigError
 from bridge.mapping import mapping_problems
 from bridge.settings import IngestSettings, PulsarSettings, Settings
+from bridge.settings.aliases import alias_of, settings_of
 from bridge.settings.fields import (
     FILE_SUFFIX,
     field_at,
@@ -122,10 +123,12 @@ def load_with_origins(
     if file is not None:
         _put_file(layers, file)
     _put_environment(layers, environ)
+    aliases = _Aliases()
     for path, value, parse in _pairs(layers, overrides):
-        _put_text(layers, path, value, "--set") if parse else _put_value(
-            layers, path, value, "given by the caller"
-        )
+        origin = "--set" if parse else "given by the caller"
+        if not aliases.take(path, value, origin):
+            (_put_text if parse else _put_value)(layers, path, value, origin)
+    aliases.put(layers)
     for name, value in (flags or {}).items():
         if value is not None:
             _put_value(layers, tuple(name.split(".")), value, "flag")
@@ -160,8 +163,11 @@ def _put_file(layers: _Layers, file: Path) -> None:
             f"the settings file {file} is not a mapping of sections", remedy="see conf/default.yaml"
         )
     origin = f"file {file}"
+    aliases = _Aliases()
     for path, value in _flat(content, ()):
-        _put_value(layers, path, value, origin)
+        if not aliases.take(path, value, origin):
+            _put_value(layers, path, value, origin)
+    aliases.put(layers)
 
 
 def _flat(node: Mapping[Any, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
@@ -178,14 +184,47 @@ def _flat(node: Mapping[Any, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
             yield path, value
 
 
+class _Aliases:
+    """What one layer gives under the names of MoP's proxy: put after all else that it gives."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+
+    def take(self, path: Keys, value: Any, origin: str, *, any_case: bool = False) -> bool:
+        """Keep a value given under one of MoP's names. Returns False for any other name."""
+        name = alias_of(path, any_case=any_case)
+        if name is None:
+            return False
+        self._given[name], self._origins[name] = value, origin
+        return True
+
+    def put(self, layers: _Layers) -> None:
+        put: dict[Keys, str] = {}
+        try:
+            for path, value, name in settings_of(self._given):
+                origin = self._origins[name]
+                if path not in put and layers.has(path, origin):
+                    layers.refuse(path, f"given twice, also as {name}; keep one", origin)
+                    continue
+                put[path] = name
+                layers.put(path, value, f"{origin}, as {name}")
+        except ValueError as e:
+            name, _, why = str(e).partition(": ")
+            layers.refuse((name,), why, self._origins[name])
+
+
 def _put_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
+    aliases = _Aliases()
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
             continue
         path = tuple(name[len(PREFIX) :].lower().split("__"))
         if len(path) == 1 and _SERVICE_LINK.search(name):
             continue
-        _put_text(layers, path, environ[name], f"environment {name}")
+        if not aliases.take(path, environ[name], f"environment {name}", any_case=True):
+            _put_text(layers, path, environ[name], f"environment {name}")
+    aliases.put(layers)
 
 
 def _pairs(layers: _Layers, overrides: Overrides) -> Iterator[tuple[Keys, Any, bool]]:

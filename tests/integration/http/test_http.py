@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -316,3 +317,15 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(
             process.kill()
             process.wait()
     assert "no MQTT client" in log.read_text()
+
+
+def test_the_example_of_the_readme_is_stored(pulsar: PulsarSettings) -> None:
+    readme = Path(__file__).resolve().parents[3] / "README.md"
+    (example,) = re.findall(
+        r"^```python\n(import urllib.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S
+    )
+    with serving(pulsar) as (client, _):
+        exec(example.replace("http://127.0.0.1:8090", str(client.base_url).rstrip("/")), {})
+        (found,) = stored(pulsar, "plant")
+    assert found.properties[contract.P_TOPIC] == "plant/press-4/temperature"
+    assert contract.decode_user_properties(found.properties[contract.P_USER]) == [("firmware", "1.2")]
