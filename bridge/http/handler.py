@@ -29,7 +29,7 @@ __all__ = ["HttpHandler"]
 log = structlog.get_logger("http")
 
 _LOOK_S: Final = 2.0
-"""How often the certificate's files are looked at, in seconds."""
+"""How often readiness and the certificate's files are looked at, in seconds."""
 _ANSWER_S: Final = 2.0
 """How long the last answers may take after everything is stored, in seconds."""
 
@@ -42,6 +42,7 @@ class HttpHandler(ProtocolHandler):
         self._tls: ssl.SSLContext | None = None
         self._files: tuple[tuple[int, int], ...] = ()
         self._timer: asyncio.TimerHandle | None = None
+        self._was_ready = True
         self._service: Service | None = None
         self._intake: AwaitedIntake | None = None
         self._app: HttpApp | None = None
@@ -111,20 +112,27 @@ class HttpHandler(ProtocolHandler):
         self._connections = Connections(
             self._app.asgi, max_connections=http.max_connections, patience_s=http.read_timeout_s
         )
-        if self._tls is not None:
-            self._timer = service.loop.call_later(_LOOK_S, self._look)
+        self._timer = service.loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Take a certificate that was replaced; connections made from now on get it."""
+        """Tell what has changed: readiness, and a certificate that was replaced."""
         assert self._service is not None
-        assert self._tls is not None
         self._timer = self._service.loop.call_later(_LOOK_S, self._look)
+        ready = self.readiness()["http"]
+        if ready != self._was_ready:
+            self._was_ready = ready
+            self._service.changed()
+        if self._tls is not None:
+            self._look_at_files(self._tls)
+
+    def _look_at_files(self, context: ssl.SSLContext) -> None:
+        """Take a certificate that was replaced; connections made from now on get it."""
         files = self._stamps()
         if files == self._files:
             return
         self._files = files
         try:
-            self._load(self._tls)
+            self._load(context)
         except ConfigError as e:
             log.warning(
                 "the new certificate is not taken, the old one stays; mend the files, they are read again",

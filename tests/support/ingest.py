@@ -19,6 +19,7 @@ from bridge.contract import DEAD_LETTERS_TOPIC, full_envelope
 from bridge.errors import PulsebridgeError
 from bridge.ingest.service import IngestService
 from bridge.mqtt.device import DeviceClient
+from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
@@ -67,8 +68,11 @@ def ingest_settings(mqtt: MqttSettings, namespaces: PulsarSettings, **ingest: An
 
 
 @contextmanager
-def running_ingest(settings: Settings) -> Iterator[IngestService]:
-    """Run ingest in a thread until the block ends; what ended it is raised at the end."""
+def running_ingest(settings: Settings, *, wait: bool = True) -> Iterator[IngestService]:
+    """Run ingest in a thread until the block ends; what ended it is raised at the end.
+
+    Without ``wait`` the block begins at once, for links that will not all be ready.
+    """
     service = IngestService(settings)
     failures: list[PulsebridgeError] = []
 
@@ -81,7 +85,8 @@ def running_ingest(settings: Settings) -> Iterator[IngestService]:
     thread = threading.Thread(target=run, name="ingest-under-test", daemon=True)
     thread.start()
     try:
-        poll_for(lambda: service.ready.is_set() or failures, 60, "ingest's subscriptions")
+        if wait:
+            poll_for(lambda: service.ready.is_set() or failures, 60, "ingest's subscriptions")
         yield service
     finally:
         service.stop()
@@ -145,10 +150,20 @@ def publish_ids(
         client.publish(topic, payload, confirmed=lambda _c, name=name: confirmed.append(name))  # type: ignore[misc]
 
 
+def _exists(settings: PulsarSettings, topic: str) -> bool:
+    with PulsarAdmin(settings, timeout_s=30) as admin:
+        return (
+            admin.partition_count(topic) > 0
+            or admin.request("GET", f"/{rest_path(topic)}/stats", accept=(404,)) is not None
+        )
+
+
 def stored(settings: PulsarSettings, topic: str) -> list[Stored]:
     """Read a topic from its beginning to its present end, partition by partition."""
     full = topic if "://" in topic else settings.readings_topic(topic)
     found: list[Stored] = []
+    if not _exists(settings, full):
+        return found  # a reader would make it, without partitions
     client = pulsar.Client(
         settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
     )

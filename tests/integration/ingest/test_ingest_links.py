@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from bridge import contract
-from bridge.ingest.service import IngestService
 from bridge.local.stack import LocalStack
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
@@ -53,9 +48,9 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(
             ],
         )
         confirmed: list[str] = []
-        with not_waiting(settings) as service, device(mqtt, "dev", window=1) as dev:
+        with running_ingest(settings, wait=False) as service, device(mqtt, "dev", window=1) as dev:
             ready = {"slow": True, "dead": False, "good": True}
-            poll_for(lambda: service.readiness()["mqtt"] == ready, 60, "both links")
+            poll_for(lambda: service.readiness().get("mqtt") == ready, 60, "both links")
             slow.freeze()
             publish_ids(dev, [f"{root}/later"], 200, confirmed)
             poll_for(lambda: "good" in links_of(namespaces, 200), 60, "the good link's messages", every=0.3)
@@ -67,21 +62,7 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(
             assert not service.ready.is_set()
             slow.thaw()
             poll_for(lambda: links_of(namespaces, 200) == {"slow", "good"}, 90, "all of them", every=0.5)
-            poll_for(lambda: service.readiness()["mqtt"] == ready, 60, "the link to be back")
-
-
-@contextmanager
-def not_waiting(settings: Settings) -> Iterator[IngestService]:
-    """Run ingest in a thread without waiting for all links."""
-    service = IngestService(settings)
-    thread = threading.Thread(target=service.run, name="ingest-under-test", daemon=True)
-    thread.start()
-    try:
-        yield service
-    finally:
-        service.stop()
-        thread.join(60)
-    assert not thread.is_alive()
+            poll_for(lambda: service.readiness().get("mqtt") == ready, 60, "the link to be back")
 
 
 def links_of(namespaces: PulsarSettings, count: int) -> set[str]:

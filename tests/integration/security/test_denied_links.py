@@ -1,0 +1,69 @@
+"""A link whose broker does not let it in: it stands still and comes back, and no other link is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge import contract
+from bridge.ingest import links
+from bridge.local.stack import LocalStack
+from bridge.settings import Settings
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.links import LinkSettings
+from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.rules import TopicRule
+from bridge.settings.secret_file import SecretFile
+from tests.support.ingest import device, running_ingest, stored
+from tests.support.secured import PASSWORD, SecuredArtemis
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
+    stack: LocalStack,
+    artemis: SecuredArtemis,
+    namespaces: PulsarSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "_REVIVE_S", 0.5)
+    password = tmp_path / "password"
+    password.write_text("wrong")
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    secured = artemis.settings("ingest")
+    guarded = LinkSettings(
+        name="guarded",
+        **{f: getattr(secured, f) for f in ("host", "port", "client_id", "tls", "tls_ca", "username")},  # type: ignore[arg-type]
+        password=SecretFile(password),  # type: ignore[call-arg]
+    )
+    rule = TopicRule(name="fleet", filter=f"plant/{root}/+device", topic="fleet", device="{device}")
+    settings = Settings(
+        mqtt=mqtt,
+        pulsar=namespaces,
+        ingest=IngestSettings(rules=(rule,), links=(LinkSettings(name="open"), guarded)),
+    )
+
+    def came_by(link: str, payload: bytes) -> bool:
+        return (link, payload) in {
+            (m.properties[contract.P_LINK], m.payload) for m in stored(namespaces, "fleet")
+        }
+
+    with running_ingest(settings, wait=False) as service, device(mqtt, "dev") as here:
+        poll_for(
+            lambda: service.readiness().get("mqtt") == {"open": True, "guarded": False}, 60, "the open link"
+        )
+        here.publish(f"plant/{root}/d", b"meanwhile")
+        assert here.flush()
+        poll_for(lambda: came_by("open", b"meanwhile"), 60, "the open link's message", every=0.3)
+        assert not service.ended.is_set()
+        password.write_text(PASSWORD)
+        poll_for(lambda: all(service.readiness()["mqtt"].values()), 60, "the guarded link")
+        with device(artemis.settings("device"), "dev") as there:
+            there.publish(f"plant/{root}/d", b"at last")
+            assert there.flush()
+        poll_for(lambda: came_by("guarded", b"at last"), 60, "the guarded link's message", every=0.3)
