@@ -35,7 +35,7 @@ def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
     password.write_text("wrong")
     mqtt = mqtt_settings(stack)
     root = mqtt.client_id
-    secured = artemis.settings("ingest")
+    secured = artemis.settings("operator")
     guarded = LinkSettings(
         name="guarded",
         **{f: getattr(secured, f) for f in ("host", "port", "client_id", "tls", "tls_ca", "username")},  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
         assert not service.ended.is_set()
         password.write_text(PASSWORD)
         poll_for(lambda: all(service.readiness()["mqtt"].values()), 60, "the guarded link")
-        with device(artemis.settings("device"), "dev") as there:
+        with device(artemis.settings("operator"), "dev") as there:
             there.publish(f"plant/{root}/d", b"at last")
             assert there.flush()
         poll_for(lambda: came_by("guarded", b"at last"), 60, "the guarded link's message", every=0.3)
