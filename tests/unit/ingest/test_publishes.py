@@ -137,6 +137,7 @@ def through_the_link(pieces: list[bytes], protocol: str) -> list[Message]:
     return handler.messages
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # a payload of more than 16 KiB is one
 @settings(deadline=None, max_examples=200)
 @given(streams(), st.lists(st.integers(0, 400), max_size=4))
 def test_a_link_gives_what_paho_alone_would(stream: tuple[str, list[bytes]], cuts: list[int]) -> None:
