@@ -49,6 +49,9 @@ INSTANCES_TOPIC: Final = "protocol-instances"
 """What each running ingest process advertises: one partition, compacted, keyed by instance; see ``bridge.protocols``."""
 SYSTEM_TOPICS: Final = (COMMANDS_TOPIC, CURSORS_TOPIC, RECEIPTS_TOPIC, DEAD_LETTERS_TOPIC, INSTANCES_TOPIC)
 
+MOVES_TOPIC: Final = "pulsebridge/moves"
+"""Below it stand the MQTT topics by which ingest finds the end of a session that it drains; no readings."""
+
 PUSH_SUBSCRIPTION: Final = "pulsebridge-push"
 """The durable subscription of the push tier on the commands topic."""
 

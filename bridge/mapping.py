@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from bridge.contract import MOVES_TOPIC
 from bridge.errors import ConfigError
 from bridge.message_fields import MissingField, read_fields
 from bridge.settings.ingest import IngestSettings
@@ -201,6 +202,8 @@ class Mapper:
             return NoRoute(problem, "")
         if mqtt_topic.startswith("$"):
             return LeftOut("broker", "")
+        if mqtt_topic.startswith(f"{MOVES_TOPIC}/"):
+            return LeftOut("move", "")
         for name, matches in self._commands:
             if matches(mqtt_topic):
                 return LeftOut("command", name)

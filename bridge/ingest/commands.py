@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bridge.dead_letters import commands as dead_letter_commands
+from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
 __all__ = ["register"]
@@ -25,16 +26,49 @@ def register(app: typer.Typer) -> None:
     dead_letter_commands.register(app)
 
 
-def _ingest(config: ConfigOption = None, sets: SetOption = None) -> None:
+def _ingest(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Be worker I of N, from 0 on; host/N takes I from the end of the host's name, as of a StatefulSet's pod.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Run as many workers on this machine and watch over them.", show_default=False
+        ),
+    ] = None,
+    owned: Annotated[bool, typer.Option("--owned", hidden=True)] = False,
+) -> None:
     """Carry messages from the MQTT broker into Pulsar until a signal.
 
     A message is acknowledged to the broker only after Pulsar has stored it. One SIGTERM or Ctrl-C drains, two kill.
+    With --shard or --workers, the filters are dealt to several workers so that each device has one.
 
-    Example: pulsebridge ingest --set mqtt.host=broker.example --set pulsar.service_url=pulsar://pulsar:6650
+    Examples:
+
+        pulsebridge ingest --set mqtt.host=broker.example --set pulsar.service_url=pulsar://pulsar:6650
+
+        pulsebridge ingest --config pulsebridge.yaml --workers 4
     """
+    if shard is not None and workers is not None:
+        raise ConfigError("--shard and --workers exclude each other", remedy="give --workers N alone")
+    if workers is not None:
+        from bridge.ingest.workers import run_workers
+
+        sys.exit(run_workers(config, list(sets or ()), workers))
     from bridge.ingest.service import run
 
-    clean = run(settings_from(config, sets))
+    if owned:
+        from bridge.ingest.workers import end_with_owner
+
+        end_with_owner()
+    clean = run(settings_from(config, sets, {"ingest.shard": shard}))
     if not clean:
         # Pulsar is away and its client's threads are not: an ordinary end would abort in them.
         sys.stdout.flush()

@@ -16,6 +16,7 @@ __all__ = ["explanation_of", "explanation_text"]
 _LEFT_OUT = {
     "broker": "topics that begin with $ are the MQTT broker's own",
     "command": "it is a command topic, and commands are no readings",
+    "move": "ingest itself publishes there when filters move between sessions",
 }
 
 

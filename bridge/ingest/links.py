@@ -15,14 +15,14 @@ from typing import Final
 
 import structlog
 
-from bridge.errors import DeniedError, PulsebridgeError, TransientError
-from bridge.ingest.provisioning import SessionMemory
+from bridge.errors import DeniedError, PulsebridgeError
+from bridge.ingest.moving import Place, SessionMover
 from bridge.ingest.session import wanted_subscriptions
+from bridge.ingest.session_memory import SessionMemory
 from bridge.ingest.worker import IngestWorker
-from bridge.mapping import subscriptions
-from bridge.mqtt.keepalive import backoff_s
 from bridge.protocols.handler import Service
 from bridge.settings import Settings
+from bridge.sharding import Remembered
 
 __all__ = ["LinkRunner"]
 
@@ -33,7 +33,7 @@ _REVIVE_S: Final = 60.0
 
 
 class LinkRunner:
-    """Runs the link ``name``, whose connection is ``settings.mqtt``.
+    """Runs the link ``name``, whose connection is ``settings.mqtt``; ``place`` is its session.
 
     ``alone`` tells that the service has no other link: then a refusal ends it, instead of being tried again.
     ``ended`` is called on the link's thread with what ended it, None after a stop.
@@ -44,6 +44,7 @@ class LinkRunner:
         name: str,
         settings: Settings,
         service: Service,
+        place: Place,
         *,
         alone: bool,
         ended: Callable[[LinkRunner, BaseException | None], None],
@@ -56,9 +57,8 @@ class LinkRunner:
         self._alone = alone
         self._ended = ended
         self._part = service.health.part(f"mqtt {name}", loop=True)
-        self._memory = SessionMemory(
-            settings.pulsar, settings.mqtt.client_id if alone else f"{name}.{settings.mqtt.client_id}"
-        )
+        self._place = place
+        self._memory = SessionMemory(settings.pulsar)
         self._store = ThreadPoolExecutor(1, thread_name_prefix=f"ingest-session-{name}")
         self._was_ready = False
         self._thread = threading.Thread(target=self._run, name=f"ingest-{name}", daemon=True)
@@ -115,30 +115,27 @@ class LinkRunner:
 
     def _made(self) -> IngestWorker | None:
         """Return the worker, with the filters that the broker's session has; None when stopped before."""
-        attempt = 0
-        while not self._service.stopping.is_set():
+        mover = SessionMover(self._place, self._settings, self._service, self._memory)
+        while True:
             try:
-                granted = self._memory.load(self._service.admin)
+                settled, granted = mover.settle()
                 break
-            except TransientError as e:
-                if attempt == 0:
-                    log.warning(
-                        "the session's filters cannot be read yet, trying again; check Pulsar's admin",
-                        link=self.name,
-                        why=str(e),
-                    )
-                self._service.stopping.wait(backoff_s(attempt, 0.5, 10.0, 0.5))
-                attempt += 1
-        else:
+            except DeniedError as e:
+                if self._alone:
+                    raise
+                self._stands_still(e)
+                self._service.stopping.wait(_REVIVE_S)
+        if not settled:
             return None
         ingest, mqtt = self._settings.ingest, self._settings.mqtt
-        filters = subscriptions(ingest)
+        filters = self._place.filters
         log.info(
             "ingest starts",
             link=self.name,
             filters=list(filters),
             client_id=mqtt.client_id,
             protocol=mqtt.protocol,
+            order="none: shared subscription" if ingest.share else "per device",
             keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.all_rules} or "{mqtt_topic}",
         )
         return IngestWorker(
@@ -152,17 +149,11 @@ class LinkRunner:
         )
 
     def _remember(self, filters: dict[str, int]) -> None:
-        self._store.submit(_remember, self._memory, self._service, filters)
+        self._store.submit(_remember, self._memory, self._service, self._place, filters)
 
     def _wait_out(self, worker: IngestWorker, error: DeniedError) -> None:
         """Say what is to be mended, and stay away from the broker for a while; what was read is still stored."""
-        log.error(
-            "an MQTT link stands still, the others go on; mend what it names, it is tried again",
-            link=self.name,
-            why=str(error),
-            again_in_s=_REVIVE_S,
-        )
-        self._part.waits(str(error))
+        self._stands_still(error)
         worker.link.disconnect()
         worker.ready = False
         self._was_ready = False
@@ -170,6 +161,15 @@ class LinkRunner:
         until = time.monotonic() + _REVIVE_S
         while not self._service.stopping.wait(0.2) and time.monotonic() < until:
             worker.on_turn(time.monotonic())
+
+    def _stands_still(self, error: DeniedError) -> None:
+        log.error(
+            "an MQTT link stands still, the others go on; mend what it names, it is tried again",
+            link=self.name,
+            why=str(error),
+            again_in_s=_REVIVE_S,
+        )
+        self._part.waits(str(error))
 
     def _drain(self, worker: IngestWorker) -> None:
         worker.drain(time.monotonic())
@@ -179,9 +179,11 @@ class LinkRunner:
         log.info("ingest stops", link=self.name, unstored=worker.in_flight)
 
 
-def _remember(memory: SessionMemory, service: Service, filters: dict[str, int]) -> None:
+def _remember(memory: SessionMemory, service: Service, place: Place, filters: dict[str, int]) -> None:
     try:
-        memory.store(service.admin, filters)
+        memory.store(service.admin, place.name, Remembered(place.family, filters))
+    except DeniedError as e:  # it is subscribed anew then; with MQTT 5 that brings no retained message again
+        log.info("the subscribed filters are not kept; with MQTT 3 retained messages come again", why=e.what)
     except PulsebridgeError as e:
         log.warning(
             "the subscribed filters could not be kept, after a restart retained messages may come again; check "

@@ -16,7 +16,7 @@ __all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "SessionMetrics", "traffic"
 
 _NAME: Final = "pulsebridge_ingest"
 _LINK: Final = "link"
-LEFT_OUT: Final = ("command", "broker", "retained")
+LEFT_OUT: Final = ("command", "broker", "retained", "move")
 RECEIPTS: Final = ("stored", "retired", "refused", "late")
 
 
@@ -42,7 +42,7 @@ class IngestMetrics:
         self.left_out = counter(
             "left_out",
             "Messages acknowledged and not written: command (would have looped back), broker ($ topics), retained "
-            "(skipped).",
+            "(skipped), move (markers of a session that is drained).",
             "reason",
         )
         self.receipts = counter(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import structlog
 
 from bridge.ingest.links import LinkRunner
+from bridge.ingest.moving import Place
 from bridge.protocols.handler import ProtocolHandler, Service
 from bridge.settings import Settings
+from bridge.settings.mqtt import MqttSettings
+from bridge.sharding import own_sessions, sessions
 
 __all__ = ["MqttHandler"]
 
@@ -48,12 +51,12 @@ class MqttHandler(ProtocolHandler):
     def start(self, service: Service) -> None:
         """Start every link."""
         self._service = service
-        links = self._settings.links()
-        for name, mqtt in links.items():
+        for name, mqtt, place in self._places():
             self.links[name] = LinkRunner(
                 name,
                 self._settings.model_copy(update={"mqtt": mqtt}),
                 service,
+                place,
                 alone=not self._settings.ingest.links,
                 ended=self._link_ended,
             )
@@ -80,18 +83,31 @@ class MqttHandler(ProtocolHandler):
     def _sessions(self) -> dict[str, tuple[str, str]]:
         return {
             name: (f"{'mqtts' if s.tls else 'mqtt'}://{s.host}:{s.port}", s.client_id)
-            for name, s in self._settings.links().items()
+            for name, s, _ in self._places()
         }
 
+    def _places(self) -> Iterator[tuple[str, MqttSettings, Place]]:
+        """Yield a name, the connection and the session of each link: for each broker, the sessions of this shard."""
+        ingest, pulsar = self._settings.ingest, self._settings.pulsar
+        for link, mqtt in self._settings.links().items():
+            prefix = f"{link}." if ingest.links else ""
+            family = prefix + mqtt.client_id
+            wanted = sessions(family, ingest, pulsar)
+            for session in own_sessions(family, ingest, pulsar):
+                place = Place(session, family, wanted, prefix)
+                own = mqtt.model_copy(update={"client_id": place.client_id(session)})
+                yield link + session.removeprefix(family), own, place
+
     def _link_ended(self, link: LinkRunner, error: BaseException | None) -> None:
-        # On the link's thread. One that cannot go on takes no other with it; the last one ends the service.
+        # On the link's thread. A broker that cannot be used takes no other with it; the last one ends the service, and
+        # where there is one broker, so does each of its sessions: nobody else would read it.
         assert self._service is not None
         if error is None:
             return
         with self._lock:
             self._ended.add(link.name)
             last = len(self._ended) == len(self.links)
-        if last:
+        if last or not self._settings.ingest.links:
             self._service.failed(error)
         else:
             log.error(

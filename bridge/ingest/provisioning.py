@@ -7,23 +7,21 @@ So the policies are set, and then read back: what the cluster really does decide
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
 from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.errors import DeniedError, TerminalError
+from bridge.errors import TerminalError
 from bridge.provisioning import create_topic, say_unchecked, try_writing, verify
 from bridge.provisioning_plan import ingest_needs, instances_need, policies_lack
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_dial import dial
 from bridge.settings import Settings
-from bridge.settings.pulsar import PulsarSettings
 from bridge.topic_patterns import Star
 from bridge.topic_rules import compile_rules
 
-__all__ = ["SessionMemory", "known_topics", "provision", "static_topics", "verify_policies"]
+__all__ = ["known_topics", "provision", "static_topics", "verify_policies"]
 
 log = structlog.get_logger("provisioning")
 
@@ -88,39 +86,3 @@ def known_topics(admin: PulsarAdmin) -> list[str]:
     usual, *others = admin.settings.readings_namespaces
     found = [t.rsplit("/", 1)[1] for t in admin.topics(usual)]
     return found + [f"{name}/{t.rsplit('/', 1)[1]}" for name in others for t in admin.topics(name)]
-
-
-class SessionMemory:
-    """The filters that the broker's session has, kept as a property of the dead letter topic.
-
-    It must outlive the process and the machine, like the session itself: a worker that starts elsewhere must
-    not subscribe anew. Calls block; use them outside the loop thread once it runs.
-    """
-
-    def __init__(self, settings: PulsarSettings, client_id: str) -> None:
-        self._settings = settings
-        self._name = f"pulsebridge.session.{client_id}"
-        self._path = f"/{rest_path(settings.system_topic(DEAD_LETTERS_TOPIC))}/properties"
-
-    def load(self, admin: PulsarAdmin) -> dict[str, int] | None:
-        """Return the filters with their QoS, None when nothing is known."""
-        if admin.settings.provision == "off":
-            return None
-        text = (admin.request("GET", self._path, accept=(404,)) or {}).get(self._name)
-        if text is None:
-            return None
-        return {str(name): int(qos) for name, qos in json.loads(text).items()}
-
-    def store(self, admin: PulsarAdmin, granted: Mapping[str, int]) -> None:
-        """Keep the filters, where this role may: a topic's properties belong to its tenant's administrator.
-
-        Unknown filters are subscribed anew. With MQTT 5 that brings no retained message again (Retain Handling 1).
-        """
-        if admin.settings.provision == "off":
-            return
-        try:
-            admin.request("PUT", self._path, body={self._name: json.dumps(dict(granted), sort_keys=True)})
-        except DeniedError as e:
-            log.info(
-                "the subscribed filters are not kept; with MQTT 3 retained messages come again", why=e.what
-            )

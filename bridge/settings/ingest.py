@@ -10,6 +10,7 @@ from bridge.settings.base import Section
 from bridge.settings.links import LinkSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
+from bridge.settings.shard import Shard
 
 __all__ = ["IngestSettings", "TopicRule"]
 
@@ -29,6 +30,17 @@ class IngestSettings(Section):
     )
     filters: tuple[str, ...] = Field(
         (), description="MQTT filters to subscribe to; default: the rules' own filters, without rules ``#``."
+    )
+    shard: str | None = Field(
+        None,
+        description="Which of several workers this is, as I/N from 0 on, or host/N to take I from the end of the host's "
+        "name; groups of filters that have no device in common are dealt to them, each with a session of its own.",
+    )
+    share: str | None = Field(
+        None,
+        pattern=r"^[^/+#\s]+$",
+        description="Group of a shared subscription ($share): the broker deals each message to any worker of the group, "
+        "so the order per device is lost, and no retained message is sent.",
     )
     qos: Literal[0, 1] = Field(
         1, description="QoS of the subscriptions; at 1 a message published at QoS 2 arrives at least once."
@@ -97,3 +109,10 @@ class IngestSettings(Section):
         if any(own.name == rule for own in self.rules):
             return None
         return next((n for n in self.presets if any(r.name == rule for r in load_preset(n).rules)), None)
+
+    @field_validator("shard")
+    @classmethod
+    def _numbered(cls, value: str | None) -> str | None:
+        if value is not None:
+            Shard.parse(value)
+        return value

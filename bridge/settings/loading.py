@@ -33,6 +33,7 @@ from bridge.settings.fields import (
 )
 from bridge.settings.files import conf_path
 from bridge.settings.secret_file import SecretFile
+from bridge.sharding import shard_problems
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -360,7 +361,7 @@ def _of_rules(tree: Mapping[str, Any], layers: _Layers) -> Iterator[str]:
         pulsar = PulsarSettings.model_validate(tree.get("pulsar", {}))
     except ValidationError:
         return  # told already; what follows from them would only confuse
-    for problem in mapping_problems(ingest, pulsar):
+    for problem in mapping_problems(ingest, pulsar) or shard_problems(ingest, pulsar):
         yield problem + _origin(("ingest", "filters" if "ingest.filters" in problem else "rules"), layers)
 
 
