@@ -31,7 +31,7 @@ from bridge.provisioning_plan import (
     topic_steps,
 )
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient, our_errors
+from bridge.pulsar_client import MessageId, PulsarClient, our_errors
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tokens import role_of
 
@@ -47,6 +47,7 @@ __all__ = [
     "move_hold",
     "provision_commands",
     "say_unchecked",
+    "try_reading",
     "try_writing",
     "verify",
 ]
@@ -170,6 +171,19 @@ def try_writing(settings: PulsarSettings, topics: Iterable[str]) -> None:
             if partitions != [topic]:
                 with our_errors(f"closing the producer on {partitions[0]}"):
                     client.producer(partitions[0], batching=False).close()
+
+
+def try_reading(settings: PulsarSettings, topics: Iterable[str]) -> None:
+    """Open a reader at the end of each topic and close it again: nothing is taken from anybody.
+
+    Raises DeniedError with the grant that is missing.
+    """
+    with PulsarClient(settings) as client:
+        for topic in topics:
+            partitions = client.partitions(topic)
+            if partitions != [topic]:
+                with our_errors(f"closing the reader of {partitions[0]}"):
+                    client.reader(partitions[0], MessageId.latest).close()
 
 
 # --- looking --------------------------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ def _talk(link: socket.socket, settings: PulsarSettings, where: str) -> str:
     link.sendall(_connect_frame(settings))
     head = _exactly(link, 8)
     if not head:
-        raise TransientError(f"{where} closed the connection without an answer; is that Pulsar's port?")
+        hint = "" if isinstance(link, ssl.SSLSocket) else "; is that its TLS port, which wants pulsar+ssl://?"
+        raise TransientError(f"{where} closed the connection without an answer{hint}")
     if len(head) < 8 or head[0] != 0 or struct.unpack("!I", head[4:])[0] > _MAX_ANSWER:
         raise RefusedError(
             f"{where} does not answer in Pulsar's protocol",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
+from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
 __all__ = ["register"]
@@ -16,7 +18,20 @@ def register(app: typer.Typer) -> None:
     app.command("check")(check)
 
 
-def check(config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False) -> None:
+def check(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier",
+            metavar="ingest|push",
+            help="Also try what this tier needs: topics, rights, subscriptions; nothing is written or acknowledged.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Dial every endpoint, consume nothing, and say what is wrong and what to do.
 
     Exit code 1 when an endpoint does not answer, or another distribution shadows one of our packages.
@@ -26,12 +41,19 @@ def check(config: ConfigOption = None, sets: SetOption = None, as_json: JsonOpti
         pulsebridge check
 
         pulsebridge check --set mqtt.host=broker.example --json
+
+        pulsebridge check --tier ingest --set pulsar.provision=verify
     """
     from bridge.check.endpoints import check_endpoints
+    from bridge.check.rights import TIERS, check_rights
     from bridge.check.shadowing import shadowed_here
 
+    if tier is not None and tier not in TIERS:
+        raise ConfigError(f"--tier {tier}: no such tier", remedy=f"give one of {', '.join(TIERS)}")
     settings = settings_from(config, sets)
     findings = check_endpoints(settings)
+    if tier is not None and all(f.ok for f in findings):  # else the same would be said twice
+        findings += check_rights(settings, tier)
     shadows = shadowed_here()
     ok = all(f.ok for f in findings) and not shadows
     if as_json:

@@ -13,7 +13,7 @@ from functools import partial
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
 from bridge.settings import MqttSettings, Settings
 
-__all__ = ["DIAL_TIMEOUT_S", "Finding", "check_endpoints"]
+__all__ = ["DIAL_TIMEOUT_S", "Finding", "check_endpoints", "dial_one"]
 
 DIAL_TIMEOUT_S = 5.0
 """How long one endpoint may take to answer, in seconds."""
@@ -44,15 +44,20 @@ def check_endpoints(settings: Settings) -> list[Finding]:
     }
     return [
         *(
-            _dial(name, f"{mqtt.host}:{mqtt.port}", "mqtt.host, mqtt.port", partial(_mqtt, mqtt))
+            dial_one(name, f"{mqtt.host}:{mqtt.port}", "mqtt.host, mqtt.port", partial(_mqtt, mqtt))
             for name, mqtt in links.items()
         ),
-        _dial("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _pulsar(settings)),
-        _dial("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _admin(settings)),
+        dial_one("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _pulsar(settings)),
+        *(
+            [dial_one("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _admin(settings))]
+            if pulsar.provision != "off"  # then nothing of ours asks it
+            else []
+        ),
     ]
 
 
-def _dial(name: str, address: str, setting: str, dial: Callable[[], str]) -> Finding:
+def dial_one(name: str, address: str, setting: str, dial: Callable[[], str]) -> Finding:
+    """Return what ``dial`` found, or the finding that its error stands for; ``setting`` names where to look."""
     start = time.monotonic()
     try:
         detail = dial()

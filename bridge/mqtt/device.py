@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bridge.errors import DeniedError, TransientError
 from bridge.mqtt.client import Link
@@ -23,7 +23,7 @@ from bridge.mqtt.types import (
 )
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["DeviceClient", "probe", "round_trip"]
+__all__ = ["DeviceClient", "probe", "round_trip", "try_subscribing"]
 
 
 class DeviceClient(LinkHandler):
@@ -225,6 +225,42 @@ def probe(settings: MqttSettings) -> ProbeResult:
     lost = seen.lost
     assert lost is not None
     return ProbeResult(False, lost.why, settings.protocol, elapsed, remedy=lost.remedy)
+
+
+class _Subscribing(_Probe):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes: list[int] = []
+
+    def on_subscribed(self, codes: list[int]) -> None:
+        self.codes += codes
+
+
+def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]:
+    """Subscribe in a session of its own that ends at once; return SUBACK's codes, in the order of the filters.
+
+    At QoS 0 and, with MQTT 5, without retained messages; no other session misses anything by it. Raises
+    DeniedError or TransientError when there is no connection.
+    """
+    seen = _Subscribing()
+    link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
+    until = time.monotonic() + 2 * settings.connect_timeout_s
+    asked = False
+    try:
+        while len(seen.codes) < len(filters) and seen.lost is None and time.monotonic() < until:
+            link.turn(0.1)
+            if seen.connected is not None and not asked:
+                asked = True
+                link.subscribe([Subscription(one, 0, retain_handling=2) for one in filters])
+    finally:
+        link.disconnect()
+        link.close()
+    if len(seen.codes) < len(filters):
+        lost = seen.lost
+        if lost is not None and lost.remedy is not None:
+            raise DeniedError(lost.why, remedy=lost.remedy)
+        raise TransientError("no answer to SUBSCRIBE" if lost is None else lost.why)
+    return seen.codes
 
 
 def round_trip(host: str, port: int, timeout: float = 10.0) -> float:

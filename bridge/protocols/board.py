@@ -77,7 +77,8 @@ class Advertiser:
         while not self._stopping.is_set():
             self._now.clear()
             self._try(lambda: self._write(self._record().encode()))
-            if time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
+            asks = self._admin.settings.provision != "off"
+            if asks and time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
                 tidied = time.monotonic()
                 self._try(self._tidy, quietly=True)
             self._now.wait(self._interval_s)

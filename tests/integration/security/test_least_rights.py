@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from bridge.check.rights import check_rights
 from bridge.commands import Command, encode_command
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
 from bridge.errors import DeniedError, PulsebridgeError
@@ -261,3 +262,24 @@ def test_the_source_without_the_right_to_consume_says_which_grant_is_missing(pul
         planner.close()
     assert f"grant-permission {admin.tenant}/{admin.namespace} --role spark --actions" in str(caught.value)
     assert "consume" in str(caught.value)
+
+
+# --- check ------------------------------------------------------------------------------------------------------
+
+
+def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, artemis: SecuredArtemis) -> None:
+    admin = provisioned_for(pulsar, {"ingest": "bridge", "push": "bridge"})
+    ingest = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
+    push = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
+    assert [f.ok for f in check_rights(ingest, "ingest")] == [True, True], check_rights(ingest, "ingest")
+    assert [f.ok for f in check_rights(push, "push")] == [True]
+    (_, mqtt) = check_rights(ingest.model_copy(update={"mqtt": artemis.settings("push")}), "ingest")
+    assert not mqtt.ok
+    assert "'plant/+/+'" in mqtt.detail
+    assert "mqtt.username 'push'" in mqtt.remedy
+    creating = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "create")
+    assert "pulsar.provision=verify" in check_rights(creating, "ingest")[0].remedy
+    granted(admin, admin.system_namespace, "bridge", "produce")
+    (finding,) = check_rights(push, "push")
+    assert not finding.ok
+    assert "--actions consume" in finding.remedy
