@@ -301,6 +301,7 @@ class Intake:
         self.metrics.oldest_unacked.set(age)
         self.metrics.in_flight.set(self.in_flight)
         self.metrics.in_flight_bytes.set(self.in_flight_bytes)
+        self.metrics.producers.set(self._lanes.producers)
         self.metrics.blocked.set(self._lanes.diverting)
         self.metrics.topics.set(self._mapper.topics)
         self.metrics.cache(self._mapper.misses, self._mapper.remembered)

@@ -104,6 +104,7 @@ class Lanes:
         self._max_pending = max_pending
         self._dead_letter_topic = dead_letter_topic
         self._metrics = metrics
+        self._good = 0  # receipts of this turn: counting each where it comes would cost as much as taking it
         self._wake = wake
         self._on_refused = on_refused
         self._topics: dict[str, _Topic] = {}
@@ -180,6 +181,9 @@ class Lanes:
         while self._receipts:
             producing, generation, reading, result = self._receipts.popleft()
             self._take_receipt(producing, generation, reading, result, now, stored)
+        if self._good:
+            self._metrics.receipts["stored"].inc(self._good)
+            self._good = 0
         if self._retry_topics:
             for topic, (due, attempt) in list(self._retry_topics.items()):
                 if now >= due:
@@ -226,11 +230,13 @@ class Lanes:
         if result == OK:
             done = lane.receipt(generation, reading)
             stored.extend(done)  # type: ignore[arg-type]
-            self._metrics.receipts["stored" if done else "late"].inc()
             if done:
+                self._good += 1
                 producing.attempts = 0
                 producing.stall.progressed()
                 producing.trouble = ""
+            else:
+                self._metrics.receipts["late"].inc()
             if lane.waiting:
                 self._dirty.add(producing)
             return
@@ -416,7 +422,6 @@ class Lanes:
             self._diverted.discard(producing)
         producing.lane.reopened()
         self._dirty.add(producing)
-        self._metrics.producers.set(sum(1 for p in self._lanes.values() if p.producer is not None))
 
     # --- watching and ending ---
 
@@ -431,6 +436,11 @@ class Lanes:
     def topics(self) -> list[str]:
         """The full names of the topics that were written to. From any thread."""
         return list(self._topics)
+
+    @property
+    def producers(self) -> int:
+        """How many producers are open."""
+        return sum(1 for p in self._lanes.values() if p.producer is not None)
 
     @property
     def diverting(self) -> int:

@@ -74,7 +74,7 @@ def test_metrics_of_a_process_add_up_to_what_was_published(
         }
         found = {name: endpoint.value(f"pulsebridge_ingest_{name}", link=link) for name in expected}
         assert found == expected
-        assert 1 <= endpoint.value("pulsebridge_ingest_producers", link=link) <= 6
+        poll_for(lambda: 1 <= endpoint.value("pulsebridge_ingest_producers", link=link) <= 6, 20, "producers")
         assert endpoint.value("pulsebridge_ingest_store_seconds_count", link=link) >= 1
         assert endpoint.value("pulsebridge_ingest_receipts_total", link=link, result="stored") >= 1
         # The gauges are set once a second.
