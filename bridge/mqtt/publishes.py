@@ -165,9 +165,17 @@ def _fields(data: bytes, at: int, stop: int) -> PublishProperties:
         kind = data[at]
         at += 1
         if kind == 38:
-            name, at = _text(data, at, stop)
-            value, at = _text(data, at, stop)
+            start = at + 2
+            end = start + (data[at] << 8) + data[at + 1]
+            at = end + 2
+            name = data[start:end].decode()
+            end = at + (data[end] << 8) + data[end + 1]
+            value = data[at:end].decode()
+            both = name + value
+            if end > stop or "\0" in both or "\ufeff" in both:
+                raise _NotPlain
             user.append((name, value))
+            at = end
         elif kind == 3 and content_type is None:
             content_type, at = _text(data, at, stop)
         elif kind == 8 and response_topic is None:
@@ -188,7 +196,10 @@ def _fields(data: bytes, at: int, stop: int) -> PublishProperties:
             raise _NotPlain
     if at != stop:
         raise _NotPlain
-    return PublishProperties(tuple(user), content_type, response_topic, correlation, payload_format, expiry_s)
+    return tuple.__new__(
+        PublishProperties,
+        (tuple(user), content_type, response_topic, correlation, payload_format, expiry_s),
+    )
 
 
 def _text(data: bytes, at: int, stop: int) -> tuple[str, int]:

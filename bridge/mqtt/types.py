@@ -26,8 +26,7 @@ DISCONNECT_TAKEN_OVER = 0x8E
 """MQTT 5 DISCONNECT reason "Session taken over": another process connected with the same client id."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishProperties:
+class PublishProperties(NamedTuple):
     """Properties of an MQTT 5 PUBLISH (MQTT 5, 3.3.2.3). None or empty where the packet carries none."""
 
     user: tuple[tuple[str, str], ...] = ()
