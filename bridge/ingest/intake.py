@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
@@ -49,15 +49,19 @@ _LONG: Final = 256
 """Longer MQTT topics are looked up each time, so that the cache stays small (H10)."""
 
 
-class _Way(NamedTuple):
+class _Way:
     """Where the messages of one MQTT topic go, and what is the same for all of them."""
 
-    topic: str
-    """Full name of the Pulsar topic."""
-    key: str
-    properties: dict[str, str]
-    text: int
-    """Bytes of key and properties, as ``size_of`` counts them."""
+    __slots__ = ("key", "lane", "properties", "text", "topic")
+
+    def __init__(self, topic: str, key: str, properties: dict[str, str]) -> None:
+        self.topic = topic
+        """Full name of the Pulsar topic."""
+        self.key = key
+        self.properties = properties
+        self.text = size_of(b"", key, properties)
+        self.lane: Any = None
+        """What ``Lanes.put`` returned for the last of them."""
 
 
 class Intake:
@@ -146,7 +150,7 @@ class Intake:
                     taken += 1
                     taken_bytes += size
                     payloads += length
-                    put(reading)
+                    way.lane = put(reading, way.lane)
                     add(reading)
                     continue
             reading = Reading(epoch, mid, arrived)
@@ -180,12 +184,15 @@ class Intake:
             reading.properties = self._envelope.of(message, self._envelope.of_topic(message.topic, None))
             topic = self._settings.pulsar.readings_topic(way.local, way.namespace) if way.local else ""
             self._dead_letter(reading, topic, way.reason)
+            self._lanes.put(reading)
         else:
             reading.properties = self._envelope.of(message, way.properties)
-            self._write(reading, way)
+            if self._written(reading, way):
+                way.lane = self._lanes.put(reading, way.lane)
+            else:
+                self._lanes.put(reading)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
-        self._lanes.put(reading)
         return None
 
     def _way(self, message: Message) -> _Way | NoRoute | LeftOut:
@@ -199,7 +206,7 @@ class Intake:
             return route
         properties = self._envelope.of_topic(topic, route)
         full = self._settings.pulsar.readings_topic(route.local, route.namespace)
-        way = _Way(full, route.key, properties, size_of(b"", route.key, properties))
+        way = _Way(full, route.key, properties)
         if fixed and len(topic) <= _LONG:
             if len(self._ways) >= _WAYS:
                 self._ways.clear()  # those in use come back within a turn or two
@@ -215,19 +222,17 @@ class Intake:
         """Whether a message taken went to the dead letters; ``pb.dead.reason`` among its properties says why."""
         return reading.topic == self._dead_topic
 
-    def _write(self, reading: Reading, way: _Way) -> None:
+    def _written(self, reading: Reading, way: _Way) -> bool:
+        """Whether the reading goes its way; it is a dead letter when it is too large."""
         size = size_of(reading.payload, way.key, reading.properties)
-        if size > self._max_size:
-            reading.key = way.key
-            self._dead_letter(
-                reading,
-                way.topic,
-                f"payload, key and properties have {size} bytes, Pulsar takes {self._max_size}",
-            )
-            return
-        reading.topic = way.topic
         reading.key = way.key
+        if size > self._max_size:
+            why = f"payload, key and properties have {size} bytes, Pulsar takes {self._max_size}"
+            self._dead_letter(reading, way.topic, why)
+            return False
+        reading.topic = way.topic
         reading.size = size
+        return True
 
     def _dead_letter(self, reading: Reading, topic: str, reason: str) -> None:
         """Turn the reading into a dead letter; it counts as stored once that is stored (H5)."""

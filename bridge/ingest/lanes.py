@@ -45,9 +45,6 @@ log = structlog.get_logger("ingest")
 _RETRY_MIN_S: Final = 0.2
 _RETRY_MAX_S: Final = 10.0
 _OPENERS: Final = 4
-_ROUTES: Final = 65_536
-_LONG: Final = 256
-"""Longer keys are not kept, so that the cache stays small (H10)."""
 
 
 class _Producing:
@@ -109,8 +106,6 @@ class Lanes:
         self._on_refused = on_refused
         self._topics: dict[str, _Topic] = {}
         self._lanes: dict[str, _Producing] = {}
-        self._routes: dict[tuple[str, str], _Producing] = {}
-        """Which lane takes a topic's key: a cache of the partitions, and of ``_lanes``."""
         self._dirty: set[_Producing] = set()
         self._closed: list[_Producing] = []
         self._receipts: deque[tuple[_Producing, int, Reading, Any]] = deque()
@@ -132,24 +127,28 @@ class Lanes:
 
     # --- on the loop thread ---
 
-    def put(self, reading: Reading) -> None:
-        """Take a reading for ``reading.topic``; it is given to its producer at the end of the turn."""
-        producing = self._routes.get((reading.topic, reading.key))
-        if producing is not None:
-            if not producing.lane.waiting:
-                self._dirty.add(producing)
-            producing.lane.waiting.append(reading)
-            return
-        topic = self._topics.get(reading.topic)
-        if topic is None:
-            topic = self._topics[reading.topic] = _Topic()
-            self._provision(reading.topic, 0)
-        if topic.partitions < 0:
-            topic.waiting.append(reading)
-        else:
-            self._put(reading, topic.partitions)
+    def put(self, reading: Reading, lane: _Producing | None = None) -> _Producing | None:
+        """Take a reading for ``reading.topic``; it is given to its producer at the end of the turn.
 
-    def _put(self, reading: Reading, partitions: int) -> None:
+        Returns the lane of its topic and key, which may be named with the next reading of both, so that it need not
+        be looked for; None while the topic is being made.
+        """
+        if lane is None:
+            topic = self._topics.get(reading.topic)
+            if topic is None:
+                topic = self._topics[reading.topic] = _Topic()
+                self._provision(reading.topic, 0)
+            if topic.partitions < 0:
+                topic.waiting.append(reading)
+                return None
+            lane = self._lane_of(reading, topic.partitions)
+        waiting = lane.lane.waiting
+        if not waiting:
+            self._dirty.add(lane)
+        waiting.append(reading)
+        return lane
+
+    def _lane_of(self, reading: Reading, partitions: int) -> _Producing:
         name = reading.topic
         if partitions:  # 0: somebody made it without partitions
             name = partition_name(name, partition_of(reading.key, partitions))
@@ -164,12 +163,7 @@ class Lanes:
                 self._diverted.add(producing)
             else:
                 self._closed.append(producing)
-        if len(self._routes) >= _ROUTES:
-            self._routes.clear()
-        if len(reading.key) <= _LONG:
-            self._routes[reading.topic, reading.key] = producing
-        producing.lane.put(reading)
-        self._dirty.add(producing)
+        return producing
 
     def turn(self, now: float) -> list[Reading]:
         """Take what the threads have left, send what waits. Returns the readings that became stored, in lane order."""
@@ -370,7 +364,7 @@ class Lanes:
         topic.partitions = number
         topic.blocks = blocks
         while topic.waiting:
-            self._put(topic.waiting.popleft(), number)
+            self.put(topic.waiting.popleft())
 
     def _give_up(self, name: str, error: PulsebridgeError) -> bool:
         """Dead-letter what waits for a topic that nobody will make; the next message asks for the topic again."""
