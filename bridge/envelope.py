@@ -60,8 +60,7 @@ class Envelope:
         """
         common = {"link": self._link, "protocol": self._protocol}
         if route is None:
-            text = topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-            return {P_TOPIC: text, P_INGEST: encode_ingest(**common)}
+            return {P_TOPIC: _readable(topic), P_INGEST: encode_ingest(**common)}
         return {
             P_TOPIC: topic,
             P_INGEST: encode_ingest(
@@ -86,6 +85,13 @@ class Envelope:
         if properties is not None:
             _add_mqtt5(told, properties)
         return told
+
+
+def _readable(topic: str) -> str:
+    try:
+        return topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # no bytes that came from a broker stand behind it
+        return topic.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _add_mqtt5(told: dict[str, str], properties: PublishProperties) -> None:

@@ -114,6 +114,7 @@ def test_a_replayed_retained_message_is_marked() -> None:
 
 def test_a_topic_that_is_not_utf8_is_told_with_its_bytes() -> None:
     assert told(message(topic="a/\udcff"), None)[contract.P_TOPIC] == r"a/\xff"
+    assert told(message(topic="a/\ud800"), None)[contract.P_TOPIC] == r"a/\ud800"
 
 
 def test_push_s_own_publishes_are_known() -> None:
