@@ -26,7 +26,7 @@ __all__ = ["Advertiser", "read_board", "tidy"]
 
 log = structlog.get_logger("protocols")
 
-_TOMBSTONE_S: Final = 3.0
+_TOMBSTONE_S: Final = 2.0
 _TIDY_S: Final = 3600.0
 _READ_MS: Final = 2000
 _FORGET_MS: Final = 7 * 24 * 3600 * 1000
@@ -70,7 +70,7 @@ class Advertiser:
         """Remove the record, and wait a moment for that."""
         self._stopping.set()
         self._now.set()
-        self._thread.join(_TOMBSTONE_S + 1.0)
+        self._thread.join(_TOMBSTONE_S + 0.5)
 
     def _run(self) -> None:
         tidied = time.monotonic() - _TIDY_S  # at once: the process before us may have left much
@@ -83,10 +83,10 @@ class Advertiser:
                 self._try(self._tidy, quietly=True)
             self._now.wait(self._interval_s)
             self._stopping.wait(min(0.2, self._interval_s / 4))  # several changes at once make one record
-        if self._producer is not None:
-            self._answered.wait(_TOMBSTONE_S / 2)
+        # A record that Pulsar has not answered means that it is away: then nothing is waited for.
+        if self._producer is not None and self._answered.is_set():
             self._try(lambda: self._write(b""), quietly=True)
-            self._answered.wait(_TOMBSTONE_S / 2)
+            self._answered.wait(_TOMBSTONE_S)
 
     def _try(self, act: Callable[[], None], *, quietly: bool = False) -> None:
         try:
