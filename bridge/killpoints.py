@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["INGEST_KILL_POINTS", "KILL_POINTS", "REPLAY_KILL_POINTS", "reach"]
+__all__ = ["HTTP_KILL_POINTS", "INGEST_KILL_POINTS", "KILL_POINTS", "REPLAY_KILL_POINTS", "reach"]
 
 KILL_POINTS: Final = (
     "after_takeover",  # exclusive producer is ours, nothing read or pushed yet
@@ -30,6 +30,11 @@ INGEST_KILL_POINTS: Final = (
     "ingest_after_receipt",  # Pulsar has them, no PUBACK has left
     "ingest_after_puback",  # the PUBACKs were handed to the socket
     "ingest_in_reconnect",  # CONNACK of a second or later connection came, nothing was read from it yet
+)
+
+HTTP_KILL_POINTS: Final = (
+    "http_before_receipt",  # a message was taken, it is not known to be stored
+    "http_after_receipt",  # Pulsar has it, the request is not answered
 )
 
 REPLAY_KILL_POINTS: Final = (

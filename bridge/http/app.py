@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -31,6 +32,7 @@ from starlette.routing import Route
 from bridge.http.requests import PREFIX, Refusal, message_of
 from bridge.http.tokens import bears_token
 from bridge.ingest.awaited import AwaitedIntake, Outcome, SaturatedError
+from bridge.killpoints import reach
 from bridge.settings.http import HttpSettings
 
 __all__ = ["HttpApp"]
@@ -62,14 +64,25 @@ class _Answered(Exception):
 
 
 class HttpApp:
-    """Answers requests out of an intake; both belong to one event loop. ``max_reading`` bounds the bodies, in bytes."""
+    """Answers requests out of an intake; both belong to one event loop.
 
-    def __init__(self, settings: HttpSettings, intake: AwaitedIntake, *, max_reading: int) -> None:
+    ``max_reading`` bounds the bodies that are being read, in bytes, ``connections`` tells how many are open.
+    """
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        intake: AwaitedIntake,
+        *,
+        max_reading: int,
+        connections: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.closing = False
         """Set when the service stops: nothing more is taken."""
         self._settings = settings
         self._intake = intake
         self._max_reading = max_reading
+        self._connections = connections
         self._reading = 0  # bytes of bodies that are not complete, of all requests
         self._tokens: list[str] = settings.token_list()
         self._tokens_at = time.monotonic()
@@ -98,6 +111,8 @@ class HttpApp:
             return _says(
                 401, "a token is needed: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"}
             )
+        if self._connections() > self._settings.max_connections:
+            return _busy("too many connections; the message was not taken", close=True)
         if self.closing:
             return _busy("the service is stopping; the message was not taken")
         raw_path: bytes = request.scope["raw_path"]
@@ -111,12 +126,14 @@ class HttpApp:
             future = self._intake.take(message)
         except SaturatedError as e:
             return _busy(f"{e.what}; the message was not taken")
+        reach("http_before_receipt")
         if message.qos == 0 and not future.done():
             return _says(202, "taken, not yet stored")
         try:
             outcome = await asyncio.wait_for(asyncio.shield(future), self._settings.store_timeout_s)
         except asyncio.TimeoutError:
             return _told(Outcome(unknown=True))
+        reach("http_after_receipt")
         return _told(outcome)
 
     async def _body(self, request: Request) -> bytes:
@@ -175,8 +192,10 @@ _LEFT_OUT: Final = {
 }
 
 
-def _busy(why: str) -> Response:
-    return _says(503, why, headers={"Retry-After": str(_RETRY_AFTER_S)})
+def _busy(why: str, *, close: bool = False) -> Response:
+    return _says(
+        503, why, headers={"Retry-After": str(_RETRY_AFTER_S)} | ({"Connection": "close"} if close else {})
+    )
 
 
 def _says(status: int, message: str, *, headers: dict[str, str] | None = None, **more: str) -> Response:

@@ -73,7 +73,7 @@ class _Connection(H11Protocol):
 class Connections:
     """Makes connections for an ASGI application, and ends them. Everything runs on the event loop."""
 
-    def __init__(self, asgi: Any, *, max_connections: int, patience_s: float) -> None:
+    def __init__(self, asgi: Any, *, patience_s: float) -> None:
         self._state = ServerState()
         self._config = uvicorn.Config(
             asgi,
@@ -87,7 +87,6 @@ class Connections:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=max_connections,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         )
         self._config.load()
@@ -98,6 +97,10 @@ class Connections:
         made = _Connection(config=self._config, server_state=self._state, app_state={})
         made.patience_s = self._patience_s
         return made
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._state.connections)
 
     def finish(self) -> None:
         """Close idle connections; the others close after the answer that they wait for."""

@@ -108,10 +108,13 @@ class HttpHandler(ProtocolHandler):
 
         http = self._http
         self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.max_in_flight)
-        self._app = HttpApp(http, self._intake, max_reading=self._settings.ingest.max_in_flight_bytes)
-        self._connections = Connections(
-            self._app.asgi, max_connections=http.max_connections, patience_s=http.read_timeout_s
+        self._app = HttpApp(
+            http,
+            self._intake,
+            max_reading=self._settings.ingest.max_in_flight_bytes,
+            connections=lambda: len(connections),
         )
+        connections = self._connections = Connections(self._app.asgi, patience_s=http.read_timeout_s)
         self._timer = service.loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,24 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(pulsar: PulsarSettin
             assert raw.recv(100).startswith(b"HTTP/1.1 413 ")  # nothing of it was sent
         assert client.post("/topics/fleet/a/m", content=b"still here").status_code == 200
     assert payloads(pulsar) == [bytes(1000), b"still here"]
+
+
+def test_beyond_the_bound_a_connection_is_answered_503_and_closed(pulsar: PulsarSettings) -> None:
+    with serving(pulsar, {"max_connections": 2}) as (client, service), ExitStack() as opened:
+        address = service.running.listeners["http"][0]
+        first, _second, third = (
+            opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3)
+        )
+        third.sendall(b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+        answer = b""
+        while chunk := third.recv(1000):
+            answer += chunk
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: " in answer.lower()
+        first.close()
+        poll_for(
+            lambda: taken(lambda: client.post("/topics/fleet/a/m", content=b"x").status_code), 30, "room"
+        )
 
 
 def test_a_silent_client_is_answered_or_cut_and_takes_nothing_with_it(pulsar: PulsarSettings) -> None:
