@@ -318,3 +318,38 @@ def test_a_shared_subscription_deals_to_every_worker_of_the_group(
         two.drain()
     assert links == {f"{mqtt.client_id}-0", f"{mqtt.client_id}-1"}
     assert len(ids(namespaces)) == len(set(ids(namespaces)))
+
+
+@pytest.mark.parametrize("protocol", ["3.1", "3.1.1", "5"])
+def test_h10_two_processes_with_one_client_id_do_not_fight_for_ever(
+    broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path, protocol: str
+) -> None:
+    """One of them ends with one clear line and exit code 1; the other goes on and loses nothing."""
+    mqtt = mqtt_settings(broker, protocol=protocol)
+    settings = fleet_settings(mqtt, namespaces)
+    first_folder, second_folder = tmp_path / "first", tmp_path / "second"
+    for folder in (first_folder, second_folder):
+        folder.mkdir()
+    with fleet(settings, first_folder) as first, ExitStack() as ended:
+        first.await_sessions(1)
+        devices = ended.enter_context(load(mqtt))
+        with fleet(settings, second_folder) as second:
+            loser, winner = poll_for(
+                lambda: next(
+                    ((a, b) for a, b in ((first, second), (second, first)) if a.process.poll() is not None),
+                    None,
+                ),
+                90,
+                "one of them to give up",
+            )
+            assert loser.process.wait(DRAINED_S) == 1
+            lines = [
+                line for line in loser.log.splitlines() if "another process uses the MQTT client id" in line
+            ]
+            assert len(lines) == 1, loser.log
+            assert "stop the other one" in lines[0]
+            devices.await_more(100)
+            devices.stop()
+            assert_all_in_order(namespaces, devices.confirmed)
+            assert winner.process.poll() is None
+            winner.drain()

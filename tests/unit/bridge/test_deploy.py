@@ -1,0 +1,155 @@
+"""The manifests and units in ``conf/deploy``: valid by schema, and true to the settings and the command line."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from bridge.settings import Settings
+from bridge.settings.loading import load
+from bridge.settings.shard import Shard
+from bridge.sharding import own_sessions, sessions
+
+DEPLOY = Path(__file__).resolve().parents[3] / "conf/deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SECRETS = "/etc/pulsebridge/secrets"
+KUBERNETES = "1.29"
+CLOSE_S = 5.0
+
+
+def documents() -> dict[tuple[str, str], dict[str, Any]]:
+    found = [d for path in MANIFESTS for d in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return {(d["kind"], d["metadata"]["name"]): d for d in found}
+
+
+def pod(document: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = document["spec"]["template"]["spec"]
+    return spec
+
+
+WORKLOADS = [("StatefulSet", "pulsebridge-ingest"), ("Deployment", "pulsebridge-push")]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """The ConfigMap's settings, loaded by our loader, with the Secret's files where a test may write."""
+    found = documents()
+    for name, value in found["Secret", "pulsebridge"]["stringData"].items():
+        (tmp_path / name).write_text(value, encoding="utf-8")
+    text = found["ConfigMap", "pulsebridge"]["data"]["pulsebridge.yaml"]
+    assert SECRETS in text
+    config = tmp_path / "pulsebridge.yaml"
+    config.write_text(text.replace(SECRETS, str(tmp_path)), encoding="utf-8")
+    return load(config)
+
+
+def test_every_manifest_is_valid_kubernetes() -> None:
+    kinds = [kind for kind, _ in documents()]
+    for document in documents().values():
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    assert sorted(kinds) == [
+        "ConfigMap", "Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Secret", "Service", "StatefulSet",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("which", WORKLOADS)
+def test_pods_run_without_rights_and_with_limits(which: tuple[str, str]) -> None:
+    spec = pod(documents()[which])
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    assert re.fullmatch(r"[a-z]+:[0-9.]+", container["image"])  # no registry
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"requests", "limits"} <= set(container["resources"])
+    writable = [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")]
+    assert writable == ["tmp"]
+
+
+@pytest.mark.parametrize("which", WORKLOADS)
+def test_pods_match_the_settings(which: tuple[str, str], settings: Settings) -> None:
+    document = documents()[which]
+    spec = pod(document)
+    (container,) = spec["containers"]
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert ports["metrics"] == settings.metrics.port
+    assert settings.metrics.host == "0.0.0.0"
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"]["path"] in ("/healthz", "/readyz")
+    mounts = {m["mountPath"] for m in container["volumeMounts"]}
+    assert {SECRETS, "/etc/pulsebridge/pulsebridge.yaml"} <= mounts
+    longest = max(settings.ingest.drain_s, settings.push.drain_s) + CLOSE_S
+    assert longest <= 25 < spec["terminationGracePeriodSeconds"]
+    labels = document["spec"]["template"]["metadata"]["labels"]
+    budget = documents()["PodDisruptionBudget", which[1]]["spec"]["selector"]["matchLabels"]
+    assert document["spec"]["selector"]["matchLabels"] == budget == labels
+
+
+def test_every_session_has_one_pod(settings: Settings) -> None:
+    document = documents()[WORKLOADS[0]]
+    arguments = pod(document)["containers"][0]["args"]
+    text = arguments[arguments.index("--shard") + 1]
+    replicas = document["spec"]["replicas"]
+    names = [f"{document['metadata']['name']}-{n}" for n in range(replicas)]
+    served: list[str] = []
+    for name in names:
+        shard = Shard.parse(text, host=name)
+        assert shard.count == replicas
+        ingest = settings.ingest.model_copy(update={"shard": str(shard)})
+        served += own_sessions("pulsebridge", ingest, settings.pulsar)
+        wanted = sessions("pulsebridge", ingest, settings.pulsar)
+    assert sorted(served) == sorted(wanted)
+    assert len(wanted) >= replicas
+
+
+def unit(path: Path) -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(path.read_text(encoding="utf-8"))
+    return parser
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda p: p.name)
+def test_units_drain_in_time_and_are_confined(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert int(service["TimeoutStopSec"]) > Settings().ingest.drain_s + CLOSE_S
+    assert (service["KillSignal"], service["Restart"], service["RestartPreventExitStatus"]) == (
+        "SIGTERM", "on-failure", "2",
+    )  # fmt: skip
+    for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "PrivateDevices", "ProtectHome"):
+        assert service[name] == "yes"
+    assert service["ProtectSystem"] == "strict"
+    assert service["CapabilityBoundingSet"] == ""
+    command = shlex.split(service["ExecStart"])
+    assert command[0].endswith("/bin/pulsebridge")
+    assert command[1] == path.name.removeprefix("pulsebridge-").rstrip("@").partition("@")[0].removesuffix(
+        ".service"
+    )
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda p: p.name)
+def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    # It wants a program that is there, and one instance of a template.
+    name = path.name.replace("@.", "@1.")
+    text = re.sub(r"/opt/pulsebridge/bin/pulsebridge", sys.executable, path.read_text(encoding="utf-8"))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    ours = [line for line in done.stderr.splitlines() if "pulsebridge" in line]
+    assert ours == []
