@@ -16,18 +16,18 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from bridge.contract import partition_name
-from bridge.errors import RefusedError
+from bridge.errors import PulsebridgeError, RefusedError
 from bridge.local.ports import free_ports
 from bridge.local.preflight import find_mosquitto
 from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
 from tests.bench.ack_latency import PlayedBroker
@@ -146,7 +146,23 @@ def _servers(folder: Path, left_out: list[str]) -> Iterator[_Place]:
             namespace=name,
             system_namespace=f"{name}-system",
         )
-        yield _Place(stack.mqtt_port, pulsar)
+        try:
+            yield _Place(stack.mqtt_port, pulsar)
+        finally:
+            if "pulsar_url" in urls:  # not ours alone: leave nothing behind
+                _forget(pulsar)
+
+
+def _forget(pulsar: PulsarSettings) -> None:
+    with PulsarAdmin(pulsar, timeout_s=60) as admin, suppress(PulsebridgeError):
+        for namespace in (pulsar.namespace, pulsar.system_namespace):
+            name = f"{pulsar.tenant}/{namespace}"
+            for topic in admin.request("GET", f"/persistent/{name}/partitioned"):
+                admin.request("DELETE", f"/{rest_path(topic)}/partitions?force=true")
+            for topic in admin.request("GET", f"/persistent/{name}"):
+                if "-partition-" not in topic and "__" not in topic:
+                    admin.request("DELETE", f"/{rest_path(topic)}?force=true")
+            admin.request("DELETE", f"/namespaces/{name}")
 
 
 def _listens(port: int) -> bool:
