@@ -10,6 +10,7 @@ from bridge.contract import (
     COMMANDS_TOPIC,
     P_COMMAND_TOPIC,
     P_DEAD_AT,
+    P_DEAD_CUT,
     P_DEAD_KEY,
     P_DEAD_LENGTH,
     P_DEAD_REASON,
@@ -30,7 +31,7 @@ from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Refusal", "Replay", "replay_of"]
 
-_OF_DEATH = (P_DEAD_AT, P_DEAD_KEY, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC)
+_OF_DEATH = (P_DEAD_AT, P_DEAD_CUT, P_DEAD_KEY, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
     if letter.lost_bytes:
         return Refusal(
             letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here"
+        )
+    if P_DEAD_CUT in letter.told:
+        return Refusal(
+            letter, "its envelope was too large and is cut: what it tells is not what was published"
         )
     told = {name: value for name, value in letter.told.items() if name not in _OF_DEATH}
     if not told.get(P_DEVICE):

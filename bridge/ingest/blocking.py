@@ -76,7 +76,8 @@ class Flow(Protocol):
 
 class Blocking:
     """The blocked partitions of one worker. ``retired`` is called on the loop when a lane's producer was taken away,
-    ``released`` when it is to be opened again; ``wake`` makes the loop take its next turn.
+    ``released`` when it is to be opened again; ``remake`` is called in the pool, with a topic that may not be there;
+    ``wake`` makes the loop take its next turn.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Blocking:
         wake: Callable[[], None],
         retired: Callable[[Any], None],
         released: Callable[[Any], None],
+        remake: Callable[[str], None],
     ) -> None:
         self._client = client
         self._admin = admin
@@ -98,6 +100,7 @@ class Blocking:
         self._wake = wake
         self._retired = retired
         self._released = released
+        self._remake = remake
         self._every_s = max(0.5, min(policy.blocked_s / 4, 5.0))
         self._found: deque[Callable[[float], None]] = deque()
         self._kept: dict[str, Flow] = {}
@@ -228,6 +231,7 @@ class Blocking:
             log.debug("why a partition takes nothing may not be asked", why=e.what)
         except RefusedError as e:
             why = e.what
+            self._remake(base_topic(flow.partition))  # was it deleted? a producer only waits then
         except PulsebridgeError as e:
             good, why = False, e.what
         self._tell(partial(self._answered, flow, good, why))

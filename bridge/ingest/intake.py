@@ -218,6 +218,11 @@ class Intake:
         """The full names of the Pulsar topics that were written to. From any thread."""
         return self._lanes.topics
 
+    @property
+    def partitions(self) -> dict[str, int]:
+        """The readings topics that are written to, with their numbers of partitions. From any thread."""
+        return self._lanes.partitions
+
     def is_dead_letter(self, reading: Reading) -> bool:
         """Whether a message taken went to the dead letters; ``pb.dead.reason`` among its properties says why."""
         return reading.topic == self._dead_topic
@@ -253,6 +258,7 @@ class Intake:
             at_us=time.time_ns() // 1000,
             properties=reading.properties,
             key=reading.key or None,
+            whole_bytes=self._settings.ingest.max_dead_letter_bytes,
         )
         if len(reading.payload) < size:
             self.metrics.cut.inc()

@@ -123,6 +123,7 @@ class Lanes:
             wake=wake,
             retired=self._retired,
             released=self._released,
+            remake=self._make_again,
         )
 
     # --- on the loop thread ---
@@ -397,10 +398,19 @@ class Lanes:
                 max_pending=self._max_pending,
             )
         except PulsebridgeError as e:
+            if isinstance(e, RefusedError) and not isinstance(e, (DeniedError, TerminatedError)):
+                self._make_again(base_topic(producing.partition))
             self._opened.append((producing, None, e))
         else:
             self._opened.append((producing, producer, None))
         self._wake()
+
+    def _make_again(self, topic: str) -> None:
+        """Make a topic that was deleted behind our back; the next attempt finds it."""
+        try:
+            self._partitions_of(topic)
+        except PulsebridgeError as e:
+            log.debug("the topic cannot be made again", topic=topic, why=str(e))
 
     def _take_producer(
         self, producing: _Producing, producer: Producer | None, error: PulsebridgeError | None, now: float
@@ -440,6 +450,12 @@ class Lanes:
     def diverting(self) -> int:
         """How many partitions take nothing, so that their messages go to the dead letters."""
         return sum(1 for p in self._diverted if p.phase in ("terminated", "blocked"))
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """The readings topics that are written to, with their numbers of partitions. From any thread."""
+        known = list(self._topics.items())
+        return {n: t.partitions for n, t in known if t.partitions >= 0 and n != self._dead_letter_topic}
 
     def blocked(self) -> Iterator[Stalled]:
         """Yield each topic or partition with messages that are not stored."""

@@ -28,6 +28,7 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.ingest.intake import Intake
 from bridge.ingest.metrics import traffic
+from bridge.ingest.policy_watch import verify_topics, watching_policies
 from bridge.ingest.provisioning import known_topics, provision, static_topics
 from bridge.mapping import Mapper
 from bridge.metrics import serving
@@ -201,6 +202,10 @@ class IngestService:
                 return next(iter(handler.links.values())).worker
         return None
 
+    def partitions(self) -> dict[str, int]:
+        """Return the readings topics that are written to, with their numbers of partitions. From any thread."""
+        return {topic: n for intake in list(self._intakes) for topic, n in intake.partitions.items()}
+
     def stop(self) -> None:
         """Ask for a clean stop."""
         self._asked.put(None)
@@ -229,6 +234,8 @@ class IngestService:
             return
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
+        if self.settings.pulsar.provision != "off":
+            stack.enter_context(watching_policies(self.admin, self.partitions))
         self._client = PulsarClient(self.settings.pulsar)
         self.running.go(self, Phase.ADVERTISE)
         self._advertiser = Advertiser(
@@ -241,6 +248,8 @@ class IngestService:
 
     def _prepare(self) -> set[str]:
         provision(self.admin, static_topics(self.settings))
+        if self.settings.pulsar.provision != "off":
+            verify_topics(self.admin)
         return set(known_topics(self.admin))
 
     def _patiently(self, doing: str, act: Callable[[], set[str]]) -> set[str] | None:

@@ -56,6 +56,12 @@ class IngestSettings(Section):
         ge=128 * 1024,
         description="Pulsar's maxMessageSize, in bytes; larger ones are dead letters.",
     )
+    max_dead_letter_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Payloads that Pulsar does not take are kept as dead letters, in chunks, up to this size, in bytes; "
+        "of larger ones only the head, and they count as lost.",
+    )
     max_topics: int = Field(
         1000, ge=1, description="Pulsar topics that mapping may name; beyond it: dead letters."
     )

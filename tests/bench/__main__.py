@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import ingest, loop, source
+from tests.bench import ingest, loop, outage, source
 from tests.bench.results import Figure, show, write
 
-GROUPS = {"ingest": ingest.measure, "source": source.measure, "loop": loop.measure}
+GROUPS = {"ingest": ingest.measure, "outage": outage.measure, "source": source.measure, "loop": loop.measure}
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from bridge import contract
+from bridge.dead_letters import HEAD_BYTES
 from bridge.errors import TerminalError
 from bridge.ingest.provisioning import known_topics
 from bridge.local.stack import LocalStack
@@ -119,19 +121,33 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
     assert large.properties[contract.P_TOPIC] == f"{root}/w-1/glucose"
 
 
-def test_a_payload_beyond_pulsar_s_own_limit_is_kept_in_chunks(
-    broker: LocalStack, namespaces: PulsarSettings
+def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_is(
+    broker: LocalStack, namespaces: PulsarSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
-    with (
-        running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
-        device(mqtt, "dev") as dev,
-    ):
-        dev.publish(f"{root}/w-1/big", b"y" * (6 * 1024 * 1024))
-        (dead,) = poll_for(lambda: dead_letters(namespaces), 60, "the dead letter")
-    assert dead.properties[contract.P_DEAD_LENGTH] == str(6 * 1024 * 1024)
-    assert len(dead.payload) == 64 * 1024
+    settings = ingest_settings(
+        mqtt, namespaces, rules=(rule_for(root),), max_dead_letter_bytes=8 * 1024 * 1024
+    )
+    above, far_above = bytes(range(256)) * 24 * 1024, bytes(range(256)) * 40 * 1024
+    with running_ingest(settings), device(mqtt, "dev", window=1) as dev:
+        for payload in (above, far_above, b"the rest flows"):
+            dev.publish(f"{root}/w-1/big", payload)
+        assert dev.flush(60)
+        (flowing,) = wait_for(namespaces, 1)
+        whole, head = poll_for(
+            lambda: found if len(found := dead_letters(namespaces)) == 2 else None, 60, "the dead letters"
+        )
+        poll_for(lambda: counter("cut", mqtt.client_id) == 1, 10, "the one that counts as lost")
+    assert flowing.payload == b"the rest flows"
+    assert whole.payload == above  # more than Pulsar takes in one message: in chunks
+    assert contract.P_DEAD_LENGTH not in whole.properties
+    assert head.payload == far_above[: len(head.payload)]
+    assert len(head.payload) == HEAD_BYTES
+    assert head.properties[contract.P_DEAD_LENGTH] == str(len(far_above))
+    assert head.properties[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
+    assert whole.key == head.key == "w-1"
+    assert "error" in capsys.readouterr().out.split("only its head is kept")[0].rsplit("\n", 1)[-1]
 
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from tests.support.fleet import Fleet
 from tests.support.ingest import (
     device,
     first_copies,
@@ -26,6 +27,8 @@ from tests.support.ingest import (
     running_ingest,
     stored,
 )
+from tests.support.ledger import read_ledger
+from tests.support.memory import memory_samples, slope
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
@@ -147,3 +150,46 @@ def publish_more(dev: DeviceClient, root: str, begin: int, end: int, confirmed: 
     for number in range(begin, end):
         name = f"{root}/d#{number}"
         dev.publish(f"{root}/d", name.encode().ljust(1000), confirmed=lambda _c, name=name: note(name))  # type: ignore[misc]
+
+
+GROWTH = 100_000
+"""Bytes per second that the memory of a worker may grow in an outage this short: a tenth of what it is sent."""
+
+
+def test_memory_does_not_grow_while_pulsar_is_away_under_load(
+    private_stack: LocalStack, tmp_path: Path
+) -> None:
+    """Killed, not paused, at 1,000 messages of 1 kB per second for each version; `make bench ONLY=outage` takes longer."""
+    with ExitStack() as run:
+        pids, fleets, places = [], [], []
+        for protocol in ("3.1.1", "5"):
+            namespaces = provisioned(private_stack)
+            mqtt = mqtt_settings(private_stack, protocol=protocol)
+            rule = TopicRule(name="f", filter=f"{mqtt.client_id}/+device/x", topic="fleet", device="{device}")
+            folder = tmp_path / protocol
+            folder.mkdir()
+            settings = ingest_settings(mqtt, namespaces, rules=(rule,))
+            pids.append(run.enter_context(ingest_process(settings, folder)).pid)
+            address = (private_stack.mqtt_host, private_stack.mqtt_port)
+            fleet = Fleet(*address, mqtt.client_id, devices=50, rate=1000, size=1000)
+            fleets.append(run.enter_context(fleet))
+            places.append(namespaces)
+        poll_for(lambda: all(fleet.total > 3000 for fleet in fleets), 60, "a flow")
+        private_stack.kill("pulsar")
+        before = [fleet.total for fleet in fleets]
+        found = memory_samples(pids, 25)
+        assert all(fleet.total > count + 1000 for fleet, count in zip(fleets, before, strict=True))
+        slopes = [slope(samples, after_s=8) for samples in found]
+        print(f"slopes in bytes per second: {slopes}")
+        assert max(slopes) < GROWTH
+        for fleet in fleets:
+            fleet.stop()
+        private_stack.restart("pulsar")
+        for namespaces, fleet in zip(places, fleets, strict=True):
+            confirmed = fleet.confirmed
+            poll_for(
+                lambda n=namespaces, c=confirmed: not read_ledger(n, "fleet", c).missing,  # type: ignore[misc]
+                120,
+                "all that was acknowledged",
+                every=1.0,
+            )
