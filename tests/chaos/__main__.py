@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos")
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to kill at random")
     parser.add_argument("--rate", type=float, default=2000.0, help="messages per second")
-    parser.add_argument("--devices", type=int, default=200)
+    parser.add_argument("--devices", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--no-points", action="store_true", help="leave out the named points")
     args = parser.parse_args()
@@ -31,7 +31,7 @@ def main() -> int:
     _say(f"seed {seed}: repeat with ARGS='--seed {seed}'")
     with (
         tempfile.TemporaryDirectory(prefix="pulsebridge-chaos-") as folder,
-        LocalStack(LocalSettings(cache_dir=None)) as stack,
+        LocalStack(LocalSettings(start_timeout_s=300)) as stack,
         world(stack, Path(folder)) as one,
     ):
         one.start()

@@ -17,7 +17,8 @@ from tests.support.raw_mqtt import packet, text
 
 __all__ = ["Fleet"]
 
-_BACKOFF_S = 0.3
+_BACKOFF_S = 1.0
+_SPACING_S = 0.01  # between two dials: a broker that has just started does not get them all at once
 
 
 class _Device:
@@ -44,6 +45,7 @@ class Fleet:
         self.confirmed = [0] * devices
         self.repeated: set[tuple[int, int]] = set()
         """What a device published again, for it saw no acknowledgement."""
+        self._next_dial = 0.0
         self._selector = selectors.DefaultSelector()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
@@ -78,7 +80,8 @@ class Fleet:
             now = time.monotonic()
             for one in self._devices:
                 if one.sock is None:
-                    if now >= one.retry_at:
+                    if now >= one.retry_at and now >= self._next_dial:
+                        self._next_dial = now + _SPACING_S
                         self._dial(one, now)
                 elif one.connected and not one.in_flight and now >= one.due:
                     self._publish(one, now)
