@@ -104,7 +104,7 @@ class PolicyWatch:
                 log.debug("policies could not be read", why=str(e))
         for line in found:
             if line not in self._told:
-                log.warning(f"Pulsar would lose messages, or soon refuse them: {line}")
+                log.warning(f"Pulsar would lose or soon refuse messages; see what mends it: {line}")
         self._told = set(found)
         return found
 

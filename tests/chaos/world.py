@@ -141,7 +141,10 @@ class World:
                 self.proxy.cut()
             return gone()
 
-        poll_for(killed, 90, f"{victim} killed at {point}")
+        try:
+            poll_for(killed, 90, f"{victim} killed at {point}")
+        except AssertionError as e:
+            raise AssertionError(f"{e}; ingest's log ends:\n{self.log.read_text()[-4000:]}") from e
         self.kills[victim] += 1
         if victim == "worker":
             assert process.returncode == -signal.SIGKILL, self.log.read_text()[-3000:]
