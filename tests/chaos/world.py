@@ -83,7 +83,7 @@ class World:
             )
         process = self.process
         poll_for(
-            lambda: self._subscribed() > before or process.poll() is not None, 90, "ingest's subscription"
+            lambda: self._subscribed() > before or process.poll() is not None, 300, "ingest's subscription"
         )
 
     def _subscribed(self) -> int:
@@ -142,7 +142,7 @@ class World:
             return gone()
 
         try:
-            poll_for(killed, 90, f"{victim} killed at {point}")
+            poll_for(killed, 300, f"{victim} killed at {point}")
         except AssertionError as e:
             raise AssertionError(f"{e}; ingest's log ends:\n{self.log.read_text()[-4000:]}") from e
         self.kills[victim] += 1
