@@ -6,7 +6,9 @@ once (H11), and time-to-live or eviction would consume what a subscription holds
 
 from __future__ import annotations
 
-from typing import Any
+import random
+import time
+from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.errors import DeniedError, RefusedError, TransientError
@@ -15,6 +17,9 @@ from bridge.pulsar_http import AdminHttp
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["PulsarAdmin", "rest_path"]
+
+_BUSY_ATTEMPTS: Final = 8
+_BUSY_WAIT_S: Final = 0.1
 
 
 class PulsarAdmin:
@@ -43,7 +48,14 @@ class PulsarAdmin:
         Raises TransientError when the server cannot be reached or answers 5xx, DeniedError on 401 and 403,
         RefusedError on other codes.
         """
-        answer = self._http.send(method, path, body=body)
+        for attempt in range(_BUSY_ATTEMPTS):
+            answer = self._http.send(method, path, body=body)
+            if answer.status_code != 412 or "Subscription Busy" not in answer.text:
+                break
+            # Another process makes the same subscription at this moment.
+            time.sleep(_BUSY_WAIT_S * (1 + attempt) * (0.5 + random.random()))
+        else:
+            raise TransientError(f"Pulsar's admin answered 412 to {method} {path}: the subscription is busy")
         if answer.status_code >= 400 and answer.status_code not in accept:
             raise self._http.refusal(method, path, answer)
         if answer.status_code >= 400 or not answer.content:

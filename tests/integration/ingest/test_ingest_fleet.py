@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from bridge.contract import partition_name
 from bridge.ingest.session_memory import SessionMemory
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
@@ -25,7 +27,7 @@ from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import device, first_copies, ingest_settings, rule_for, stored
 from tests.support.raw_mqtt import RawMqtt
-from tests.support.stack import mqtt_settings
+from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
@@ -295,10 +297,7 @@ def test_a_second_signal_kills_the_workers(
         left = two.workers
         two.process.send_signal(signal.SIGINT)
         two.process.send_signal(signal.SIGTERM)
-        poll_for(
-            lambda: two.process.poll() is not None or two.process.send_signal(signal.SIGINT), 30, "the end"
-        )
-        assert two.process.wait() == 130
+        assert two.process.wait(DRAINED_S) == 130
         assert psutil.wait_procs(left, DRAINED_S)[1] == []
 
 
@@ -353,3 +352,16 @@ def test_h10_two_processes_with_one_client_id_do_not_fight_for_ever(
             assert_all_in_order(namespaces, devices.confirmed)
             assert winner.process.poll() is None
             winner.drain()
+
+
+def test_processes_that_start_at_once_make_the_same_subscription(stack: LocalStack) -> None:
+    """Pulsar refuses all but one of them with 412 while the subscription is being made."""
+    settings = provisioned(stack)
+    with PulsarAdmin(settings, timeout_s=30) as admin, ThreadPoolExecutor(8) as pool:
+        for number in range(10):
+            topic = settings.system_topic(f"fresh-{number}")
+            admin.create_partitioned(topic, 1)
+            partition = partition_name(topic, 0)
+            made = list(pool.map(lambda _, p=partition: admin.create_subscription(p, "hold"), range(8)))
+            assert len(made) == 8
+            assert list(admin.stats(partition)["subscriptions"]) == ["hold"]
