@@ -11,6 +11,7 @@ Neither knows sockets, threads or clocks. Who calls them: the ingest loop's thre
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -96,13 +97,17 @@ class Verdict(Enum):
 class Lane:
     """What one producer was given and what is known to be stored, in order.
 
+    ``most`` bounds what a producer is given without a receipt. It must not be above the producer's own queue: a queue
+    that overflows in the middle of a turn refuses without a voice, and the turn's receipt would vouch for it (H1 a).
     ``generation`` numbers the lane's producers. While ``careful``, after a refusal that did not say which message
     it meant, messages are sent one at a time, so that the next refusal names the one it means.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = sys.maxsize) -> None:
         self.generation = 0
         self.open = False
+        self._most = most
+        self._given = 0  # how many stand in ``sent``
         self.waiting: list[Entry] = []
         """Not given to the present producer."""
         self.sent: deque[list[Entry]] = deque()
@@ -111,7 +116,7 @@ class Lane:
 
     def __len__(self) -> int:
         """How many messages are not known to be stored."""
-        return len(self.waiting) + sum(map(len, self.sent))
+        return len(self.waiting) + self._given
 
     @property
     def careful(self) -> bool:
@@ -137,12 +142,14 @@ class Lane:
 
     def to_send(self) -> list[Entry]:
         """Take what the producer is to be given now, in order; the last one must ask for a receipt."""
-        if not self.open or not self.waiting or (self._careful_left and self.sent):
+        room = self._most - self._given if not self._careful_left else 1 - self._given
+        if not self.open or not self.waiting or room <= 0:
             return []
         batch, self.waiting = self.waiting, []
-        if self._careful_left:
-            self.waiting = batch[1:]
-            del batch[1:]
+        if len(batch) > room:
+            self.waiting = batch[room:]
+            del batch[room:]
+        self._given += len(batch)
         self.sent.append(batch)
         return batch
 
@@ -161,6 +168,7 @@ class Lane:
                 break
         for entry in stored:
             entry.stored = True
+        self._given -= len(stored)
         self._careful_left = max(0, self._careful_left - len(stored))
         return stored
 
@@ -178,6 +186,7 @@ class Lane:
         self.open = False
         self.waiting = given + self.waiting
         self.sent.clear()
+        self._given = 0
         if refused and (alone or again == 1):
             return Verdict.REFUSED
         if refused or careful:

@@ -50,10 +50,10 @@ _OPENERS: Final = 4
 class _Producing:
     """A lane, its producer and what to do when it failed."""
 
-    def __init__(self, partition: str, *, dead_letters: bool) -> None:
+    def __init__(self, partition: str, *, most: int, dead_letters: bool) -> None:
         self.partition = partition
         self.dead_letters = dead_letters
-        self.lane = Lane()
+        self.lane = Lane(most)
         self.producer: Producer | None = None
         self.opening = False
         self.attempts = 0
@@ -155,7 +155,9 @@ class Lanes:
             name = partition_name(name, partition_of(reading.key, partitions))
         producing = self._lanes.get(name)
         if producing is None:
-            producing = _Producing(name, dead_letters=reading.topic == self._dead_letter_topic)
+            producing = _Producing(
+                name, most=self._max_pending, dead_letters=reading.topic == self._dead_letter_topic
+            )
             self._lanes[name] = producing
             number = partition_of(reading.key, partitions) if partitions else -1
             block = self._topics[reading.topic].blocks.pop(number, None)

@@ -26,7 +26,7 @@ class Ingest(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.acks = AckQueue()
-        self.lanes = [Lane(), Lane()]
+        self.lanes = [Lane(), Lane(most=3)]
         self.pulsar: list[FakePulsar | None] = [None, None]
         self.epoch = 0
         self.mid = 0
@@ -67,6 +67,7 @@ class Ingest(RuleBasedStateMachine):
     @rule(lane=st.integers(0, 1))
     def send(self, lane: int) -> None:
         batch = self.lanes[lane].to_send()
+        assert sum(map(len, self.lanes[1].sent)) <= 3, "more given than a producer's queue holds"
         producer = self.pulsar[lane]
         for entry in batch:
             assert producer is not None
