@@ -200,6 +200,8 @@ def test_h1_a_quota_that_raises_exceptions_loses_nothing_that_was_vouched_for(
         assert_nothing_vouched_that_is_missing(one, s)
 
         provision(admin)
+        # A topic that was being loaded while its namespace's policies changed may keep the old ones (Pulsar 4.0.8).
+        admin.request("PUT", f"/{rest_path(partition_name(one.topic, 0))}/unload")
         one.until(lambda: len(one.stored) == 200, "all of them once the quota holds instead", 90)
         assert one.stored == [b"%04d" % n for n in range(200)]
     assert list(dict.fromkeys(in_pulsar(s))) == [b"%04d" % n for n in range(200)]
