@@ -61,10 +61,11 @@ class Poller:
             self._selector.modify(fd, wanted)
 
     def forget(self, sock: _HasFile) -> None:
-        """Stop watching a socket; call it before it is closed."""
+        """Stop watching a socket; call it before it is closed. One that is closed already is watched no more."""
         keys = self._selector.get_map()  # None once it is closed: paho drops its socket when it is collected
-        if keys is not None and sock.fileno() in keys:
-            self._selector.unregister(sock.fileno())
+        fd = sock.fileno()
+        if keys is not None and fd >= 0 and fd in keys:
+            self._selector.unregister(fd)
 
     def close(self) -> None:
         """Free the wake-up pipe and the selector."""
