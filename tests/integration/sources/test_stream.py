@@ -270,7 +270,9 @@ def test_h16_the_subscription_follows_the_commits_over_a_ledger_border(query: Qu
         query.topic.roll_over()
         query.topic.publish(names("b", 3), "unbatched")
         second = query.topic.ledgers()[-1]
-        poll_for(lambda: query.topic.hold("q") == f"{first}:4", 120, "the first commit")
+        # Pulsar itself may move it on to the beginning of the next ledger, which is the same place.
+        place = (f"{first}:4", f"{second}:-1")
+        poll_for(lambda: query.topic.hold("q") in place, 120, "the first commit")
         poll_for(lambda: query.values() == once(("a", 5), ("b", 3)), 120, "the second rows")
         query.topic.publish(names("c", 1), "unbatched")
         poll_for(lambda: query.topic.hold("q") == f"{second}:2", 120, "the second commit")
