@@ -37,10 +37,11 @@ def main() -> int:
         if not args.no_points:
             place = Path(folder) / "points"
             place.mkdir()
-            with world(stack, place) as one, one.fleet(devices=20, rate=400) as fleet:
+            with world(stack, place) as one:
                 one.start()
-                _named(one)
-                failed += _account(one, fleet)
+                with one.fleet(devices=20, rate=400) as fleet:
+                    _named(one)
+                    failed += _account(one, fleet)
         with world(stack, Path(folder)) as one:
             one.start()
             with one.fleet(devices=args.devices, rate=args.rate) as fleet:

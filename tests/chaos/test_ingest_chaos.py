@@ -30,14 +30,17 @@ def assert_whole(one: World, fleet: Fleet, say: str) -> None:
 def test_a_worker_killed_three_times_at_each_point_loses_and_mixes_nothing(
     stack: LocalStack, tmp_path: Path
 ) -> None:
-    with world(stack, tmp_path) as one, one.fleet(devices=20, rate=400) as fleet:
-        for point in INGEST_KILL_POINTS:
-            for passage in (1, 2, 1) if point == "ingest_in_reconnect" else (1, 3, 20):
-                one.kill_at(point, passage, "worker")
-        one.start()
-        done = fleet.total
-        poll_for(lambda: fleet.total > done + 100, 60, "a flow")
-        assert_whole(one, fleet, "named points")
+    with world(stack, tmp_path) as one:
+        one.start()  # before the fleet: what nobody subscribes to is acknowledged and dropped
+        one.end_worker()
+        with one.fleet(devices=20, rate=400) as fleet:
+            for point in INGEST_KILL_POINTS:
+                for passage in (1, 2, 1) if point == "ingest_in_reconnect" else (1, 3, 20):
+                    one.kill_at(point, passage, "worker")
+            one.start()
+            done = fleet.total
+            poll_for(lambda: fleet.total > done + 100, 60, "a flow")
+            assert_whole(one, fleet, "named points")
 
 
 @pytest.mark.timeout(400)
