@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError
@@ -221,12 +221,6 @@ def create(
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {table.sql} ({body}) USING DELTA COMMENT {_quoted(comment)} TBLPROPERTIES ({pairs})"
     )
-
-
-def _has_log(spark: SparkSession, where: str) -> bool:
-    context: Any = spark.sparkContext
-    first = context._jvm.org.apache.hadoop.fs.Path(f"{where}/_delta_log/{0:020d}.json")
-    return bool(first.getFileSystem(context._jsc.hadoopConfiguration()).exists(first))
 
 
 def _quoted(text: str) -> str:
