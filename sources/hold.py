@@ -68,6 +68,15 @@ class HoldRecord:
             ) from e
 
 
+@dataclass(frozen=True)
+class _Acked:
+    """What a partition's subscription was told and did not yet follow; ``at`` is seconds of the monotonic clock."""
+
+    place: Position
+    at: float
+    repeats: int
+
+
 class Hold:
     """The subscription ``name`` on every partition of one query. Not for use by several threads."""
 
@@ -78,7 +87,7 @@ class Hold:
         self._deadline_s = wait_s
         self._consumers: dict[str, Consumer] = {}
         self._records: dict[str, HoldRecord] = {}
-        self._acked: dict[str, tuple[Position, float]] = {}
+        self._acked: dict[str, _Acked] = {}
 
     def record(self, partition: str) -> HoldRecord | None:
         """Return what stands in the subscription's properties, None when it is not there or not ours."""
@@ -155,29 +164,33 @@ class Hold:
             self._acknowledge(partition, views.get(partition), end)
 
     def check(self, views: Mapping[str, PartitionView]) -> list[str]:
-        """Return the partitions whose subscription did not follow the last commit, warning of each once (H16).
+        """Return the partitions whose subscription did not follow the last commit and was told again (H16).
 
-        Their consumers are made anew: a client that once acknowledged a place ignores each earlier one for good.
+        An acknowledgement has no answer: Pulsar drops it when it moves the topic at that moment. It is made again by
+        a new consumer, since a client that once acknowledged a place ignores each earlier one for good, after
+        1, 2, 4 ... 64 s; the second time in a row is a warning.
         """
         behind = []
         now = time.monotonic()
-        for partition, (place, at) in list(self._acked.items()):
+        for partition, acked in list(self._acked.items()):
             held = views[partition].holds.get(self.name) if partition in views else None
-            if held is not None and held >= place:
+            if held is not None and held >= acked.place:
                 del self._acked[partition]
-            elif now - at > 1.0:  # the client sends acknowledgements within 100 ms
-                del self._acked[partition]
+            elif now - acked.at > 2.0 ** min(acked.repeats, 6):  # the client sends it within 100 ms
                 behind.append(partition)
-                _log.warning(
-                    "the subscription did not follow the commit; its backlog grows: look for who moves it, "
-                    "the next commit tries again",
+                log = _log.warning if acked.repeats == 1 else _log.debug
+                log(
+                    "the subscription did not follow the commit, told again; its backlog grows: "
+                    "look for who moves it",
                     subscription=self.name,
                     partition=partition,
-                    committed=list(place),
+                    committed=list(acked.place),
                     position=None if held is None else list(held),
                 )
         self._leave(behind)
         self.attach(behind)
+        for partition in behind:
+            self._tell(partition, self._acked[partition].place, self._acked[partition].repeats + 1)
         return behind
 
     def close(self) -> None:
@@ -216,9 +229,16 @@ class Hold:
         held = view.holds.get(self.name) if view is not None else None
         if held is not None and held >= place:
             return
+        told = self._acked.get(partition)
+        if told is not None and told.place > place:
+            self._leave([partition])
+            self.attach([partition])
+        self._tell(partition, place)
+
+    def _tell(self, partition: str, place: Position, repeats: int = 0) -> None:
         with our_errors(f"acknowledging {partition} up to {place} on {self.name}"):
             self._consumers[partition].acknowledge_cumulative(MessageId(-1, place.ledger, place.entry, -1))
-        self._acked[partition] = (place, time.monotonic())
+        self._acked[partition] = _Acked(place, time.monotonic(), repeats)
 
     def _reset(self, partition: str, place: Position) -> bool:
         """Set the position; False while Pulsar itself is moving it, as it does just after it made a subscription."""

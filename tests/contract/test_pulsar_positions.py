@@ -121,6 +121,27 @@ def test_h16_a_subscription_that_does_not_follow_a_commit_is_reported_and_follow
     hold.close()
 
 
+def test_h16_an_acknowledgement_that_got_lost_is_made_again_without_another_commit(
+    topic: TestTopic, client: PulsarClient
+) -> None:
+    topic.publish([b"1", b"2", b"3"], "unbatched")
+    name, ledger = topic.partition(), topic.ledgers()[0]
+    hold = Hold("q", topic.admin, client, wait_s=5)
+    hold.create(name, HoldRecord("earliest", Position(ledger, 0), False))
+    hold.attach([name])
+
+    def view() -> dict[str, PartitionView]:
+        return {name: view_of(name, topic.admin.internal_stats(name))}
+
+    hold.commit(view(), {name: Position(ledger, 3)})
+    poll_for(lambda: topic.hold("q") == f"{ledger}:2", 10, "the subscription to follow")
+    hold.move(name, HoldRecord("earliest", Position(ledger, 0), True))  # as if Pulsar had not got it
+    poll_for(lambda: hold.check(view()) == [name], 10, "the acknowledgement to be made again")
+    poll_for(lambda: topic.hold("q") == f"{ledger}:2", 10, "the subscription to follow")
+    assert hold.check(view()) == []
+    hold.close()
+
+
 def test_the_mark_of_a_topic_goes_with_it(topic: TestTopic) -> None:
     catalog = Catalog(topic.admin, [topic.name])
     catalog.partitions()
