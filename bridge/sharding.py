@@ -13,7 +13,7 @@ does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -209,6 +209,10 @@ class Remembered:
     granted: Mapping[str, int]
     released: tuple[str, ...] = ()
     """Those of them that are drained and only have to be unsubscribed."""
+    broker: str = ""
+    """The address of the broker that has it."""
+    client_id: str = ""
+    """As whom it is dialled there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +228,20 @@ class Move:
 
 
 def plan_move(
-    family: str, known: Mapping[str, Remembered], wanted: Mapping[str, tuple[str, ...]]
+    family: str,
+    known: Mapping[str, Remembered],
+    wanted: Mapping[str, tuple[str, ...]],
+    *,
+    former: Collection[str] = (),
 ) -> Move | None:
     """Return what must happen before the sessions of ``family`` are as ``wanted``; None when they may just start.
 
+    ``former`` are families that it takes the place of.
     A session that only lacks filters subscribes to them by itself when it starts.
     """
     drain: dict[str, tuple[str, ...]] = {}
     for name, session in known.items():
-        if session.family == family:
+        if session.family == family or session.family in former:
             kept = (*wanted.get(name, ()), *session.released)
             lost = tuple(f for f in session.granted if f not in kept)
             if lost or name not in wanted:
@@ -247,11 +256,16 @@ def plan_move(
     return Move(gain, drain, frozenset(drain) - frozenset(wanted))
 
 
-def unserved(known: Mapping[str, Remembered], wanted: Mapping[str, object]) -> list[str]:
-    """Return a line for each session that the settings do not name: it queues at the broker until it expires."""
-    return [
-        f"the MQTT session {name!r} ({', '.join(session.granted) or 'no filter'}) is not one of these settings: if no "
-        "other deployment serves it, it queues messages that nobody reads"
-        for name, session in sorted(known.items())
-        if name not in wanted
-    ]
+def unserved(
+    known: Mapping[str, Remembered], wanted: Collection[str], served: Collection[tuple[str, str]]
+) -> list[str]:
+    """Return the sessions that nobody reads: they queue at the broker until they expire (H7).
+
+    That is, the settings do not name them (``wanted``), nor does a process that lives serve them (``served``, as
+    broker and client id).
+    """
+    return sorted(
+        name
+        for name, session in known.items()
+        if name not in wanted and (session.broker, session.client_id) not in served
+    )

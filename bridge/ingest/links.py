@@ -16,13 +16,13 @@ from typing import Final
 import structlog
 
 from bridge.errors import DeniedError, PulsebridgeError
-from bridge.ingest.moving import Place, SessionMover
+from bridge.ingest.moving import SessionMover
+from bridge.ingest.places import Place
 from bridge.ingest.session import wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
 from bridge.ingest.worker import IngestWorker
 from bridge.protocols.handler import Service
 from bridge.settings import Settings
-from bridge.sharding import Remembered
 
 __all__ = ["LinkRunner"]
 
@@ -181,7 +181,7 @@ class LinkRunner:
 
 def _remember(memory: SessionMemory, service: Service, place: Place, filters: dict[str, int]) -> None:
     try:
-        memory.store(service.admin, place.name, Remembered(place.family, filters))
+        memory.store(service.admin, place.name, place.remembered(place.name, filters))
     except DeniedError as e:  # it is subscribed anew then; with MQTT 5 that brings no retained message again
         log.info("the subscribed filters are not kept; with MQTT 3 retained messages come again", why=e.what)
     except PulsebridgeError as e:

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
@@ -30,6 +30,7 @@ from bridge.acks import AckQueue
 from bridge.contract import MOVES_TOPIC
 from bridge.errors import DeniedError, TerminalError, TransientError
 from bridge.ingest.lanes import Reading
+from bridge.ingest.places import Place
 from bridge.ingest.session import TakeoverJudge, wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
 from bridge.mqtt.client import Link
@@ -40,7 +41,7 @@ from bridge.protocols.handler import Service
 from bridge.settings import Settings
 from bridge.sharding import Move, Remembered, plan_move
 
-__all__ = ["Place", "SessionMover"]
+__all__ = ["SessionMover"]
 
 log = structlog.get_logger("ingest")
 
@@ -52,27 +53,6 @@ _WARN_S: Final = 60.0
 _WAIT_S: Final = 1.0
 _AT_ONCE: Final = 8
 """Sessions that are drained at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One session among those of its deployment at one broker. Names are client ids, after ``prefix``."""
-
-    name: str
-    family: str
-    sessions: Mapping[str, tuple[str, ...]]
-    """All sessions of the family, with the filters of each."""
-    prefix: str = ""
-    """Set before client ids where ingest has several brokers, so that their sessions do not meet."""
-
-    @property
-    def filters(self) -> tuple[str, ...]:
-        """What this session subscribes to."""
-        return self.sessions[self.name]
-
-    def client_id(self, name: str) -> str:
-        """Return the client id of a session of the family."""
-        return name.removeprefix(self.prefix)
 
 
 class SessionMover:
@@ -96,7 +76,7 @@ class SessionMover:
         while not stopping.is_set():
             try:
                 known = self._memory.load(self._service.admin)
-                move = plan_move(place.family, known, place.sessions)
+                move = plan_move(place.family, known, place.sessions, former=place.former)
                 if move is None:
                     mine = known.get(place.name)
                     return True, None if mine is None else dict(mine.granted)
@@ -136,7 +116,7 @@ class SessionMover:
             if not visit.run(self._service):
                 return
             released = known[name].released if name in known else ()
-            memory.store(admin, name, Remembered(place.family, visit.granted, released))
+            memory.store(admin, name, place.remembered(name, visit.granted, released))
         drains = {name: _Drain(self._mqtt(name), self._service, lost) for name, lost in move.drain.items()}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ingest-drain") as pool:
             ran = list(pool.map(lambda drain: drain.run(self._service), drains.values()))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import structlog
 
 from bridge.ingest.links import LinkRunner
-from bridge.ingest.moving import Place
+from bridge.ingest.places import advertised, own_places, read_advertised
 from bridge.protocols.handler import ProtocolHandler, Service
 from bridge.settings import Settings
-from bridge.settings.mqtt import MqttSettings
-from bridge.sharding import own_sessions, sessions
 
 __all__ = ["MqttHandler"]
 
@@ -41,17 +38,12 @@ class MqttHandler(ProtocolHandler):
 
     def protocol_data_to_advertise(self) -> str:
         """Return the brokers that the links dial, and as whom, as JSON."""
-        return json.dumps(
-            {
-                name: {"broker": broker, "client_id": client_id}
-                for name, (broker, client_id) in self._sessions().items()
-            }
-        )
+        return advertised(self._settings)
 
     def start(self, service: Service) -> None:
         """Start every link."""
         self._service = service
-        for name, mqtt, place in self._places():
+        for name, mqtt, place in own_places(self._settings):
             self.links[name] = LinkRunner(
                 name,
                 self._settings.model_copy(update={"mqtt": mqtt}),
@@ -67,36 +59,15 @@ class MqttHandler(ProtocolHandler):
 
     def _compare(self, other: str, data: str) -> None:
         """Tell when another instance says that it uses a session of ours; the broker has the last word (H10)."""
-        try:
-            theirs = {(v["broker"], v["client_id"]) for v in json.loads(data).values()}
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return  # of another version
-        for name, (broker, client_id) in self._sessions().items():
-            if (broker, client_id) in theirs:
+        theirs = read_advertised(data)
+        for name, mqtt, _ in own_places(self._settings):
+            if (mqtt.address, mqtt.client_id) in theirs:
                 log.info(
                     "another instance used this link's client id lately; if it still runs, stop it",
                     link=name,
-                    client_id=client_id,
+                    client_id=mqtt.client_id,
                     instance=other,
                 )
-
-    def _sessions(self) -> dict[str, tuple[str, str]]:
-        return {
-            name: (f"{'mqtts' if s.tls else 'mqtt'}://{s.host}:{s.port}", s.client_id)
-            for name, s, _ in self._places()
-        }
-
-    def _places(self) -> Iterator[tuple[str, MqttSettings, Place]]:
-        """Yield a name, the connection and the session of each link: for each broker, the sessions of this shard."""
-        ingest, pulsar = self._settings.ingest, self._settings.pulsar
-        for link, mqtt in self._settings.links().items():
-            prefix = f"{link}." if ingest.links else ""
-            family = prefix + mqtt.client_id
-            wanted = sessions(family, ingest, pulsar)
-            for session in own_sessions(family, ingest, pulsar):
-                place = Place(session, family, wanted, prefix)
-                own = mqtt.model_copy(update={"client_id": place.client_id(session)})
-                yield link + session.removeprefix(family), own, place
 
     def _link_ended(self, link: LinkRunner, error: BaseException | None) -> None:
         # On the link's thread. A broker that cannot be used takes no other with it; the last one ends the service, and

@@ -30,6 +30,11 @@ class SessionMemory:
     def __init__(self, settings: PulsarSettings) -> None:
         self._path = f"/{rest_path(settings.system_topic(DEAD_LETTERS_TOPIC))}/properties"
 
+    @staticmethod
+    def key(name: str) -> str:
+        """Return the name of the property that keeps a session."""
+        return _PREFIX + name
+
     def load(self, admin: PulsarAdmin) -> dict[str, Remembered]:
         """Return every session that is known, of whatever deployment; none where admin is not to be asked."""
         if admin.settings.provision == "off":
@@ -47,12 +52,14 @@ class SessionMemory:
             "family": session.family,
             "granted": dict(session.granted),
             "released": list(session.released),
+            "broker": session.broker,
+            "client_id": session.client_id,
         }
-        admin.request("PUT", self._path, body={_PREFIX + name: json.dumps(value, sort_keys=True)})
+        admin.request("PUT", self._path, body={self.key(name): json.dumps(value, sort_keys=True)})
 
     def forget(self, admin: PulsarAdmin, name: str) -> None:
         """Forget a session that the broker has no more."""
-        admin.request("DELETE", f"{self._path}?key={quote(_PREFIX + name, safe='')}", accept=(404,))
+        admin.request("DELETE", f"{self._path}?key={quote(self.key(name), safe='')}", accept=(404,))
 
 
 def _read(text: str) -> Remembered | None:
@@ -60,6 +67,12 @@ def _read(text: str) -> Remembered | None:
     try:
         told: Any = json.loads(text)
         granted = {str(name): int(qos) for name, qos in told["granted"].items()}
-        return Remembered(str(told["family"]), granted, tuple(map(str, told["released"])))
+        return Remembered(
+            str(told["family"]),
+            granted,
+            tuple(map(str, told["released"])),
+            str(told.get("broker", "")),
+            str(told.get("client_id", "")),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -138,8 +138,9 @@ def status(
 ) -> None:
     """Show the local servers, and every ingest process that writes to the configured Pulsar.
 
-    For each process: its protocols, where it listens, and the Pulsar brokers that own its topics. Exit code 0 when
-    the local servers or an ingest process run, 1 when neither does.
+    For each process: its protocols, where it listens, and the Pulsar brokers that own its topics. MQTT sessions that
+    nobody reads any more are errors, each with what to do about it. Exit code 0 when the local servers or an ingest
+    process run, 1 when neither does, or when there is such a session.
 
     Examples:
 
@@ -149,15 +150,19 @@ def status(
     """
     from rich.console import Console
 
+    from bridge.ingest.session_status import look_at_sessions, show_sessions
     from bridge.local.lifecycle import show_status
     from bridge.protocols.status import look_at_instances, show_instances
 
-    found = look_at_instances(settings_from(config, sets))
+    settings = settings_from(config, sets)
+    found = look_at_instances(settings)
+    sessions = look_at_sessions(settings, found)
     local = _settings(config, sets, {"local.data_dir": data_dir})
-    up = show_status(local, as_json=as_json, more=found.as_dict())
+    up = show_status(local, as_json=as_json, more=found.as_dict() | sessions.as_dict())
     if not as_json:
         show_instances(found, Console())
-    if not (up or found.alive):
+        show_sessions(sessions, Console(), told=found.problem)
+    if sessions.unserved or not (up or found.alive):
         raise typer.Exit(1)
 
 

@@ -22,6 +22,11 @@ class MqttSettings(Section):
         min_length=1,
         description="Client id of the persistent session; fixed, one process each.",
     )
+    former_client_ids: tuple[str, ...] = Field(
+        (),
+        description="Client ids that ingest had at this broker before: what their sessions hold is drained into Pulsar, "
+        "and they are deleted, before it reads.",
+    )
     protocol: Literal["3.1", "3.1.1", "5"] = Field("5", description="MQTT version of the link.")
     username: str | None = Field(None, description="User name at the MQTT broker.")
     password: SecretStr | None = Field(
@@ -55,7 +60,14 @@ class MqttSettings(Section):
             raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
         if self.password is not None and self.username is None:
             raise ValueError("password needs a username")
+        if self.client_id in self.former_client_ids:
+            raise ValueError("former_client_ids names the present client_id: take it out there")
         return self
+
+    @property
+    def address(self) -> str:
+        """The broker's address, as a URL."""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
     def credentials(self) -> tuple[str | None, str | None]:
         """Return user name and password as they are now; a password from a file is read anew."""

@@ -6,6 +6,8 @@ import socket
 import struct
 from types import TracebackType
 
+from bridge.settings.mqtt import MqttSettings
+
 
 def text(value: str) -> bytes:
     data = value.encode()
@@ -73,3 +75,13 @@ class RawMqtt:
         start = 2 + struct.unpack("!H", body[:2])[0]
         self._socket.sendall(packet(0x40, body[start : start + 2]))
         return body[start + 2 :]
+
+
+def at_broker(mqtt: MqttSettings, client_id: str) -> bool:
+    """Whether the broker has a session; one that this look would leave is ended."""
+    with RawMqtt(mqtt.host, mqtt.port, client_id, clean=False) as look:
+        present = look.session_present
+    if not present:
+        with RawMqtt(mqtt.host, mqtt.port, client_id, clean=True):
+            pass
+    return present

@@ -26,7 +26,7 @@ from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import device, first_copies, ingest_settings, rule_for, stored
-from tests.support.raw_mqtt import RawMqtt
+from tests.support.raw_mqtt import RawMqtt, at_broker
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
@@ -172,16 +172,6 @@ def assert_all_in_order(namespaces: PulsarSettings, confirmed: list[str]) -> Non
     for topic, found in by_topic.items():
         numbers = first_copies(found)
         assert numbers == sorted(numbers), topic
-
-
-def at_broker(mqtt: MqttSettings, client_id: str) -> bool:
-    """Whether the broker has a session; one that this look would leave is ended."""
-    with RawMqtt(mqtt.host, mqtt.port, client_id, clean=False) as look:
-        present = look.session_present
-    if not present:
-        with RawMqtt(mqtt.host, mqtt.port, client_id, clean=True):
-            pass
-    return present
 
 
 @pytest.mark.timeout(300)

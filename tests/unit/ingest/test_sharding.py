@@ -168,6 +168,9 @@ def test_h7_one_worker_that_becomes_shards_moves_its_filters() -> None:
     assert plan_move("pb", {}, wanted) is None
     assert plan_move("pb", remembered(pb_0=("a/#",)), wanted) is None  # lacks only: it subscribes by itself
     assert plan_move("other", known, wanted) is None  # not our family's
+    assert plan_move("other", known, {"other": ("a/#",)}, former=("pb",)) == Move(
+        {"other": ("a/#",)}, {"pb": ("a/#", "b/#")}, frozenset({"pb"})
+    )
 
 
 def test_h7_a_filter_that_goes_elsewhere_is_drained_and_not_unsubscribed_at_once() -> None:
@@ -181,9 +184,11 @@ def test_h7_a_filter_that_goes_elsewhere_is_drained_and_not_unsubscribed_at_once
     assert plan_move("pb", known, wanted) is None  # drained: its worker unsubscribes
 
 
-def test_h7_sessions_that_the_settings_do_not_name_are_told() -> None:
-    (line,) = unserved(remembered(pb=("a/#",), gone=("b/#", "c")), {"pb": ()})
-    assert "'gone' (b/#, c)" in line
+def test_h7_sessions_that_neither_the_settings_nor_a_living_process_name_are_told() -> None:
+    known = remembered(pb=("a/#",), gone=("b/#", "c"))
+    known["a.served"] = Remembered("a.served", {"d": 1}, (), "mqtt://h:1", "served")
+    assert unserved(known, {"pb"}, {("mqtt://h:1", "served")}) == ["gone"]
+    assert unserved(known, {"pb"}, {("mqtt://other:1", "served")}) == ["a.served", "gone"]
 
 
 def test_a_worker_that_dies_is_tried_again_later_each_time_and_anew_once_it_has_settled() -> None:
