@@ -12,13 +12,11 @@ import gc
 import os
 import queue
 import secrets
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
@@ -30,6 +28,7 @@ from bridge.ingest.intake import Intake
 from bridge.ingest.metrics import traffic
 from bridge.ingest.policy_watch import verify_topics, watching_policies
 from bridge.ingest.provisioning import known_topics, provision, static_topics
+from bridge.ingest.stopping import CLOSE_S, stopping_on_signals
 from bridge.mapping import Mapper
 from bridge.metrics import serving
 from bridge.mop_metrics import MopCollector
@@ -52,7 +51,8 @@ __all__ = ["IngestService", "run"]
 
 log = structlog.get_logger("ingest")
 
-_CLOSE_S: Final = 5.0
+_EXIT_S: Final = 0.5
+"""What is left to the process after it has closed everything, in seconds."""
 
 
 class IngestService:
@@ -294,7 +294,8 @@ class IngestService:
         # Pulsar's threads call back into Python: they must be gone before the interpreter ends, or it aborts.
         thread = threading.Thread(target=self._close, name="ingest-close", daemon=True)
         thread.start()
-        thread.join(_CLOSE_S)
+        end = self.drain_deadline + CLOSE_S - _EXIT_S
+        thread.join(max(0.0, min(CLOSE_S, end - time.monotonic())))
         self.closed = not thread.is_alive()
 
     def _close(self) -> None:
@@ -307,23 +308,6 @@ class IngestService:
             log.debug("closing the connection to Pulsar", why=e.what)
 
 
-@contextmanager
-def _signals(service: IngestService) -> Iterator[None]:
-    """One signal drains, the second kills."""
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, signal.SIG_DFL)
-        service.stop()
-
-    before = {one: signal.signal(one, handle) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
 def run(settings: Settings) -> bool:
     """Run ingest in the foreground until SIGTERM or SIGINT. Returns whether Pulsar's client has ended cleanly."""
     service = IngestService(settings)
@@ -331,6 +315,6 @@ def run(settings: Settings) -> bool:
     # a small threshold would only have the collector walk over them.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    with _signals(service):
+    with stopping_on_signals(service.stop, settings.ingest.drain_s + CLOSE_S):
         service.run()
     return service.closed

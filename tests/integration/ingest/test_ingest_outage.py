@@ -140,6 +140,7 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
                 process.terminate()
                 assert process.wait(60) == 0, log.read_text()
         assert "unstored=250" in log.read_text()
+        assert "did not end in time" not in log.read_text()
         with ingest_process(settings, tmp_path):
             poll_for(lambda: len(set(ids(namespaces, "fleet"))) == 300, 60, "all of them", every=0.5)
     assert_stored_in_order(namespaces, "fleet", 300)

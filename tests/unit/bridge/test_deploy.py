@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from bridge.ingest.stopping import CLOSE_S
 from bridge.settings import Settings
 from bridge.settings.loading import load
 from bridge.settings.shard import Shard
@@ -25,7 +26,6 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SECRETS = "/etc/pulsebridge/secrets"
 KUBERNETES = "1.29"
-CLOSE_S = 5.0
 
 
 def documents() -> dict[tuple[str, str], dict[str, Any]]:
