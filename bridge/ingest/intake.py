@@ -153,7 +153,7 @@ class Intake:
                     way.lane = put(reading, way.lane)
                     add(reading)
                     continue
-            reading = Reading(epoch, mid, arrived)
+            reading = Reading(epoch, mid if qos == 1 else 0, arrived)  # paho has ended the handshake of QoS 2
             self.take(reading, message)
             add(reading)
         self.in_flight += taken

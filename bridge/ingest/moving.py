@@ -292,7 +292,7 @@ class _Drain(_Visit):
 
     def on_message(self, message: Message) -> None:
         """Take one message, or the marker."""
-        reading = Reading(self.link.epoch, message.mid if message.qos else 0, time.monotonic())
+        reading = Reading(self.link.epoch, message.mid if message.qos == 1 else 0, time.monotonic())
         self._acks.arrived(reading)
         if message.topic == self.marker:
             reading.stored = True

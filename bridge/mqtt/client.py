@@ -66,6 +66,10 @@ class _Paho(paho.Client):
     def _create_socket(self) -> Any:
         return BufferedSocket(secured(super()._create_socket(), self.settings))
 
+    def _handle_pubrel(self) -> Any:
+        mid = int.from_bytes(self._in_packet["packet"][:2], "big")
+        return super()._handle_pubrel() or self._send_pubcomp(mid)  # paho leaves that to us (MQTT-4.3.3-11)
+
 
 class Link:
     """One MQTT session with one broker.

@@ -170,7 +170,10 @@ class LinkHandler:
         """Called with SUBACK's codes, in the order of the filters: 0 to 2 the granted QoS, from 0x80 refused."""
 
     def on_message(self, message: Message) -> None:
-        """Called for each PUBLISH that arrives. QoS 1 is acknowledged by ``Link.acknowledge`` alone."""
+        """Called for each PUBLISH that arrives. QoS 1 is acknowledged by ``Link.acknowledge`` alone.
+
+        QoS 2 comes when its handshake is over: the broker has forgotten it, so it is lost if we are killed now.
+        """
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Called with what was read in one piece, in order; unless overridden it calls ``on_message`` for each."""

@@ -43,7 +43,8 @@ class IngestSettings(Section):
         "so the order per device is lost, and no retained message is sent.",
     )
     qos: Literal[0, 1] = Field(
-        1, description="QoS of the subscriptions; at 1 a message published at QoS 2 arrives at least once."
+        1,
+        description="QoS of the subscriptions, 0 or 1; at 1 a message published at QoS 2 arrives at least once, never less.",
     )
     max_in_flight: int = Field(
         1000, ge=1, le=32767, description="Messages taken from MQTT and not yet acknowledged."
@@ -94,6 +95,17 @@ class IngestSettings(Section):
     blocked_s: float = Field(
         60.0, gt=0, description="How long a topic may take nothing until it counts as blocked, in seconds."
     )
+
+    @field_validator("qos", mode="before")
+    @classmethod
+    def _safe(cls, value: object) -> object:
+        if str(value) == "2":
+            raise ValueError(
+                "must be 0 or 1: a message of a QoS 2 subscription is confirmed (PUBREC) before Pulsar has stored it, so a "
+                "killed ingest would lose it. Leave it at 1: what devices publish at QoS 2 then arrives at least once, "
+                "and an id in the payload lets silver drop repeats"
+            )
+        return value
 
     @field_validator("presets")
     @classmethod

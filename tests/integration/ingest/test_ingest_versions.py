@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from pathlib import Path
 
 import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from bridge import contract
 from bridge.local.stack import LocalStack
 from bridge.mqtt.types import Will
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.bare_mqtt import bare_publisher, publish, retain_all
-from tests.support.ingest import device, ingest_settings, rule_for, running_ingest, stored, wait_for
+from tests.support.ingest import (
+    device,
+    ingest_process,
+    ingest_settings,
+    rule_for,
+    running_ingest,
+    stored,
+    wait_for,
+)
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for
@@ -45,6 +59,67 @@ def test_publishers_of_every_version_and_qos(
         qos = int(message.payload.split()[1])
         assert message.properties[contract.P_QOS] == str(min(qos, 1))
         assert message.properties[contract.P_PROTOCOL] == link
+
+
+@pytest.mark.chaos
+def test_what_is_published_at_qos_2_survives_a_killed_ingest(
+    broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    """Subscribed at QoS 1: the broker keeps each message until Pulsar has it, and some may come twice."""
+    mqtt = mqtt_settings(broker)
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    confirmed: list[bytes] = []
+
+    def publish_more(client: paho.Client, count: int) -> None:
+        for _ in range(count):
+            payload = b"%d" % len(confirmed)
+            publish(client, f"{mqtt.client_id}/w-1/x", payload, qos=2)
+            confirmed.append(payload)
+
+    with bare_publisher(mqtt, "pub") as client:
+        for _ in range(2):
+            with ingest_process(settings, tmp_path) as process:
+                publish_more(client, 100)
+                process.kill()
+            publish_more(client, 20)
+        with running_ingest(settings):
+            poll_for(
+                lambda: set(confirmed) <= {m.payload for m in stored(namespaces, "fleet")},
+                60,
+                "all",
+                every=0.3,
+            )
+
+
+def test_a_session_that_somebody_subscribed_at_qos_2_is_taken_over(
+    broker: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """What it has queued is handed over at QoS 2; ingest takes it, subscribes at QoS 1, and goes on."""
+    mqtt = mqtt_settings(broker)
+    topic = f"{mqtt.client_id}/w-1/x"
+    former = paho.Client(CallbackAPIVersion.VERSION2, mqtt.client_id, protocol=paho.MQTTv5)
+    granted = threading.Event()
+    former.on_subscribe = lambda *_: granted.set()
+    kept = Properties(PacketTypes.CONNECT)
+    kept.SessionExpiryInterval = 600
+    former.connect(mqtt.host, mqtt.port, clean_start=False, properties=kept)
+    former.loop_start()
+    former.subscribe(f"{mqtt.client_id}/+/+", qos=2)
+    assert granted.wait(30)
+    former.disconnect()
+    former.loop_stop()
+    with bare_publisher(mqtt, "pub") as client:
+        for number in range(50):
+            publish(client, topic, b"%d" % number, qos=2)
+        settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),), max_in_flight=20)
+        with running_ingest(settings) as service:
+            for number in range(50, 100):
+                publish(client, topic, b"%d" % number, qos=2)
+            wait_for(namespaces, 100)
+            assert service.worker is not None
+            assert service.worker.link.epoch == 1
+    # Artemis may subscribe anew before it has handed over what the former subscription had queued.
+    assert {m.payload for m in stored(namespaces, "fleet")} == {b"%d" % n for n in range(100)}
 
 
 def test_every_property_of_mqtt_5_arrives_as_it_was_sent(

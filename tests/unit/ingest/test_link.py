@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Disconnected, LinkHandler
 from bridge.settings.mqtt import MqttSettings
+from tests.support.mqtt_streams import CONNACK
 from tests.support.waiting import poll_for
 
 
@@ -40,3 +42,26 @@ def test_a_broker_that_says_nothing_is_dialled_again_and_again() -> None:
             link.disconnect()
             link.close()
     assert {event.why for event in losses.lost} == {"no CONNACK within 0.05 s"}
+
+
+def test_a_release_of_a_qos_2_message_is_completed_even_when_we_never_saw_it() -> None:
+    """The message went to a process before us; without PUBCOMP the broker would keep its place in the window for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        link = Link(MqttSettings(port=broker.getsockname()[1], protocol="3.1.1"), Losses())
+        try:
+            link.turn(0.0)
+            peer, _ = broker.accept()
+            with peer:
+                peer.setblocking(False)
+                peer.sendall(CONNACK["3.1.1"] + b"\x62\2\0\x63")
+
+                def answered() -> bool:
+                    link.turn(0.02)
+                    with suppress(BlockingIOError):
+                        answers.extend(peer.recv(1000))
+                    return answers.endswith(b"\x70\2\0\x63")
+
+                answers = bytearray()
+                poll_for(answered, 30, "PUBCOMP", every=0.0)
+        finally:
+            link.close()
