@@ -173,6 +173,7 @@ def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
         Step("the namespace", ("namespaces", "create", namespace), "PUT", path, None, DONE),
         *_keeping_steps(namespace, path, pulsar.retention_minutes, pulsar.retention_mb),
         *_waiting_steps(namespace, path),
+        *([_no_auto_topics(namespace, path)] if pulsar.auto_topics == "refuse" else []),
     ]
 
 
@@ -241,6 +242,20 @@ def _waiting_steps(namespace: str, path: str) -> list[Step]:
             lacking=_gives_up_at_quota,
         ),
     ]
+
+
+def _no_auto_topics(namespace: str, path: str) -> Step:
+    # Pulsar's own topics (__change_events and such) and the partitions of a topic that is there are exempt.
+    return Step(
+        "no topic is made by itself, or what is written after one was deleted belongs to none",
+        ("namespaces", "set-auto-topic-creation", namespace, "--disable"),
+        "POST",
+        f"{path}/autoTopicCreation",
+        {"allowAutoTopicCreation": False},
+        lacking=lambda found: (
+            (found.get("autoTopicCreationOverride") or {}).get("allowAutoTopicCreation") is not False
+        ),
+    )
 
 
 def topic_steps(need: TopicNeed) -> list[Step]:

@@ -104,6 +104,18 @@ class PulsarAdmin:
         self.request("PUT", f"/{rest_path(topic)}/partitions", body=partitions, accept=(409,))
         return self.partition_count(topic)
 
+    def make(self, topic: str, partitions: int) -> bool:
+        """Create a topic with so many partitions, 0 for none, if it is not there.
+
+        Returns False when it is there, or when partitions that belong to no topic are in the way.
+        """
+        if self.exists(topic):
+            return False
+        if partitions:
+            return self.create_partitioned(topic, partitions) > 0
+        self.request("PUT", f"/{rest_path(topic)}", accept=(409,))
+        return self.exists(topic)
+
     def exists(self, topic: str) -> bool:
         """Return whether a topic is there, with partitions or without."""
         return self.request("GET", f"/{rest_path(topic)}/partitions", accept=(404,)) is not None

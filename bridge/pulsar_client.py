@@ -236,9 +236,15 @@ class PulsarClient:
             log.debug("dialling Pulsar by hand", why=e.what)
 
     def partitions(self, topic: str) -> list[str]:
-        """Return the names of the topic's partitions; the topic's own name when it is not partitioned."""
+        """Return the names of the topic's partitions; the topic's own name when it is not partitioned.
+
+        A topic that is not there has none, or its own name where Pulsar makes topics by itself.
+        """
         with self._errors(f"looking up the partitions of {topic}", topic, "produce"):
-            return list(self._client.get_topic_partitions(topic))
+            try:
+                return list(self._client.get_topic_partitions(topic))
+            except pulsar.TopicNotFound:
+                return []
 
     def producer(
         self,

@@ -140,7 +140,7 @@ class TaskWriter:
         )
         topic = self._options.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         if not self._dead_partitions:
-            self._dead_partitions = self._connected().partitions(topic)
+            self._dead_partitions = self._connected().partitions(topic) or [topic]
         partition = self._dead_partitions[partition_of(row.device, len(self._dead_partitions))]
         producer = self._producer(partition, batching=False)
         receipts.sent()

@@ -7,7 +7,7 @@ from typing import Final
 
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
 from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, note_of
-from bridge.errors import RefusedError, TerminalError
+from bridge.errors import TerminalError
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, our_errors
 
 __all__ = ["DeadLetterLog"]
@@ -21,13 +21,12 @@ class DeadLetterLog:
     def __init__(self, client: PulsarClient) -> None:
         self._client = client
         self.topic = client.settings.system_topic(DEAD_LETTERS_TOPIC)
-        try:
-            self.partitions = client.partitions(self.topic)
-        except RefusedError as e:
+        self.partitions = client.partitions(self.topic)
+        if not self.partitions:
             raise TerminalError(
-                f"there is no dead letter topic {self.topic}: {e.what}",
+                f"there is no dead letter topic {self.topic}",
                 remedy="check pulsar.tenant and pulsar.system_namespace; ingest makes it at its first start",
-            ) from e
+            )
 
     def scan(self, partition: int) -> Iterator[DeadLetter | Note]:
         """Yield what stands in one partition, from its beginning to its end, which may move on meanwhile."""

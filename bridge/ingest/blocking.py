@@ -126,11 +126,12 @@ class Blocking:
         self._due = now + 0.5
         asked = 0
         for flow in flows:
-            if flow.phase != "open" or flow.dead_letters:
+            if flow.phase != "open":
                 continue
             flow.stall.looked(now, waiting=len(flow.lane) > 0)
             if (
                 self._policy.deadletter
+                and not flow.dead_letters
                 and flow.stall.blocked(now, self._policy.blocked_s)
                 and not flow.opening
             ):

@@ -340,11 +340,11 @@ class Lanes:
         if settings.provision == "create":
             return self._admin.create_partitioned(topic, wanted)
         partitions = self._client.partitions(topic)
-        if partitions != [topic]:
+        if partitions not in ([], [topic]):
             return len(partitions)
-        if settings.provision == "verify" and not self._admin.exists(topic):
+        if not partitions or (settings.provision == "verify" and not self._admin.exists(topic)):
             raise RefusedError(
-                f"the topic {topic} is not there, and pulsar.provision is verify",
+                f"the topic {topic} is not there, and pulsar.provision is {settings.provision}",
                 remedy=f"pulsar-admin topics create-partitioned-topic {topic} --partitions {wanted}",
             )
         return 0
@@ -408,9 +408,17 @@ class Lanes:
         self._wake()
 
     def _make_again(self, topic: str) -> None:
-        """Make a topic that was deleted behind our back; the next attempt finds it."""
+        """Make a topic that was deleted behind our back, as it was; the next attempt finds it."""
+        known = self._topics.get(topic)
+        if known is None or known.partitions < 0 or self._admin.settings.provision != "create":
+            return
         try:
-            self._partitions_of(topic)
+            if self._admin.make(topic, known.partitions):
+                log.warning(
+                    "topic was deleted, and with it the subscriptions that held its messages; it is made anew; see "
+                    "that its readers subscribe again",
+                    topic=topic,
+                )
         except PulsebridgeError as e:
             log.debug("the topic cannot be made again", topic=topic, why=str(e))
 

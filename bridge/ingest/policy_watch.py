@@ -2,8 +2,8 @@
 
 At the start what would lose messages is an error (``topic_problems``); while ingest runs it is a WARNING with the
 command that mends it, once for each finding, for a stop would lose nothing less. A topic that was deleted is made
-anew where that is possible: a namespace that makes topics by itself lets producers go on in partitions that belong to
-no topic, and then refuses to make the topic (H4).
+anew: its producers wait, since its namespace makes no topic by itself. Where one does (``pulsar.auto_topics: leave``),
+producers go on in partitions that belong to no topic, and Pulsar then refuses to make the topic (H4).
 """
 
 from __future__ import annotations
@@ -116,12 +116,20 @@ class PolicyWatch:
         if partitions < 1 or self._admin.partition_count(topic):
             return []
         line = f"{topic} was deleted, and with it the subscriptions that held its messages"
-        if self._admin.settings.provision == "create" and self._admin.create_partitioned(topic, partitions):
+        if self._admin.settings.provision == "create" and self._admin.make(topic, partitions):
             return [f"{line}; it is made anew: let its readers subscribe again"]
+        if not any(self._is_there(partition_name(topic, n)) for n in range(partitions)):
+            return [
+                f"{line}; its messages wait, unacknowledged, until it is there again (pulsar-admin topics "
+                f"create-partitioned-topic {topic} --partitions {partitions})"
+            ]
         return [
             f"{line}; what is written since is in partitions of it that belong to no topic, where its readers do not "
             f"look: read {topic}-partition-0 and so on, delete them, and start ingest again"
         ]
+
+    def _is_there(self, partition: str) -> bool:
+        return self._admin.request("GET", f"/{rest_path(partition)}/stats", accept=(404,)) is not None
 
     def _of_topics(self, topics: dict[str, int]) -> list[str]:
         """Look at some of the topics, others the next time."""

@@ -277,7 +277,8 @@ class PartitionLog:
     def _partition(self, local: str, device: str) -> str:
         names = self._partitions.get(local)
         if names is None:
-            names = self._partitions[local] = self._client.partitions(self._settings.system_topic(local))
+            topic = self._settings.system_topic(local)
+            names = self._partitions[local] = self._client.partitions(topic) or [topic]
         return names[partition_of(device, len(names))]
 
     def _producer(self, topic: str, *, batching: bool) -> Producer:

@@ -64,6 +64,12 @@ class PulsarSettings(Section):
         description="At the start of ingest and push: create namespaces, topics and subscriptions; verify that they "
         "are there and fail with the commands that are missing; or off, which asks Pulsar's admin for nothing.",
     )
+    auto_topics: Literal["refuse", "leave"] = Field(
+        "refuse",
+        description="Whether the namespaces are provisioned so that Pulsar makes no topic in them by itself (refuse): "
+        "else what is written after a topic was deleted lands in partitions that belong to no topic. leave, where "
+        "other programs in them count on it.",
+    )
     retention_minutes: int = Field(
         4320, ge=-1, description="How long acknowledged messages stay in Pulsar, in minutes; -1 for ever."
     )

@@ -257,6 +257,7 @@ def started(
         assert peer is not None
         with PulsarAdmin(place.pulsar) as admin:
             admin.provision_namespaces()
+            admin.make(topic_of(name, place), 0)
             admin.create_subscription(topic_of(name, place), "bench")
         command = [
             peer, "-clean", "-mqtt", f"tcp://127.0.0.1:{port}", "-filter", "peer/#",

@@ -8,14 +8,24 @@ from typing import Any
 import pulsar
 import pytest
 
-from bridge.contract import partition_name
+from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
 from bridge.errors import TerminalError
 from bridge.ingest.policy_watch import PolicyWatch
 from bridge.ingest.provisioning import provision, verify_policies
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings.pulsar import PulsarSettings
-from tests.support.ingest import device, ingest_settings, rule_for, running_ingest, stored, wait_for
+from tests.support.ingest import (
+    by_key,
+    dead_letters,
+    device,
+    ingest_settings,
+    publish_ids,
+    rule_for,
+    running_ingest,
+    stored,
+    wait_for,
+)
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
@@ -132,8 +142,9 @@ def test_h13_half_of_a_quota_gives_the_alarm_before_it_holds_the_producers(
         verify_policies(admin)  # a quota that holds the producers loses nothing
 
 
-def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack, namespaces: PulsarSettings) -> None:
+def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack) -> None:
     """Where Pulsar makes topics by itself, producers go on in partitions that belong to no topic."""
+    namespaces = provisioned(stack, auto_topics="leave")
     mqtt = mqtt_settings(stack)
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
     topic = namespaces.readings_topic("fleet")
@@ -151,3 +162,58 @@ def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack, namespac
         assert admin.partition_count(topic) == 0  # the hazard: acknowledged, and in no topic that has a name
         (line,) = [one for one in PolicyWatch(admin, service.partitions).look() if "was deleted" in one]
         assert "the subscriptions that held its messages" in line
+
+
+@pytest.mark.parametrize("partitions", [3, 0])
+def test_h11_a_topic_deleted_under_load_is_made_anew_and_keeps_all_that_is_acknowledged_since(
+    stack: LocalStack, namespaces: PulsarSettings, partitions: int
+) -> None:
+    """Made as it was: with the partitions that it had, not those of the settings, or with none."""
+    mqtt = mqtt_settings(stack)
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    topic = namespaces.readings_topic("fleet")
+    path = rest_path(topic)
+    topics = [f"{mqtt.client_id}/w-{n}/x" for n in range(8)]
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        if partitions:
+            admin.create_partitioned(topic, partitions)
+        else:
+            admin.request("PUT", f"/{path}")
+        with running_ingest(settings), device(mqtt, "dev", window=20) as dev:
+            publish_ids(dev, topics, 400, [])
+            poll_for(lambda: len(stored(namespaces, "fleet")) >= 50, 30, "some of the load in Pulsar")
+            admin.request("DELETE", f"/{path}{'/partitions' if partitions else ''}?force=true")
+            late = [f"late#{number}" for number in range(400)]
+            for number, name in enumerate(late):
+                dev.publish(topics[number % 8], name.encode())
+
+            def found() -> list[str]:
+                return [m.payload.decode() for m in stored(namespaces, "fleet")]
+
+            poll_for(lambda: set(late) <= set(found()), 60, "all that came after the deletion", every=0.5)
+        assert admin.exists(topic)
+        assert admin.partition_count(topic) == partitions
+        by_device = by_key(stored(namespaces, "fleet"))
+    for number in range(8):
+        kept = [name for name in dict.fromkeys(by_device[f"w-{number}"]) if name in late]
+        assert kept == late[number::8]
+
+
+def test_h11_a_deleted_dead_letter_topic_is_made_anew_before_anything_is_acknowledged(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id, device="{json:$.id}"),))
+    path = rest_path(namespaces.system_topic(DEAD_LETTERS_TOPIC))
+    with PulsarAdmin(namespaces, timeout_s=30) as admin, running_ingest(settings), device(mqtt, "dev") as dev:
+        dev.publish(f"{mqtt.client_id}/w-1/x", b"before")
+        poll_for(lambda: len(dead_letters(namespaces)) == 1, 30, "the first dead letter")
+        admin.request("DELETE", f"/{path}/partitions?force=true")
+        dev.publish(f"{mqtt.client_id}/w-1/x", b"after")
+        poll_for(
+            lambda: [m.payload for m in dead_letters(namespaces)] == [b"after"], 60, "the next one", every=0.5
+        )
+        assert (
+            admin.partition_count(namespaces.system_topic(DEAD_LETTERS_TOPIC))
+            == namespaces.command_partitions
+        )

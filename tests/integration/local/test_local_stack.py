@@ -90,6 +90,8 @@ def test_a_killed_pulsar_comes_back_with_all_it_acknowledged(stack: LocalStack) 
         settings = provisioned(own)
         topic = settings.readings_topic("kept")
         sent = [b"%04d" % n for n in range(300)]
+        with PulsarAdmin(settings) as admin:
+            admin.make(topic, 0)
         with PulsarClient(settings) as client:
             producer = client.producer(topic)
             for payload in sent[:-1]:

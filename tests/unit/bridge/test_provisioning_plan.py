@@ -21,6 +21,7 @@ GOOD: dict[str, Any] = {
     "subscription_expiration_time_minutes": 0,
     "inactive_topic_policies": {"deleteWhileInactive": False},
     "backlog_quota_map": {"destination_storage": {"policy": "producer_request_hold"}},
+    "autoTopicCreationOverride": {"allowAutoTopicCreation": False},
 }
 
 
@@ -35,6 +36,7 @@ GOOD: dict[str, Any] = {
         ({"message_ttl_in_seconds": 60}, "set-message-ttl public/x --messageTTL 0"),
         ({"subscription_expiration_time_minutes": 5}, "set-subscription-expiration-time public/x --time 0"),
         ({"inactive_topic_policies": None}, "--disable-delete-while-inactive"),
+        ({"autoTopicCreationOverride": None}, "set-auto-topic-creation public/x --disable"),
         (
             {"backlog_quota_map": {"destination_storage": {"policy": "producer_exception"}}},
             "producer_request_hold",
@@ -52,6 +54,11 @@ def test_h1_h13_policies_that_lose_messages_are_named_with_the_command(
     (step,) = policies_lack("public/x", GOOD | changes, PULSAR)
     assert words in step.shell
     assert step.why
+
+
+def test_namespaces_that_others_share_may_go_on_making_topics_by_themselves() -> None:
+    shared = PulsarSettings(auto_topics="leave")
+    assert policies_lack("public/x", GOOD | {"autoTopicCreationOverride": None}, shared) == []
 
 
 def test_what_keeps_messages_comes_before_the_topics_and_holds_before_commands() -> None:
