@@ -6,9 +6,10 @@ pickle; the planner process of a query connects at its first call, a task in its
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -25,6 +26,7 @@ from bridge.errors import ConfigError
 from sources.offsets import Offset
 from sources.options import SourceOptions, parse
 from sources.planning import Limits
+from sources.pushdown import Narrowed, narrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,11 +38,18 @@ if TYPE_CHECKING:
 __all__ = ["PulsebridgeDataSource", "PulsebridgeStreamReader", "register"]
 
 FORMAT = "pulsebridge"
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("pulsebridge")`` known to this session. Doing it twice is harmless."""
+    """Make ``format("pulsebridge")`` known to this session. Doing it twice is harmless.
+
+    Lets Spark push filters to Python sources, unless the session says otherwise; a Spark without that ignores it.
+    """
     spark.dataSource.register(PulsebridgeDataSource)
+    if spark.conf.get(_PUSHDOWN, None) is None:
+        spark.conf.set(_PUSHDOWN, "true")
 
 
 class Range(InputPartition):
@@ -72,7 +81,8 @@ class PulsebridgeDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises ConfigError for options that are wrong."""
-        return PulsebridgeReader(_asked(parse(self.options, streaming=False), schema))
+        options = _asked(parse(self.options, streaming=False), schema)
+        return PushingReader(options) if _filters_are_pushed() else PulsebridgeReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query; it raises ConfigError at its first use for options that are wrong."""
@@ -100,16 +110,28 @@ class PulsebridgeReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._narrowed: Narrowed | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
         """Called by Spark on the driver when it plans the query; what raises here fails the query."""
         from sources.batch import batch_tasks
 
-        return [Range(task) for task in batch_tasks(self._options)] or [Range(_nothing(self._options))]
+        _say(self._options.notes)
+        tasks = batch_tasks(self._options, self._narrowed)
+        return [Range(task) for task in tasks] or [Range(_nothing(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Called by Spark in a Python worker, for each task."""
         return _read(partition)
+
+
+class PushingReader(PulsebridgeReader):
+    """A batch query whose filters Spark pushes. Spark refuses a reader that takes them where it pushes none."""
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:
+        """Called by Spark (4.1 and later) before ``partitions``; returns those that Spark still has to evaluate."""
+        self._narrowed, rest = narrow(filters, self._options.slack_ms)
+        return rest
 
 
 class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -134,6 +156,7 @@ class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._planner is None:
             from sources.stream import StreamPlanner
 
+            _say(self._options.notes)
             self._planner = StreamPlanner(self._options)
         return self._planner
 
@@ -186,6 +209,19 @@ class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._planner is not None:
             self._planner.close()
             self._planner = None
+
+
+def _filters_are_pushed() -> bool:
+    """Whether this is the process in which Spark pushes filters: it knows no other way to ask before it complains."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+def _say(notes: Sequence[str]) -> None:
+    if notes:
+        import structlog
+
+        structlog.get_logger("source").info("options that change nothing", options=list(notes))
 
 
 def _read(partition: InputPartition) -> Iterator[Any]:

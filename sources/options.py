@@ -1,84 +1,46 @@
-"""The options of ``format("pulsebridge")``: names, types, defaults, and what is refused.
+"""The options of ``format("pulsebridge")``: types, defaults, and what is refused.
 
 Names are those of the StreamNative connector, compared without case; an unknown one is refused with the nearest
-known name. What an option leads to is decided by the modules that take it.
+known name. All names stand in ``sources.option_names``; what an option leads to is decided by the modules that take it.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
-from bridge.contract import SOURCE_COLUMNS, Position, topic_name
+from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
-from bridge.settings.secret_file import SecretFile, token_of
+from bridge.settings.secret_file import SecretFile
+from sources.authentication import TOKEN_CLASS, identity_of
+from sources.offsets import base_topic
+from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, OPTIONS, REFUSED, SAME_AS_CLIENT
+from sources.places import EARLIEST, LATEST, StartingOffsets, offsets_of, times_of
 from sources.planning import Limits
+from sources.topics import TopicsPattern, asked_topics
 
 __all__ = ["EARLIEST", "LATEST", "OPTIONS", "SourceOptions", "StartingOffsets", "connection_options", "parse"]
 
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
-
-OPTIONS: Final[Mapping[str, str]] = {
-    "service.url": "Pulsar's binary service URL, pulsar:// or pulsar+ssl://.",
-    "admin.url": "Pulsar's admin REST URL, http:// or https://.",
-    "topic": "The topic to read.",
-    "topics": "The topics to read, separated by commas.",
-    "waitingForNonExistedTopic": "Streaming: whether a topic that is not there yet is waited for (default false: refused).",
-    "startingOffsets": "earliest, latest, or JSON: {topic or partition: [ledger, entry] or earliest or latest}.",
-    "endingOffsets": "Batch only, likewise; default latest.",
-    "startingTime": "Publish time to start at, ms since the epoch; instead of startingOffsets.",
-    "failOnDataLoss": "Whether to fail when entries are gone (default true), or to warn and go on.",
-    "maxBytesPerTrigger": "Most bytes of a trigger, as stored.",
-    "maxEntriesPerTrigger": "Most entries of a trigger; a producer's batch is one entry.",
-    "maxRowsPerTrigger": "Most rows of a trigger, as far as the rows per entry seen so far can tell.",
-    "predefinedSubscription": "Streaming: name of the durable subscription that holds what is not read yet; required.",
-    "reuseSubscription": "What a new checkpoint does with a subscription in use before: position or resolve; default: fail.",
-    "subscriptionWaitMs": "How long to wait for a subscription that another consumer holds, in ms (default 15000).",
-    "minPartitions": "Least number of tasks; entry ranges are split to reach it.",
-    "maxBytesPerPartition": "Most bytes of one task; a longer range is split by entries.",
-    "readIdleTimeout": "How long a task waits for the next entry before it asks what became of it, in ms (default 60000).",
-    "columns": "The columns to build, separated by commas; default all.",
-    "pulsar.client.token": "Token for both URLs.",
-    "pulsar.client.authPluginClassName": "Java class name of the token or TLS authentication.",
-    "pulsar.client.authParams": "Its parameters: token:…, file:///… (a token that is read anew when it rotates), or tlsCertFile:…,tlsKeyFile:….",
-    "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates.",
-    "pulsar.client.tlsCertificateFilePath": "PEM file of this client's certificate.",
-    "pulsar.client.tlsKeyFilePath": "PEM file of this client's private key.",
-    "pulsar.client.tlsHostnameVerificationEnable": "Whether a broker's certificate must name its host (default true).",
-    "pulsar.client.operationTimeoutMs": "How long a lookup or a subscribe may take, in ms (default 30000).",
-    "pulsar.client.connectionTimeoutMs": "How long a TCP connection may take, in ms (default 5000).",
-}
-"""Every option with its meaning; the names as they are documented, compared without case."""
-
 _KNOWN: Final = {name.lower(): name for name in OPTIONS}
+_ALIASES: Final = {name.lower(): known for name, known in ALIASES.items()}
+_NO_EFFECT: Final = {name.lower(): why for name, why in NO_EFFECT.items()}
+_ONLY: Final = {name.lower(): (name, *said) for name, said in ONLY.items()}
+_REFUSED: Final = {name.lower(): why for name, why in REFUSED.items()}
+_INSTEAD: Final = {name.lower(): known for name, known in INSTEAD.items()}
+_OF_ADMIN: Final = {f"pulsar.admin.{name}".lower(): f"pulsar.client.{name}" for name in SAME_AS_CLIENT}
 _LATER: Final = {
-    "topicspattern": "name the topics with `topics`",
-    "endingtime": "give endingOffsets",
     "minrowspertrigger": "use a longer trigger interval",
     "maxtriggerdelay": "use a longer trigger interval",
 }
 _SPARK_OWN: Final = frozenset({"path"})
-_TOKEN_CLASS: Final = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-_TLS_CLASS: Final = "org.apache.pulsar.client.impl.auth.AuthenticationTls"
-
-
-@dataclass(frozen=True)
-class StartingOffsets:
-    """Where to begin (or end): a word for all, places for some, or a publish time in ms."""
-
-    default: str
-    places: Mapping[str, Position | str]
-    time_ms: int | None = None
-    text: str = EARLIEST
-    """As the user gave it: what the subscription records (H12)."""
+_DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -91,6 +53,8 @@ class SourceOptions:
     ending: StartingOffsets
     columns: tuple[str, ...]
     limits: Limits
+    pattern: TopicsPattern | None = None
+    """Where the topics are not named."""
     subscription: str | None = None
     reuse: str | None = None
     subscription_wait_s: float = 15.0
@@ -99,13 +63,17 @@ class SourceOptions:
     min_partitions: int | None = None
     max_bytes_per_partition: int | None = None
     read_idle_timeout_ms: int = 60_000
+    slack_ms: int | None = _DAY_MS
+    """How far publish times may be out of order for a filter on them to spare entries; None: it spares none."""
+    notes: tuple[str, ...] = ()
+    """What was given and changes nothing, a line each."""
 
 
 def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
     """Return the options that connect a query as these settings say; secrets included."""
     found = {"service.url": pulsar.service_url, "admin.url": pulsar.admin_url}
     if isinstance(pulsar.token, SecretFile):  # it is read where and when it is used: on the executors too
-        found["pulsar.client.authPluginClassName"] = _TOKEN_CLASS
+        found["pulsar.client.authPluginClassName"] = TOKEN_CLASS
         found["pulsar.client.authParams"] = pulsar.token.path.absolute().as_uri()
     elif pulsar.token is not None:
         found["pulsar.client.token"] = pulsar.token.get_secret_value()
@@ -126,24 +94,17 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
 
     Raises ConfigError with all problems at once.
     """
-    options = {name.lower(): value for name, value in given.items()}
-    problems = _unknown(options)
+    problems: list[str] = []
+    notes: list[str] = []
+    options = _recognised({name.lower(): value for name, value in given.items()}, problems, notes)
     reader = _Reader(options, problems)
-    topics = _topics(options, problems)
-    starting = _offsets(reader, "startingOffsets", EARLIEST if not streaming else LATEST)
-    time_ms = reader.integer("startingTime", least=0)
-    if time_ms is not None:
-        if "startingoffsets" in options:
-            problems.append("startingTime and startingOffsets: give one of them")
-        starting = StartingOffsets(LATEST, {}, time_ms, f"time:{time_ms}")
-    if streaming and "endingoffsets" in options:
-        problems.append(
-            "endingOffsets: a streaming query has no end; use spark.read, or Trigger.AvailableNow"
-        )
+    topics, pattern = asked_topics(options, problems)
+    starting, ending = _range(reader, streaming)
+    if pattern is None:
+        _refuse_strangers((starting, ending), topics, problems)
     subscription, reuse = _subscription(options, streaming, problems)
     columns = _columns(options, problems)
     pulsar = _pulsar(reader)
-    ending = _offsets(reader, "endingOffsets", LATEST)
     limits = Limits(
         entries=reader.integer("maxEntriesPerTrigger", least=1),
         size=reader.integer("maxBytesPerTrigger", least=1),
@@ -151,30 +112,117 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     )
     wait_ms = reader.integer("subscriptionWaitMs", least=0)
     idle_ms = reader.integer("readIdleTimeout", least=100)
-    least_tasks = reader.integer("minPartitions", least=1)
-    most_bytes = reader.integer("maxBytesPerPartition", least=1)
-    fail = reader.flag("failOnDataLoss", True)
-    wait = reader.flag("waitingForNonExistedTopic", False)
+    slack_ms = reader.integer("publishTimeSlackMs", least=-1)
+    found: dict[str, Any] = {
+        "min_partitions": reader.integer("minPartitions", least=1),
+        "max_bytes_per_partition": reader.integer("maxBytesPerPartition", least=1),
+        "fail_on_data_loss": reader.flag("failOnDataLoss", True),
+        "wait_for_topics": reader.flag("waitingForNonExistedTopic", False),
+        "subscription_wait_s": 15.0 if wait_ms is None else wait_ms / 1000,
+        "read_idle_timeout_ms": 60_000 if idle_ms is None else idle_ms,
+        "slack_ms": _DAY_MS if slack_ms is None else None if slack_ms < 0 else slack_ms,
+    }
     if problems or pulsar is None:
         raise ConfigError(
             'format("pulsebridge"): ' + "; ".join(problems), remedy="correct the options of the query"
         )
     return SourceOptions(
-        pulsar=pulsar,
-        topics=topics,
-        starting=starting,
-        ending=ending,
-        columns=columns,
-        limits=limits,
-        subscription=subscription,
-        reuse=reuse,
-        subscription_wait_s=15.0 if wait_ms is None else wait_ms / 1000,
-        fail_on_data_loss=fail,
-        wait_for_topics=wait,
-        min_partitions=least_tasks,
-        max_bytes_per_partition=most_bytes,
-        read_idle_timeout_ms=60_000 if idle_ms is None else idle_ms,
-    )
+        pulsar, topics, starting, ending, columns, limits, pattern, subscription, reuse, notes=tuple(notes), **found
+    )  # fmt: skip
+
+
+def _range(reader: _Reader, streaming: bool | None) -> tuple[StartingOffsets, StartingOffsets]:
+    """Return where the query begins and ends."""
+    if streaming:
+        for name in ("endingOffsets", "endingTime"):
+            if reader.text(name) is not None:
+                reader.problems.append(
+                    f"{name}: a streaming query has no end; use spark.read, or Trigger.AvailableNow"
+                )
+    starting = _place(reader, "starting", LATEST if streaming else EARLIEST)
+    ending = _place(reader, "ending", LATEST)
+    if starting.time_ms is not None and ending.time_ms is not None and ending.time_ms < starting.time_ms:
+        reader.problems.append("endingTime lies before startingTime")
+    return starting, ending
+
+
+def _place(reader: _Reader, which: str, default: str) -> StartingOffsets:
+    offsets, times = reader.text(f"{which}Offsets"), reader.text(f"{which}Time")
+    if offsets is not None and times is not None:
+        reader.problems.append(f"{which}Time and {which}Offsets: give one of them")
+    try:
+        if times is not None:
+            return times_of(times, ending=which == "ending")
+        return offsets_of(offsets or default, ending=which == "ending")
+    except (ValueError, TypeError, AttributeError):
+        if times is not None:
+            form = f'{which}Time={times[:80]!r}: give ms since the epoch, or JSON like {{"topic": ms}}'
+        else:
+            form = (
+                f"{which}Offsets={(offsets or '')[:80]!r}: give earliest, latest, or JSON like "
+                '{"topic": [ledger, entry]}'
+            )
+        reader.problems.append(form)
+        return StartingOffsets(default, {})
+
+
+def _refuse_strangers(
+    asked: tuple[StartingOffsets, ...], topics: tuple[str, ...], problems: list[str]
+) -> None:
+    strangers = {
+        name for place in asked for name in place.places if not {name, base_topic(name)} & set(topics)
+    }
+    if strangers and topics:
+        problems.append(
+            "offsets or times are given for topics that the query does not read: "
+            + ", ".join(sorted(strangers))
+        )
+
+
+def _recognised(options: Mapping[str, str], problems: list[str], notes: list[str]) -> dict[str, str]:
+    """Return the options that mean something, under their own names in lower case."""
+    found: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _KNOWN:
+            found[name] = value
+        elif name in _ALIASES:
+            found.setdefault(_ALIASES[name].lower(), value)
+        elif name in _OF_ADMIN:
+            _same(options, name, problems, found)
+        elif name in _NO_EFFECT or name.startswith("pulsar.producer."):
+            why = _NO_EFFECT.get(name, NO_EFFECT["pulsar.producer.*"])
+            notes.append(f"{name} changes nothing here: {why}")
+        elif name in _ONLY:
+            shown, only, why = _ONLY[name]
+            if value.strip().lower() != only.lower():
+                problems.append(f"{shown}={value!r}: {why}")
+        elif name not in _SPARK_OWN:
+            problems.append(_stranger(name))
+    return found
+
+
+def _same(options: Mapping[str, str], name: str, problems: list[str], found: dict[str, str]) -> None:
+    """One identity and one trust serve both URLs: what the admin's options say stands for both, or agrees."""
+    client = _OF_ADMIN[name]
+    if options.get(client.lower(), options[name]) != options[name]:
+        problems.append(
+            f"{name} differs from {client}: one identity serves both URLs; give the one that may do both"
+        )
+    found.setdefault(client.lower(), options[name])
+
+
+def _stranger(name: str) -> str:
+    if name in _LATER:
+        return f"option {name} is not supported: {_LATER[name]}"
+    if name in _INSTEAD:
+        return f"option {name} is Kafka's: give {_INSTEAD[name]}"
+    if name.startswith("kafka."):
+        return f"option {name} is Kafka's: the connection is described by service.url, admin.url and pulsar.client.…"
+    if name in _REFUSED:
+        return f"option {name} is not supported: {_REFUSED[name]}"
+    near = difflib.get_close_matches(name, [*_KNOWN, *_ALIASES], n=1)
+    shown = {**_KNOWN, **{alias.lower(): alias for alias in ALIASES}}
+    return f"unknown option {name!r}" + (f", did you mean {shown[near[0]]}?" if near else "")
 
 
 def _subscription(
@@ -182,6 +230,8 @@ def _subscription(
 ) -> tuple[str | None, str | None]:
     """Return the name, and what to do when another checkpoint used it before."""
     subscription = options.get("predefinedsubscription", "").strip() or None
+    if subscription is None:
+        subscription = options.get("subscriptionprefix", "").strip() or None
     if streaming and subscription is None:
         problems.append(
             "predefinedSubscription is required for streaming: the durable subscription of this name keeps in Pulsar "
@@ -191,46 +241,6 @@ def _subscription(
     if reuse is not None and reuse.lower() not in ("position", "resolve"):
         problems.append(f"reuseSubscription={reuse!r}: give position or resolve")
     return subscription, None if reuse is None else reuse.lower()
-
-
-def _unknown(options: Mapping[str, str]) -> list[str]:
-    problems = []
-    for name in options:
-        if name in _KNOWN or name in _SPARK_OWN:
-            continue
-        if name in _LATER:
-            problems.append(f"option {name} is not supported: {_LATER[name]}")
-            continue
-        near = difflib.get_close_matches(name, _KNOWN, n=1)
-        problems.append(f"unknown option {name!r}" + (f", did you mean {_KNOWN[near[0]]}?" if near else ""))
-    return problems
-
-
-def _topics(options: Mapping[str, str], problems: list[str]) -> tuple[str, ...]:
-    given = [options[name] for name in ("topic", "topics") if name in options]
-    if len(given) != 1:
-        if "topicspattern" not in options:
-            problems.append("give exactly one of topic and topics")
-        return ()
-    found = []
-    for name in given[0].split(","):
-        try:
-            found.append(_full_name(name.strip()))
-        except ValueError as e:
-            problems.append(str(e))
-    return tuple(dict.fromkeys(found))
-
-
-def _full_name(name: str) -> str:
-    domain, mark, rest = name.partition("://")
-    if mark and domain != "persistent":
-        raise ValueError(f"topic {name!r}: a {domain} topic keeps nothing to replay; give a persistent one")
-    parts = (rest if mark else name).split("/")
-    if not all(parts) or len(parts) not in (1, 3):
-        raise ValueError(
-            f"topic {name!r}: give persistent://tenant/namespace/name, or a name in public/default"
-        )
-    return topic_name(*parts) if len(parts) == 3 else topic_name("public", "default", parts[0])
 
 
 def _columns(options: Mapping[str, str], problems: list[str]) -> tuple[str, ...]:
@@ -279,53 +289,29 @@ class _Reader:
         return text.strip().lower() == "true"
 
 
-def _offsets(reader: _Reader, name: str, default: str) -> StartingOffsets:
-    text = (reader.text(name) or default).strip()
-    if text.lower() in (EARLIEST, LATEST):
-        return StartingOffsets(text.lower(), {}, text=text.lower())
-    try:
-        body = json.loads(text)
-        if not isinstance(body, dict):
-            raise ValueError
-        if body.get("v") == 1 and isinstance(body.get("t"), dict):  # an offset copied from a checkpoint
-            body = body["t"]
-        places = {_full_name(topic): _place(value) for topic, value in body.items()}
-    except (ValueError, TypeError):
-        reader.problems.append(
-            f'{name}={text[:80]!r}: give earliest, latest, or JSON like {{"topic": [ledger, entry]}}'
-        )
-        return StartingOffsets(default, {})
-    # What the JSON does not name is read whole: nothing is skipped that nobody asked to skip.
-    rest = EARLIEST if name == "startingOffsets" else LATEST
-    return StartingOffsets(rest, places, text=json.dumps(body, sort_keys=True, separators=(",", ":")))
-
-
-def _place(value: Any) -> Position | str:
-    if value in (EARLIEST, LATEST):
-        return str(value)
-    ledger, entry = value
-    return Position(int(ledger), int(entry))
-
-
 def _pulsar(reader: _Reader) -> PulsarSettings | None:
     values: dict[str, Any] = {}
-    for name, schemes in (
-        ("service.url", ("pulsar://", "pulsar+ssl://")),
-        ("admin.url", ("http://", "https://")),
+    for name, schemes, default in (
+        ("service.url", ("pulsar://", "pulsar+ssl://"), None),
+        ("admin.url", ("http://", "https://"), _usual_admin(reader.text("service.url") or "")),
     ):
-        text = reader.text(name)
+        text = reader.text(name) or default
         if text is None:
             reader.problems.append(f"{name} is required: {OPTIONS[name]}")
         elif not text.startswith(schemes):
-            reader.problems.append(f"{name}={text!r} does not begin with {' or '.join(schemes)}")
+            reader.problems.append(f"{name}={_shown(text)!r} does not begin with {' or '.join(schemes)}")
         values[name.replace(".", "_")] = text or ""
-    token, certificate, key = _authentication(reader)
-    values["token"] = token
+    if reader.flag("pulsar.client.useTls", False) and values["service_url"].startswith("pulsar://"):
+        reader.problems.append(
+            "pulsar.client.useTls=true: give service.url as pulsar+ssl://, with the port for TLS"
+        )
+    identity = identity_of(lambda name: reader.text(f"pulsar.client.{name}"), reader.problems)
     ca = reader.text("pulsar.client.tlsTrustCertsFilePath")
     values |= {
+        "token": identity.token,
         "tls_ca": None if ca is None else Path(ca),
-        "tls_certificate": None if certificate is None else Path(certificate),
-        "tls_private_key": None if key is None else Path(key),
+        "tls_certificate": None if identity.certificate is None else Path(identity.certificate),
+        "tls_private_key": None if identity.key is None else Path(identity.key),
         "tls_validate_hostname": reader.flag("pulsar.client.tlsHostnameVerificationEnable", True),
     }
     for name, setting in (
@@ -342,28 +328,20 @@ def _pulsar(reader: _Reader) -> PulsarSettings | None:
         return None
 
 
-def _authentication(reader: _Reader) -> tuple[SecretStr | None, str | None, str | None]:
-    text = reader.text("pulsar.client.token")
-    token = None if text is None else SecretStr(text)
-    certificate = reader.text("pulsar.client.tlsCertificateFilePath")
-    key = reader.text("pulsar.client.tlsKeyFilePath")
-    plugin = reader.text("pulsar.client.authPluginClassName")
-    params = reader.text("pulsar.client.authParams") or ""
-    if plugin is None:
-        return token, certificate, key
-    if plugin == _TOKEN_CLASS:
-        try:
-            found = token_of(params)
-        except (OSError, ValueError) as e:
-            reader.problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
-            return token, certificate, key
-        if found is not None:
-            return found, certificate, key
-    if plugin == _TLS_CLASS:
-        pairs = dict(part.partition(":")[::2] for part in params.split(","))
-        return token, pairs.get("tlsCertFile", certificate), pairs.get("tlsKeyFile", key)
-    reader.problems.append(
-        f"pulsar.client.authPluginClassName={plugin!r} with these authParams is not supported: give {_TOKEN_CLASS} "
-        f"with token:… or file:///…, or {_TLS_CLASS} with tlsCertFile:…,tlsKeyFile:…"
-    )
-    return token, certificate, key
+def _shown(url: str) -> str:
+    """Return a URL without what may be a password in it."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def _usual_admin(service_url: str) -> str | None:
+    """Return where the admin usually is, beside the first broker; None for no service URL."""
+    parts = urlsplit(service_url)
+    try:
+        host = urlsplit(f"//{parts.netloc.split(',')[0]}").hostname
+    except ValueError:
+        return None
+    if not host or parts.scheme not in ("pulsar", "pulsar+ssl"):
+        return None
+    host = f"[{host}]" if ":" in host else host
+    return f"https://{host}:8443" if parts.scheme == "pulsar+ssl" else f"http://{host}:8080"

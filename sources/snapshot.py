@@ -16,6 +16,7 @@ from bridge.contract import Position, partition_name
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.planning import Ledger, PartitionView
+from sources.topics import TopicsPattern
 
 __all__ = ["INCARNATION_PROPERTY", "Catalog", "view_of"]
 
@@ -28,9 +29,13 @@ _log = structlog.get_logger("source")
 class Catalog:
     """The admin's view of the topics of one query. Raises TransientError when the admin cannot be reached."""
 
-    def __init__(self, admin: PulsarAdmin, topics: Sequence[str]) -> None:
+    def __init__(
+        self, admin: PulsarAdmin, topics: Sequence[str], pattern: TopicsPattern | None = None
+    ) -> None:
         self.admin = admin
         self.topics = tuple(topics)
+        """The topics named, or those that matched ``pattern`` when ``partitions`` was last asked."""
+        self._pattern = pattern
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pulsebridge-snapshot")
         self._counts: dict[str, int] = {}
 
@@ -45,6 +50,8 @@ class Catalog:
 
     def partitions(self) -> dict[str, str]:
         """Return every partition of the topics, with its topic. Raises RefusedError for a topic that is not there."""
+        if self._pattern is not None:
+            self.topics = self._pattern.matching(self.admin.topics(self._pattern.folder))
         found: dict[str, str] = {}
         for topic, count in zip(
             self.topics, self._pool.map(self.admin.partition_count, self.topics), strict=True
@@ -61,6 +68,11 @@ class Catalog:
 
     def refuse_missing(self, partitions: Mapping[str, str], views: Mapping[str, PartitionView]) -> None:
         """Refuse to begin on a topic that does not exist. Raises RefusedError naming it."""
+        if not partitions and self._pattern is not None:
+            raise RefusedError(
+                f"no topic in {self._pattern.folder} matches {self._pattern.expression!r}",
+                remedy="correct topicsPattern, or set waitingForNonExistedTopic=true (streaming)",
+            )
         missing = sorted({topic for name, topic in partitions.items() if name not in views})
         if missing:
             raise RefusedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bridge.contract import Position
 from bridge.errors import ConfigError
 from sources.offsets import base_topic
-from sources.options import EARLIEST, StartingOffsets
+from sources.places import EARLIEST, At, StartingOffsets
 from sources.planning import PartitionView
 from sources.snapshot import Catalog
 
@@ -14,9 +14,11 @@ __all__ = ["resolve"]
 
 def resolve(asked: StartingOffsets, view: PartitionView, catalog: Catalog) -> Position:
     """Return the place in one partition. Raises ConfigError for a place that the partition does not have."""
-    if asked.time_ms is not None:
-        return catalog.position_at(view.name, asked.time_ms) or view.end
     place = asked.places.get(view.name, asked.places.get(base_topic(view.name), asked.default))
+    if asked.time_ms is not None:
+        place = At(asked.time_ms)
+    if isinstance(place, At):
+        return catalog.position_at(view.name, place.time_ms) or view.end
     if isinstance(place, str):
         return view.start if place == EARLIEST else view.end
     why = view.explain_loss(place, None)

@@ -47,7 +47,7 @@ class StreamPlanner:
         if not structlog.is_configured():  # the planner process is Spark's, nobody else configures it
             configure_logs(LogSettings())
         self._options = options
-        self._catalog = Catalog(PulsarAdmin(options.pulsar), options.topics)
+        self._catalog = Catalog(PulsarAdmin(options.pulsar), options.topics, options.pattern)
         self._client = PulsarClient(options.pulsar)
         self._hold = Hold(
             options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s
@@ -136,7 +136,8 @@ class StreamPlanner:
         views = self._views = self._catalog.snapshot(partitions)
         if self._options.wait_for_topics:
             partitions = {name: topic for name, topic in partitions.items() if name in views}
-        self._catalog.refuse_missing(partitions, views)
+        else:
+            self._catalog.refuse_missing(partitions, views)
         self._warn_of_expiry()
         marks = self._catalog.incarnations(dict.fromkeys(partitions.values()), mark=True)
         name = self._hold.name
@@ -239,7 +240,7 @@ class StreamPlanner:
         return record
 
     def _warn_of_expiry(self) -> None:
-        for what in self._catalog.expiry(self._options.topics):
+        for what in self._catalog.expiry(self._catalog.topics):
             _log.warning("what the query has not read can be deleted under it: switch it off", reason=what)
 
     def _refuse_loss(self, positions: Mapping[str, Position]) -> None:

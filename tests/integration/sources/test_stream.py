@@ -51,7 +51,7 @@ class Query:
 
     def _all(self, options: Mapping[str, str]) -> dict[str, str]:
         found = self.topic.options() | self.options | options
-        if "topics" in found:
+        if "topics" in found or "topicsPattern" in found:
             del found["topic"]
         return found
 
@@ -325,3 +325,19 @@ def test_a_topic_made_anew_is_refused_with_the_remedy(query: Query) -> None:
 def test_wrong_options_and_missing_topics_are_one_readable_line(query: Query) -> None:
     assert "did you mean startingOffsets?" in refused(lambda: query.run(startingOfsets="earliest"))
     assert "does not exist" in refused(lambda: query.run(topic=query.topic.name + "-missing"))
+
+
+def test_a_pattern_finds_topics_that_are_made_while_running(query: Query) -> None:
+    folder, _, local = query.topic.name.rpartition("/")
+    query.options["topicsPattern"] = f"{folder}/{local}.*"
+    query.topic.publish(names("old", 5))
+    running = query.start()
+    try:
+        poll_for(lambda: query.values() == once(("old", 5)), 120, "the rows of the topic that is there")
+        with topic_of(query.topic.settings, partitions=2, name=f"{local}-later") as found:
+            found.publish(names("new", 5), partition=1)
+        poll_for(lambda: query.values() == once(("old", 5), ("new", 5)), 120, "the rows of the other")
+    finally:
+        running.stop()
+    query.run()
+    assert query.values() == once(("old", 5), ("new", 5)), "a restart repeats nothing"

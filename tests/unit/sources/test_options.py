@@ -11,6 +11,8 @@ from pydantic import SecretStr
 from bridge.contract import SOURCE_COLUMNS, Position
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
+from sources.authentication import TOKEN_CLASS
+from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, REFUSED, SAME_AS_CLIENT
 from sources.options import OPTIONS, connection_options, parse
 from sources.planning import Limits
 
@@ -45,14 +47,11 @@ def test_all_problems_are_listed_at_once_with_the_nearest_name() -> None:
         assert part in text, part
 
 
-def test_what_comes_later_is_refused_with_what_to_use() -> None:
-    with pytest.raises(ConfigError, match=r"topicspattern is not supported: name the topics with `topics`"):
-        parse({k: v for k, v in STREAM.items() if k != "topic"} | {"topicsPattern": "a.*"}, streaming=True)
-
-
 def test_starting_offsets_as_json_name_partitions_or_topics_and_the_rest_is_read_whole() -> None:
     text = json.dumps({"persistent://a/b/t-partition-0": [7, 3], "persistent://a/b/u": "latest"})
-    starting = parse(STREAM | {"startingOffsets": text}, streaming=True).starting
+    two = {name: value for name, value in STREAM.items() if name != "topic"}
+    two["topics"] = "persistent://a/b/t,persistent://a/b/u"
+    starting = parse(two | {"startingOffsets": text}, streaming=True).starting
     assert starting.places == {
         "persistent://a/b/t-partition-0": Position(7, 3),
         "persistent://a/b/u": "latest",
@@ -79,7 +78,7 @@ def test_topics_are_a_list_of_full_or_short_names() -> None:
         streaming=False,
     )
     assert options.topics == ("persistent://public/default/t", "persistent://a/b/u")
-    with pytest.raises(ConfigError, match="exactly one of topic and topics"):
+    with pytest.raises(ConfigError, match="exactly one of topic, topics and topicsPattern"):
         parse(BASE | {"topics": "u"}, streaming=False)
 
 
@@ -113,9 +112,7 @@ def test_tls_by_the_java_plug_in_name() -> None:
         Path("/c.pem"),
         Path("/k.pem"),
     )
-    with pytest.raises(
-        ConfigError, match=r"authPluginClassName='x\.Y' with these authParams is not supported"
-    ):
+    with pytest.raises(ConfigError, match=r"authPluginClassName='x\.Y' is not supported"):
         parse(STREAM | {"pulsar.client.authPluginClassName": "x.Y"}, streaming=True)
 
 
@@ -127,3 +124,110 @@ def test_settings_become_options_that_say_the_same() -> None:
     options = connection_options(settings)
     assert set(options) <= set(OPTIONS)
     assert parse(options | {"topic": "t"}, streaming=False).pulsar == settings
+
+
+def test_the_admin_is_where_it_usually_is_unless_told() -> None:
+    def admin(service: str) -> str:
+        given = {"service.url": service, "topic": "t"}
+        return parse(given, streaming=False).pulsar.admin_url
+
+    assert admin("pulsar://a.example:6650,b.example:6650") == "http://a.example:8080"
+    assert admin("pulsar+ssl://[::1]:6651") == "https://[::1]:8443"
+    assert parse(BASE, streaming=False).pulsar.admin_url == "http://h:8080"
+
+
+def test_names_of_other_connectors_are_taken_explained_or_refused_with_what_to_give() -> None:
+    options = parse(
+        BASE | {
+            "pollTimeoutMs": "6000", "subscriptionPrefix": "mine", "pulsar.reader.receiverQueueSize": "10",
+            "pulsar.client.tlsAllowInsecureConnection": "FALSE", "pulsar.client.numIoThreads": "2",
+            "pulsar.producer.blockIfQueueFull": "true", "allowDifferentTopicSchemas": "true",
+        },
+        streaming=True,
+    )  # fmt: skip
+    assert (options.read_idle_timeout_ms, options.subscription) == (6000, "mine")
+    assert [note.partition(" ")[0] for note in options.notes] == [
+        "pulsar.reader.receiverqueuesize", "pulsar.client.numiothreads", "pulsar.producer.blockifqueuefull",
+    ]  # fmt: skip
+    wrong = {
+        "subscribe": "t", "kafka.security.protocol": "SSL", "pulsar.client.tlsTrustStorePath": "/x",
+        "pulsar.client.tlsAllowInsecureConnection": "true", "pulsar.reader.readCompacted": "true",
+        "pulsar.client.useTls": "true", "pollTimoutMs": "5", "maxOffsetsPerTrigger": "5",
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        parse(BASE | wrong, streaming=False)
+    for part in (
+        "option subscribe is Kafka's: give topics", "kafka.security.protocol is Kafka's", "export the store",
+        "certificates are always checked", "keep the newest of a key", "give service.url as pulsar+ssl://",
+        "did you mean pollTimeoutMs?", "give maxRowsPerTrigger",
+    ):  # fmt: skip
+        assert part in str(caught.value), part
+
+
+def test_every_name_means_one_thing() -> None:
+    tables = (OPTIONS, ALIASES, INSTEAD, NO_EFFECT, ONLY, REFUSED)
+    names = [name.lower() for table in tables for name in table]
+    assert len(names) == len(set(names))
+    assert set(ALIASES.values()) <= set(OPTIONS)
+    assert not {f"pulsar.admin.{name}" for name in SAME_AS_CLIENT} & set(names)
+
+
+def test_the_admins_credentials_stand_for_both_or_agree() -> None:
+    admin = {
+        "pulsar.admin.authPluginClassName": "AuthenticationToken",
+        "pulsar.admin.authParams": "token:one",
+    }
+    assert parse(BASE | admin, streaming=False).pulsar.token == SecretStr("one")
+    client = {name.replace("admin", "client"): value for name, value in admin.items()}
+    assert parse(BASE | admin | client, streaming=False).pulsar.token == SecretStr("one")
+    with pytest.raises(ConfigError, match="one identity serves both URLs") as caught:
+        parse(BASE | admin | client | {"pulsar.client.authParams": "token:other"}, streaming=False)
+    assert not {"one;", "other"} & set(str(caught.value).split())
+
+
+@pytest.mark.parametrize("params", ["token:tok", "tok", '{"token": "tok"}'])
+def test_a_token_is_given_as_the_java_plug_in_takes_it(params: str) -> None:
+    given = {"pulsar.client.authPluginClassName": TOKEN_CLASS, "pulsar.client.authParams": params}
+    assert parse(BASE | given, streaming=False).pulsar.token == SecretStr("tok")
+
+
+def test_other_plug_ins_are_refused_with_what_to_give_and_no_secret() -> None:
+    for plugin, remedy in (
+        ("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", "is read anew when it rotates"),
+        ("org.apache.pulsar.client.impl.auth.AuthenticationKeyStoreTls", "export the key store"),
+        ("org.apache.pulsar.client.impl.auth.AuthenticationBasic", "give a token, or a client certificate"),
+    ):
+        given = {
+            "pulsar.client.authPluginClassName": plugin,
+            "pulsar.client.authParams": '{"password":"s3cret"}',
+        }
+        with pytest.raises(ConfigError, match=remedy) as caught:
+            parse(BASE | given, streaming=False)
+        assert "s3cret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="has no token"):
+        parse(BASE | {"pulsar.client.authPluginClassName": TOKEN_CLASS}, streaming=False)
+    disabled = {"pulsar.client.authPluginClassName": TOKEN_CLASS.replace("Token", "Disabled")}
+    assert parse(BASE | disabled, streaming=False).pulsar.token is None
+
+
+def test_an_url_with_a_password_is_shown_without_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(BASE | {"service.url": "http://me:s3cret@h:6650"}, streaming=False)
+    assert "http://h:6650" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_offsets_for_topics_that_are_not_read_are_refused() -> None:
+    with pytest.raises(ConfigError, match="that the query does not read: persistent://a/b/other"):
+        parse(BASE | {"startingOffsets": '{"persistent://a/b/other": [1, 2]}'}, streaming=False)
+
+
+def test_an_end_by_time_belongs_to_batch_queries_and_lies_after_the_start() -> None:
+    options = parse(BASE | {"startingTime": "5", "endingTime": "9"}, streaming=False)
+    assert (options.starting.time_ms, options.ending.time_ms) == (5, 9)
+    with pytest.raises(ConfigError, match="endingTime lies before startingTime"):
+        parse(BASE | {"startingTime": "9", "endingTime": "5"}, streaming=False)
+    with pytest.raises(ConfigError, match="endingTime: a streaming query has no end"):
+        parse(STREAM | {"endingTime": "5"}, streaming=True)
+    with pytest.raises(ConfigError, match="endingTime and endingOffsets: give one of them"):
+        parse(BASE | {"endingTime": "5", "endingOffsets": "latest"}, streaming=False)

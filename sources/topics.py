@@ -1,0 +1,104 @@
+"""Which topics a query reads: full names of those it names, or a pattern that names are matched with.
+
+Pure: text in, names out. Which topics there are is asked by ``sources.snapshot``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bridge.contract import topic_name
+
+__all__ = ["TopicsPattern", "asked_topics", "full_name"]
+
+_DOMAIN = "persistent://"
+
+
+@dataclass(frozen=True)
+class TopicsPattern:
+    """Topics of one namespace whose last part matches a regular expression as a whole."""
+
+    tenant: str
+    namespace: str
+    expression: str
+
+    @property
+    def folder(self) -> str:
+        """The namespace as the admin names it: ``tenant/namespace``."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def matching(self, topics: Iterable[str]) -> tuple[str, ...]:
+        """Return those of these full names that match, sorted; Pulsar's own topics (``__…``) never do."""
+        prefix = topic_name(self.tenant, self.namespace, "")
+        found = []
+        for topic in topics:
+            local = topic.removeprefix(prefix)
+            if (
+                topic.startswith(prefix)
+                and not local.startswith("__")
+                and re.fullmatch(self.expression, local)
+            ):
+                found.append(topic)
+        return tuple(sorted(found))
+
+
+def full_name(name: str) -> str:
+    """Return the full name of a persistent topic. Raises ValueError, in words, for what is no name of one."""
+    domain, mark, rest = name.partition("://")
+    if mark and domain != "persistent":
+        raise ValueError(f"topic {name!r}: a {domain} topic keeps nothing to replay; give a persistent one")
+    parts = (rest if mark else name).split("/")
+    if not all(parts) or len(parts) not in (1, 3):
+        raise ValueError(
+            f"topic {name!r}: give persistent://tenant/namespace/name, or a name in public/default"
+        )
+    return topic_name(*parts) if len(parts) == 3 else topic_name("public", "default", parts[0])
+
+
+def asked_topics(
+    options: Mapping[str, str], problems: list[str]
+) -> tuple[tuple[str, ...], TopicsPattern | None]:
+    """Return the topics that ``topic`` or ``topics`` names, or the pattern; names of options in lower case."""
+    given = [name for name in ("topic", "topics", "topicspattern") if name in options]
+    if len(given) != 1:
+        problems.append("give exactly one of topic, topics and topicsPattern")
+        return (), None
+    text = options[given[0]]
+    if given[0] == "topicspattern":
+        return (), _pattern(text.strip(), problems)
+    if given[0] == "topic" and "," in text:
+        problems.append(f"topic={text!r}: give several topics with topics")
+    found = []
+    for name in text.split(","):
+        if not name.strip():
+            continue
+        try:
+            found.append(full_name(name.strip()))
+        except ValueError as e:
+            problems.append(str(e))
+    if not found and not problems:
+        problems.append(f"{given[0]} names no topic")
+    return tuple(dict.fromkeys(found)), None
+
+
+def _pattern(text: str, problems: list[str]) -> TopicsPattern | None:
+    rest = text.removeprefix(_DOMAIN)
+    # The first two slashes part tenant and namespace; a slash within the expression would match no name.
+    parts = rest.split("/", 2)
+    if len(parts) == 1:
+        parts = ["public", "default", rest]
+    try:
+        if len(parts) != 3 or not all(parts) or "://" in rest:
+            raise ValueError(
+                "give tenant/namespace/ and a regular expression, or one for names in public/default"
+            )
+        for name in parts[:2]:
+            if not re.fullmatch(r"[-=:.\w]+", name, re.ASCII):
+                raise ValueError(f"{name!r} is no name; only the last part is a regular expression")
+        re.compile(parts[2])
+    except (ValueError, re.error) as e:
+        problems.append(f"topicsPattern={text!r}: {e}")
+        return None
+    return TopicsPattern(*parts)
