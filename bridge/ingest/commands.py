@@ -68,7 +68,7 @@ def _ingest(
         from bridge.ingest.workers import end_with_owner
 
         end_with_owner()
-    clean = run(settings_from(config, sets, {"ingest.shard": shard}))
+    clean = run(settings_from(config, sets, {"ingest.shard": shard}), shares_ports=owned)
     if not clean:
         # Pulsar is away and its client's threads are not: an ordinary end would abort in them.
         sys.stdout.flush()

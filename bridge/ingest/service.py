@@ -58,10 +58,11 @@ _EXIT_S: Final = 0.5
 class IngestService:
     """The handlers of one process from start to end; what they are offered is `bridge.protocols.handler.Service`.
 
-    ``stop`` may be called from a signal handler or another thread.
+    ``stop`` may be called from a signal handler or another thread. ``shares_ports`` lets the workers beside it listen on
+    the same ports.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, shares_ports: bool = False) -> None:
         self.settings = settings
         self.health = Health(settings.metrics.stuck_s)
         self._part = self.health.part("protocols")
@@ -74,7 +75,7 @@ class IngestService:
         self.drain_deadline = 0.0
         self.closed = False
         """Whether all that Pulsar's client started has ended."""
-        self._listening = Listening(self.health)
+        self._listening = Listening(self.health, shares_ports=shares_ports)
         self.running = Running(self.handlers, self._listening)
         # Not an Event: its lock could be held by the very thread that a signal's handler interrupts.
         self._asked: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -308,9 +309,9 @@ class IngestService:
             log.debug("closing the connection to Pulsar", why=e.what)
 
 
-def run(settings: Settings) -> bool:
+def run(settings: Settings, *, shares_ports: bool = False) -> bool:
     """Run ingest in the foreground until SIGTERM or SIGINT. Returns whether Pulsar's client has ended cleanly."""
-    service = IngestService(settings)
+    service = IngestService(settings, shares_ports=shares_ports)
     # What is imported stays: it need not be looked at again. Readings come and go by the thousand without cycles, so
     # a small threshold would only have the collector walk over them.
     gc.freeze()

@@ -24,8 +24,8 @@ from typing import Final
 
 import structlog
 
-from bridge.errors import ConfigError
 from bridge.ingest.restarts import Restarts
+from bridge.ingest.shared_ports import held, refuse_without_sharing
 from bridge.options import settings_from
 from bridge.settings import Settings
 
@@ -67,21 +67,27 @@ class _Worker:
 def run_workers(config: Path | None, sets: Sequence[str], count: int) -> int:
     """Run ``count`` workers until a signal or a terminal failure. Returns the exit code: 0, 1, 2 or 130.
 
-    Raises ConfigError when the settings do not allow so many workers on one machine.
+    Workers that listen share their ports: the kernel deals the connections to them.
+
+    Raises ConfigError when the settings do not allow so many workers on one machine, TerminalError when a port is taken.
     """
     settings = settings_from(config, sets, {"ingest.shard": f"0/{count}"})
-    _check(settings)
-    workers = [_Worker(i, _command(config, sets, settings, count=count, index=i)) for i in range(count)]
-    return _Watch(workers, settings.ingest.drain_s + _SPARE_S).run()
+    listening = [name for name in settings.messaging_protocols if name != "mqtt"]
+    if listening:
+        refuse_without_sharing(listening)
+    with held(settings.http.host, _ports(settings)) as ports:
+        told = [*sets, *(f"{name}={port}" for name, port in ports.items())]
+        if ports:
+            log.info("the workers share ports", host=settings.http.host, **ports)
+        workers = [_Worker(i, _command(config, told, settings, count=count, index=i)) for i in range(count)]
+        return _Watch(workers, settings.ingest.drain_s + _SPARE_S).run()
 
 
-def _check(settings: Settings) -> None:
-    others = [name for name in settings.messaging_protocols if name != "mqtt"]
-    if others:
-        raise ConfigError(
-            f"messaging_protocols names {', '.join(others)}: several workers cannot listen on one port",
-            remedy="run that protocol in a process of its own, with --set messaging_protocols=…",
-        )
+def _ports(settings: Settings) -> dict[str, int]:
+    if "http" not in settings.messaging_protocols:
+        return {}
+    wanted = {"http.port": settings.http.port, "http.tls_port": settings.http.tls_port}
+    return {name: port for name, port in wanted.items() if port is not None}
 
 
 def _command(

@@ -24,10 +24,12 @@ _BEAT_S: Final = 1.0
 class Listening:
     """An event loop in a thread, from ``start`` to ``end``. Called from one other thread.
 
-    ``health`` gets a part that tells whether the loop turns.
+    ``health`` gets a part that tells whether the loop turns. ``shares_ports`` lets other processes of this user listen on
+    the same ports, each of which then gets its part of the connections.
     """
 
-    def __init__(self, health: Health | None = None) -> None:
+    def __init__(self, health: Health | None = None, *, shares_ports: bool = False) -> None:
+        self._shares_ports = shares_ports
         self._part = (health or Health()).part("listeners", loop=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
@@ -72,7 +74,12 @@ class Listening:
         for address, acceptor in listeners.items():
             try:
                 server = await self.loop.create_server(
-                    acceptor.connect, address.host, address.port, ssl=acceptor.tls, reuse_address=True
+                    acceptor.connect,
+                    address.host,
+                    address.port,
+                    ssl=acceptor.tls,
+                    reuse_address=True,
+                    reuse_port=self._shares_ports,
                 )
             except OSError as e:
                 raise TerminalError(

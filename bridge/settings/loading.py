@@ -351,18 +351,23 @@ def _validate(layers: _Layers) -> Settings | None:
         layers.problems.extend(
             _readable(error, layers) for error in e.errors(include_url=False, include_input=True)
         )
-    layers.problems.extend(_of_rules(tree, layers))
+    layers.problems.extend(
+        _of_rules(tree, layers, sharded=settings is None or "mqtt" in settings.messaging_protocols)
+    )
     return settings
 
 
-def _of_rules(tree: Mapping[str, Any], layers: _Layers) -> Iterator[str]:
-    """Yield what is wrong with the topic rules, also where other sections have problems of their own."""
+def _of_rules(tree: Mapping[str, Any], layers: _Layers, *, sharded: bool) -> Iterator[str]:
+    """Yield what is wrong with the topic rules, also where other sections have problems of their own.
+
+    Workers that are not ``sharded`` subscribe to nothing, and any filters will do.
+    """
     try:
         ingest = IngestSettings.model_validate(tree.get("ingest", {}))
         pulsar = PulsarSettings.model_validate(tree.get("pulsar", {}))
     except ValidationError:
         return  # told already; what follows from them would only confuse
-    for problem in mapping_problems(ingest, pulsar) or shard_problems(ingest, pulsar):
+    for problem in mapping_problems(ingest, pulsar) or (shard_problems(ingest, pulsar) if sharded else []):
         yield problem + _origin(("ingest", "filters" if "ingest.filters" in problem else "rules"), layers)
 
 

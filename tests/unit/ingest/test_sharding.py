@@ -205,3 +205,10 @@ def test_a_worker_that_dies_is_tried_again_later_each_time_and_anew_once_it_has_
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_worker_that_says_what_to_change_ends_all(code: int) -> None:
     assert Restarts().ended(3, code, 0.0) is None
+
+
+def test_workers_without_mqtt_need_no_filters_to_divide() -> None:
+    shards = {"ingest.shard": "0/4"}
+    assert load(None, {"messaging_protocols": "http"} | shards).ingest.shard == "0/4"
+    with pytest.raises(ConfigError, match="4 workers cannot divide 1 group of filters"):
+        load(None, {"messaging_protocols": "http, mqtt"} | shards)
