@@ -13,6 +13,7 @@ from bridge.ingest.metrics import IngestMetrics
 from bridge.metrics import HealthCollector
 from bridge.mop_metrics import MopCollector, Traffic
 from bridge.push.metrics import PushMetrics
+from bridge.source_metrics import SourceMetrics
 
 __all__ = ["Family", "catalogue", "table"]
 
@@ -40,6 +41,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push = PushMetrics(registry)
     push.partition(0).lag(0)
     push.receipts.labels(RECEIPT_STATES[0])
+    SourceMetrics(registry).query("name")
     registry.register(HealthCollector(Health()))
     found = sorted(_families(registry))
     if mop:

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxBytes,
     ReadMaxFiles,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -175,6 +176,8 @@ class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return ReadMaxFiles(
                 limits.entries
             )  # the one of Spark's own kinds that counts neither rows nor bytes
+        if limits.least_rows is not None:
+            return ReadMinRows(limits.least_rows)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -183,9 +186,8 @@ class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return self.planner.latest_offset(Offset.from_json(start), limits).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Called for the query's progress: the end as the last trigger saw it."""
-        latest = None if self._planner is None else self._planner.report_latest()
-        return None if latest is None else latest.to_json()
+        """Called for the query's progress: the end as the last trigger saw it, and what it leaves unread."""
+        return None if self._planner is None else self._planner.report_latest()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Called once, first, with Trigger.AvailableNow."""

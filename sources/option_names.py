@@ -25,6 +25,8 @@ OPTIONS: Final[Mapping[str, str]] = {
     "maxBytesPerTrigger": "Most bytes of a trigger, as stored.",
     "maxEntriesPerTrigger": "Most entries of a trigger; a producer's batch is one entry.",
     "maxRowsPerTrigger": "Most rows of a trigger, as far as the rows per entry seen so far can tell.",
+    "minRowsPerTrigger": "Streaming: fewer rows wait for more, as far as the rows per entry can tell; not with AvailableNow.",
+    "maxTriggerDelay": "How long they wait at most, like 90s, 15m or 1h, or in ms (default 15m).",
     "predefinedSubscription": "Streaming: name of the durable subscription that holds what is not read yet; required.",
     "subscriptionPrefix": "The same, where predefinedSubscription is not given: the name is the prefix itself, so that a restart finds it.",
     "reuseSubscription": "What a new checkpoint does with a subscription in use before: position or resolve; default: fail.",

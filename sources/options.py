@@ -7,6 +7,7 @@ known name. All names stand in ``sources.option_names``; what an option leads to
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +36,9 @@ _ONLY: Final = {name.lower(): (name, *said) for name, said in ONLY.items()}
 _REFUSED: Final = {name.lower(): why for name, why in REFUSED.items()}
 _INSTEAD: Final = {name.lower(): known for name, known in INSTEAD.items()}
 _OF_ADMIN: Final = {f"pulsar.admin.{name}".lower(): f"pulsar.client.{name}" for name in SAME_AS_CLIENT}
-_LATER: Final = {
-    "minrowspertrigger": "use a longer trigger interval",
-    "maxtriggerdelay": "use a longer trigger interval",
-}
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Units of a time, as Spark's own options take them; a bare number is ms."""
 _SPARK_OWN: Final = frozenset({"path"})
 _DAY_MS: Final = 86_400_000
 
@@ -109,7 +109,11 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         entries=reader.integer("maxEntriesPerTrigger", least=1),
         size=reader.integer("maxBytesPerTrigger", least=1),
         rows=reader.integer("maxRowsPerTrigger", least=1),
+        least_rows=reader.integer("minRowsPerTrigger", least=1),
+        delay_s=reader.seconds("maxTriggerDelay", 900.0),
     )
+    if limits.rows is not None and limits.least_rows is not None and limits.rows < limits.least_rows:
+        problems.append("minRowsPerTrigger is above maxRowsPerTrigger")
     wait_ms = reader.integer("subscriptionWaitMs", least=0)
     idle_ms = reader.integer("readIdleTimeout", least=100)
     slack_ms = reader.integer("publishTimeSlackMs", least=-1)
@@ -212,8 +216,6 @@ def _same(options: Mapping[str, str], name: str, problems: list[str], found: dic
 
 
 def _stranger(name: str) -> str:
-    if name in _LATER:
-        return f"option {name} is not supported: {_LATER[name]}"
     if name in _INSTEAD:
         return f"option {name} is Kafka's: give {_INSTEAD[name]}"
     if name.startswith("kafka."):
@@ -279,6 +281,16 @@ class _Reader:
         if value < least:
             self.problems.append(f"{name}={text!r} is below {least}")
         return value
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self.text(name)
+        if text is None:
+            return default
+        found = _DURATION.fullmatch(text.strip().lower())
+        if found is None:
+            self.problems.append(f"{name}={text!r} is no time: give a number with ms, s, m, min, h or d")
+            return default
+        return int(found[1]) * _SECONDS[found[2] or "ms"]
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name)

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from bridge.contract import Position
 from bridge.errors import DataLossError
 
-__all__ = ["Ledger", "Limits", "PartitionView", "Segment", "loss_error", "losses", "plan", "split"]
+__all__ = [
+    "Ledger",
+    "Limits",
+    "PartitionView",
+    "Segment",
+    "in_force",
+    "loss_error",
+    "losses",
+    "plan",
+    "split",
+]
 
 
 @dataclass(frozen=True)
@@ -50,9 +60,16 @@ class Limits:
     entries: int | None = None
     size: int | None = None
     rows: int | None = None
+    least_rows: int | None = None
+    """Fewer rows than these wait, but not longer than ``delay_s`` after the last trigger that took some."""
+    delay_s: float = 900.0
 
     def __bool__(self) -> bool:
         return any(limit is not None for limit in (self.entries, self.size, self.rows))
+
+    def waits_for(self, rows: float, since_s: float) -> bool:
+        """Whether a trigger with so many rows waits for more, ``since_s`` after the last one that took some."""
+        return self.least_rows is not None and rows < self.least_rows and since_s < self.delay_s
 
 
 @dataclass(frozen=True)
@@ -176,14 +193,11 @@ def plan(
     shared by backlog: every partition takes the same fraction, and one entry at least, so that none starves.
     """
     ends: dict[str, Position] = {}
-    backlogs: dict[str, tuple[int, int]] = {}
-    for name, place in start.items():
-        end = None if ceiling is None else ceiling.get(name, place)
-        backlogs[name] = views[name].backlog(place, end) if name in views else (0, 0)
+    backlogs = _backlogs(views, start, ceiling)
     total = sum(entries for entries, _ in backlogs.values())
     waiting = sum(1 for entries, _ in backlogs.values() if entries)
     # One entry each, and the rest of the limit by what else is waiting.
-    rest = max(0, int(total * _fraction(backlogs, limits, rows_per_entry or {})) - waiting)
+    rest = max(0, int(total * _tightest(backlogs, limits, rows_per_entry or {})[0]) - waiting)
     for name, place in start.items():
         entries = backlogs[name][0]
         take = (
@@ -195,17 +209,50 @@ def plan(
     return ends
 
 
-def _fraction(
+def in_force(
+    views: Mapping[str, PartitionView],
+    start: Mapping[str, Position],
+    limits: Limits,
+    *,
+    ceiling: Mapping[str, Position] | None = None,
+    rows_per_entry: Mapping[str, float] | None = None,
+) -> str:
+    """Return the option, with its value, that bounds a trigger planned from the same arguments; "none" where all
+    that waits is taken.
+    """
+    return _tightest(_backlogs(views, start, ceiling), limits, rows_per_entry or {})[1]
+
+
+def _backlogs(
+    views: Mapping[str, PartitionView],
+    start: Mapping[str, Position],
+    ceiling: Mapping[str, Position] | None,
+) -> dict[str, tuple[int, int]]:
+    """Return entries and bytes that wait in each partition; a partition that has vanished has none."""
+    return {
+        name: views[name].backlog(place, None if ceiling is None else ceiling.get(name, place))
+        if name in views
+        else (0, 0)
+        for name, place in start.items()
+    }
+
+
+def _tightest(
     backlogs: Mapping[str, tuple[int, int]], limits: Limits, rows_per_entry: Mapping[str, float]
-) -> float:
+) -> tuple[float, str]:
+    """Return the fraction of what waits that the limits allow, and the limit that allows least."""
     entries = sum(count for count, _ in backlogs.values())
     size = sum(of for _, of in backlogs.values())
     rows = sum(count * rows_per_entry.get(name, 1.0) for name, (count, _) in backlogs.items())
-    fraction = 1.0
-    for limit, total in ((limits.entries, entries), (limits.size, size), (limits.rows, rows)):
+    found = (1.0, "none")
+    for option, limit, total in (
+        ("maxEntriesPerTrigger", limits.entries, entries),
+        ("maxBytesPerTrigger", limits.size, size),
+        ("maxRowsPerTrigger", limits.rows, rows),
+    ):
         if limit is not None and total > limit:
-            fraction = min(fraction, limit / total)
-    return fraction
+            found = min(found, (limit / total, f"{option}={limit}"))
+    return found
 
 
 def split(segments: tuple[Segment, ...], parts: int) -> list[tuple[Segment, ...]]:

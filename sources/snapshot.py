@@ -112,16 +112,19 @@ class Catalog:
         """
         return dict(zip(places, self._pool.map(self._rows_per_entry, places, places.values()), strict=True))
 
+    def published_ms(self, places: Mapping[str, Position]) -> dict[str, int | None]:
+        """Return when the entry at each place was published, ms since the epoch; None where Pulsar does not tell."""
+        return dict(zip(places, self._pool.map(self._published_ms, places, places.values()), strict=True))
+
     def incarnations(self, topics: Iterable[str], *, mark: bool) -> dict[str, str]:
         """Return the mark of each topic's present life, setting it where there is none yet and ``mark`` is true.
 
         Where the role may not touch topic properties the mark stays empty: then a topic made anew is noticed by its
-        ledgers alone, which is said once.
+        ledgers alone, which is said once. A topic that is not there is left out.
         """
         names = list(topics)
-        return dict(
-            zip(names, self._pool.map(lambda topic: self._incarnation(topic, mark), names), strict=True)
-        )
+        marks = self._pool.map(lambda topic: self._incarnation(topic, mark), names)
+        return {name: found for name, found in zip(names, marks, strict=True) if found is not None}
 
     def position_at(self, partition: str, time_ms: int) -> Position | None:
         """Return the first entry published at ``time_ms`` or later, None when there is none yet."""
@@ -144,14 +147,24 @@ class Catalog:
             entries, rows = 1, self._batch_at(partition, place)
         return max(1.0, rows / entries)
 
+    def _published_ms(self, partition: str, place: Position) -> int | None:
+        try:
+            headers = self.admin.entry_headers(partition, place.ledger, place.entry)[1]
+        except (TransientError, RefusedError):
+            return None
+        return _ms(headers.get("x-pulsar-publish-time", ""))
+
     def _batch_at(self, partition: str, place: Position) -> int:
         status, headers = self.admin.entry_headers(partition, place.ledger, place.entry)
         return int(headers.get("x-pulsar-num-batch-message", 1)) if status == 200 else 1
 
-    def _incarnation(self, topic: str, mark: bool) -> str:
+    def _incarnation(self, topic: str, mark: bool) -> str | None:
         path = f"/{rest_path(topic)}/properties"
         try:
-            found = self.admin.request("GET", path, accept=(404,)) or {}
+            found = self.admin.request("GET", path, accept=(404,))
+            if found is None and not self.admin.exists(topic):
+                return None
+            found = found or {}
             if INCARNATION_PROPERTY in found or not mark:
                 return str(found.get(INCARNATION_PROPERTY, ""))
             first = partition_name(topic, 0) if self._counts.get(topic) else topic
@@ -173,12 +186,15 @@ def _mark(stats: Mapping[str, Any]) -> str:
     # Two queries that see a topic first at the same time must write the same mark, so it is computed, not drawn:
     # ledger ids only grow in a cluster, and the time tells clusters apart that both begin at ledger 0.
     ledgers = stats.get("ledgers") or [{"ledgerId": -1}]
-    text = str(stats.get("lastLedgerCreatedTimestamp", ""))
-    try:
-        created = int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
-    except ValueError:
-        created = 0
+    created = _ms(str(stats.get("lastLedgerCreatedTimestamp", ""))) or 0
     return f"{ledgers[0]['ledgerId']}-{created}"
+
+
+def _ms(text: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
+    except ValueError:
+        return None
 
 
 def view_of(partition: str, stats: Mapping[str, Any]) -> PartitionView:

@@ -7,22 +7,24 @@ broker is away for a while gets no new data and goes on when it is back.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from bridge.contract import Position
-from bridge.errors import RefusedError, TerminalError, TransientError
+from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
 from bridge.logs import configure as configure_logs
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.log import LogSettings
 from sources.hold import Hold, HoldRecord
+from sources.lag import BEHIND, Lag, as_json
 from sources.offsets import Offset
 from sources.options import SourceOptions
-from sources.planning import Limits, PartitionView, loss_error, losses, plan
+from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
 from sources.reading import ReadTask
 from sources.snapshot import Catalog
 from sources.starting import resolve
@@ -45,7 +47,7 @@ class StreamPlanner:
     def __init__(self, options: SourceOptions) -> None:
         assert options.subscription is not None, "parse() requires the name"
         if not structlog.is_configured():  # the planner process is Spark's, nobody else configures it
-            configure_logs(LogSettings())
+            configure_logs(_log_settings())
         self._options = options
         self._catalog = Catalog(PulsarAdmin(options.pulsar), options.topics, options.pattern)
         self._client = PulsarClient(options.pulsar)
@@ -59,6 +61,10 @@ class StreamPlanner:
         self._resumed = False
         self._away = False
         self._rows: tuple[float, dict[str, float]] = (0.0, {})
+        self._lag = Lag(self._catalog.published_ms)
+        self._lost: set[str] = set()
+        self._took_at: float | None = None
+        """When a trigger last took something, seconds of the monotonic clock."""
 
     def close(self) -> None:
         """Give everything free; the subscription stays and goes on holding."""
@@ -95,18 +101,17 @@ class StreamPlanner:
         if self._away:
             _log.info("Pulsar is back, the query goes on")
             self._away = False
-        self._latest = end.moved_to(
-            {name: self._views[name].end for name in end.positions if name in self._views}
-        )
         return end
 
-    def report_latest(self) -> Offset | None:
-        """Return the end of the partitions as the last trigger saw it, for the query's progress."""
+    def report_latest(self) -> dict[str, Any] | None:
+        """Return the end of the partitions as the last trigger saw it, with what that trigger leaves unread, for the
+        query's progress.
+        """
         if self._planned is None:
             return None
-        return self._planned.moved_to(
-            {n: self._views[n].end for n in self._planned.positions if n in self._views}
-        )
+        places = self._planned.positions
+        latest = self._planned.moved_to({n: self._views[n].end for n in places if n in self._views})
+        return {**latest.to_json(), BEHIND: as_json(self._lag.of(self._views, places))}
 
     def tasks(self, start: Offset, end: Offset) -> list[ReadTask]:
         """Return the tasks that read from ``start`` to ``end``; the same rows each time they are run."""
@@ -216,8 +221,7 @@ class StreamPlanner:
         for name in partitions:
             if name not in begins and name in views and (self._ceiling is None or name in self._ceiling):
                 begins[name] = self._found(name).start
-        rows = self._rows_per_entry(views, begins) if limits.rows is not None else None
-        ends = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
+        ends = self._ends(views, begins, limits)
         # A new partition enters the offset with its first data, so that an idle query makes no batch.
         moved = {name: end for name, end in ends.items() if name in start.positions or end != begins[name]}
         topics = {partitions[name] for name in moved if name in partitions}
@@ -225,6 +229,30 @@ class StreamPlanner:
             self._catalog.incarnations(topics - start.incarnations.keys(), mark=True)
         )
         return self._planned
+
+    def _ends(
+        self, views: Mapping[str, PartitionView], begins: Mapping[str, Position], limits: Limits
+    ) -> dict[str, Position]:
+        """Return where the trigger ends in each partition, and say at DEBUG which limit decided it."""
+        counted = limits.rows is not None or limits.least_rows is not None
+        rows = self._rows_per_entry(views, begins) if counted else {}
+        limit = in_force(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
+        ends = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
+        taken = {
+            name: views[name].backlog(begins[name], end)[0] for name, end in ends.items() if name in views
+        }
+        entries, now = sum(taken.values()), time.monotonic()
+        waiting = sum(count * rows.get(name, 1.0) for name, count in taken.items())
+        since = math.inf if self._took_at is None else now - self._took_at
+        # Trigger.AvailableNow, which has a ceiling, waits for nothing.
+        if entries and limit == "none" and self._ceiling is None and limits.waits_for(waiting, since):
+            limit, entries, ends = f"minRowsPerTrigger={limits.least_rows}", 0, dict(begins)
+        if entries:
+            self._took_at = now
+        _log.debug(
+            "trigger", limit=limit, entries=entries, partitions=sum(1 for n in taken if ends[n] != begins[n])
+        )
+        return ends
 
     def _found(self, partition: str) -> HoldRecord:
         """Return the record of a partition that was found while running; it is held from its first entry on (H11).
@@ -250,6 +278,9 @@ class StreamPlanner:
         strangers = [n for n, place in positions.items() if n in self._views and self._views[n].beyond(place)]
         if self._options.fail_on_data_loss or strangers:
             raise loss_error(found)
+        if self._lost.issuperset(found):  # said already
+            return
+        self._lost.update(found)
         _log.warning(
             "data is gone, going on with what is left, as failOnDataLoss is off; raise the retention to keep more",
             lost=found,
@@ -266,6 +297,16 @@ class StreamPlanner:
             )
             self._rows = (time.monotonic(), rows)
         return rows
+
+
+def _log_settings() -> LogSettings:
+    """Return what the driver's environment, or its pulsebridge.yaml, says of the log."""
+    from bridge.settings.loading import load
+
+    try:
+        return load().log
+    except ConfigError:  # of another tier's settings, which are none of the query's
+        return LogSettings()
 
 
 def _covers(views: Mapping[str, PartitionView], ends: Mapping[str, Position]) -> bool:

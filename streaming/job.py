@@ -299,17 +299,21 @@ def await_pulsar(settings: Settings, stop: StopRequest) -> None:
 
 
 def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
+    from bridge.metrics import serving
+    from sources.progress import SourceProgress
     from streaming.session import job_session
 
     spark = job_session(plan.tables.root)
+    spark.streams.addListener(SourceProgress())
     stop = StopRequest()
     stop.listen(spark)
     job = Job(spark, plan, only, available_now)
     try:
         job.prepare()
-        if "bronze" in only:
-            await_pulsar(plan.settings, stop)
-        job.run(stop)
+        with serving(plan.settings.metrics):
+            if "bronze" in only:
+                await_pulsar(plan.settings, stop)
+            job.run(stop)
     finally:
         job.close()
         spark.stop()

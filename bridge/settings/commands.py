@@ -76,7 +76,7 @@ def default() -> None:
 
 @config.command("metrics")
 def metrics() -> None:
-    """Print the metrics that ingest and push show on metrics.port, as a Markdown table.
+    """Print the metrics that ingest, push and the Spark jobs show on metrics.port, as a Markdown table.
 
     Example:
 

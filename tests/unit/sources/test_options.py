@@ -47,6 +47,20 @@ def test_all_problems_are_listed_at_once_with_the_nearest_name() -> None:
         assert part in text, part
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("15 m", 900.0), ("1h", 3600.0), ("250ms", 0.25), ("1500", 1.5)]
+)
+def test_a_delay_is_written_as_sparks_own_times(text: str, seconds: float) -> None:
+    limits = parse(STREAM | {"minRowsPerTrigger": "5", "maxTriggerDelay": text}, streaming=True).limits
+    assert limits == Limits(least_rows=5, delay_s=seconds)
+
+
+def test_a_least_that_cannot_be_reached_and_a_delay_that_is_no_time_are_refused() -> None:
+    wrong = {"minRowsPerTrigger": "5", "maxRowsPerTrigger": "4", "maxTriggerDelay": "soon"}
+    with pytest.raises(ConfigError, match=r"'soon' is no time.*minRowsPerTrigger is above"):
+        parse(STREAM | wrong, streaming=True)
+
+
 def test_starting_offsets_as_json_name_partitions_or_topics_and_the_rest_is_read_whole() -> None:
     text = json.dumps({"persistent://a/b/t-partition-0": [7, 3], "persistent://a/b/u": "latest"})
     two = {name: value for name, value in STREAM.items() if name != "topic"}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.contract import Position
-from sources.planning import Ledger, Limits, PartitionView, losses, plan, split
+from sources.planning import Ledger, Limits, PartitionView, in_force, losses, plan, split
 
 HOLD = "query"
 
@@ -133,6 +133,25 @@ def test_limits_by_bytes_and_rows_are_kept_and_shared_by_backlog() -> None:
         "a": Position(1, 10),
         "b": Position(2, 29),
     }
+
+
+def test_the_limit_in_force_is_the_one_that_allows_least() -> None:
+    views = {"a": PartitionView("a", (Ledger(1, 100, 10_000),))}
+    start = {"a": Position(1, 0)}
+    both = Limits(entries=50, size=1_000)
+    assert in_force(views, start, both) == "maxBytesPerTrigger=1000"
+    assert in_force(views, start, Limits(rows=500), rows_per_entry={"a": 10.0}) == "maxRowsPerTrigger=500"
+    assert in_force(views, start, Limits(entries=100)) == "none", "all that waits is taken"
+    assert in_force(views, start, both, ceiling={"a": Position(1, 5)}) == "none"
+    assert in_force({}, start, both) == "none"
+
+
+def test_few_rows_wait_for_more_but_not_longer_than_the_delay() -> None:
+    limits = Limits(least_rows=10, delay_s=60)
+    assert limits.waits_for(9, 59)
+    assert not limits.waits_for(10, 0)
+    assert not limits.waits_for(1, 60)
+    assert not Limits().waits_for(0, 0)
 
 
 def test_available_now_reads_to_the_noted_end_and_no_further() -> None:

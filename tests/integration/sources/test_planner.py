@@ -1,0 +1,141 @@
+"""The planner of a streaming query on real Pulsar, without Spark: limits, waiting, splitting, partitions that go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from bridge.errors import DataLossError
+from bridge.settings.pulsar import PulsarSettings
+from sources.offsets import Offset
+from sources.options import SourceOptions, parse
+from sources.reading import read_range
+from sources.stream import StreamPlanner
+from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
+    with topic_of(namespaces, partitions=2) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _every_line_of_the_log() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
+    yield
+    structlog.reset_defaults()
+
+
+@contextmanager
+def planner(topic: TestTopic, **options: str) -> Iterator[tuple[StreamPlanner, SourceOptions]]:
+    given = topic.options(predefinedSubscription="q", startingOffsets="earliest", **options)
+    parsed = parse(given, streaming=True)
+    found = StreamPlanner(parsed)
+    try:
+        yield found, parsed
+    finally:
+        found.close()
+
+
+def names(count: int) -> list[bytes]:
+    return [b"%d" % n for n in range(count)]
+
+
+def entries(planner: StreamPlanner, start: Offset, end: Offset) -> int:
+    return sum(s.entries for task in planner.tasks(start, end) for s in task.segments)
+
+
+def told(logs: list[Any]) -> list[str]:
+    return [line["limit"] for line in logs if line["event"] == "trigger"]
+
+
+def test_one_line_for_each_trigger_names_the_limit_in_force(topic: TestTopic) -> None:
+    topic.publish(names(6), "unbatched")
+    topic.publish(names(2), "unbatched", 1)
+    with planner(topic, maxEntriesPerTrigger="4") as (query, options):
+        at = query.initial_offset()
+        with structlog.testing.capture_logs() as logs:
+            sizes = []
+            for _ in range(4):
+                end = query.latest_offset(at, options.limits)
+                sizes.append(entries(query, at, end))
+                at = end
+    assert told(logs) == ["maxEntriesPerTrigger=4"] * 2 + ["none"] * (len(sizes) - 2)
+    assert {line["log_level"] for line in logs if line["event"] == "trigger"} == {"debug"}
+    assert sum(sizes) == 8
+    assert max(sizes) <= 4
+    assert sizes[-1] == 0
+
+
+def test_few_rows_wait_until_there_are_enough_or_the_delay_is_over(topic: TestTopic) -> None:
+    with planner(topic, minRowsPerTrigger="10", maxTriggerDelay="1h") as (query, options):
+        start = query.initial_offset()
+        topic.publish(names(1), "unbatched")
+        first = query.latest_offset(start, options.limits)
+        assert first != start, "the first trigger waits for nobody"
+        topic.publish(names(9), "unbatched")
+        with structlog.testing.capture_logs() as logs:
+            assert query.latest_offset(first, options.limits) == first
+            report = query.report_latest()
+        assert told(logs) == ["minRowsPerTrigger=10"]
+        assert report is not None
+        assert report["behind"][topic.partition()]["entries"] == 9, "what waits is seen"
+        topic.publish(names(1), "unbatched", 1)
+        full = query.latest_offset(first, options.limits)
+        assert entries(query, first, full) == 10
+    with planner(topic, minRowsPerTrigger="10", maxTriggerDelay="1ms") as (query, options):
+        topic.publish(names(1), "unbatched")
+        query.latest_offset(full, options.limits)
+        assert poll_for(lambda: query.latest_offset(full, options.limits) != full, 10, "the delay to be over")
+
+
+def test_a_large_range_is_split_by_bytes_and_read_once(topic: TestTopic) -> None:
+    payloads = [bytes([n]) * 1000 for n in range(40)]
+    topic.publish(payloads, "unbatched")
+    with planner(topic, maxBytesPerPartition="5000") as (query, options):
+        start = query.initial_offset()
+        tasks = query.tasks(start, query.latest_offset(start, options.limits))
+    assert len(tasks) >= 8
+    read = [v for task in tasks for batch in read_range(task) for v in batch.column("value").to_pylist()]
+    assert read == payloads
+
+
+def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: TestTopic) -> None:
+    with topic_of(topic.settings) as other:
+        other.publish(names(3), "unbatched")
+        topic.publish(names(2), "unbatched")
+        both = {"topics": f"{topic.name},{other.name}"}
+        given = {k: v for k, v in topic.options().items() if k != "topic"} | both
+        given |= {"predefinedSubscription": "q", "startingOffsets": "earliest"}
+        strict, lenient = (
+            parse(given | {"failOnDataLoss": flag}, streaming=True) for flag in ("true", "false")
+        )
+        query = StreamPlanner(strict)
+        start = query.initial_offset()
+        at = query.latest_offset(start, strict.limits)
+        query.close()
+        other.delete()
+        query = StreamPlanner(strict)
+        with pytest.raises(DataLossError, match=r"no longer there.*failOnDataLoss=false"):
+            query.latest_offset(at, strict.limits)
+        query.close()
+        query = StreamPlanner(lenient)
+        topic.publish(names(2), "unbatched")
+        with structlog.testing.capture_logs() as logs:
+            end = query.latest_offset(at, lenient.limits)
+            assert entries(query, at, end) == 2, "the other topic goes on"
+            query.commit(end)
+            for _ in range(3):
+                assert query.latest_offset(end, lenient.limits) == end
+        query.close()
+        warned = [line for line in logs if line["log_level"] == "warning"]
+        assert len(warned) == 1, warned
