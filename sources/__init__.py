@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sources.options import connection_options
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line imports this package, and must not build the models for its help
     from pyspark.sql import SparkSession
 
+    from bridge.settings.pulsar import PulsarSettings
+
 __all__ = ["connection_options", "register"]
+
+
+def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
+    """Return the options that connect a query as these settings say; secrets included."""
+    from sources import options
+
+    return options.connection_options(pulsar)
 
 
 def register(spark: SparkSession) -> None:

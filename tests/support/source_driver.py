@@ -29,10 +29,16 @@ def run(
     *,
     fail_in: int | None = None,
     kill_in: int | None = None,
+    kill_at_end: bool = False,
 ) -> None:
     """Run the query to the present end. After batch ``fail_in`` was written the query fails, after batch ``kill_in``
-    this driver and its JVM are killed.
+    this driver and its JVM are killed; at the end, when all is committed, before the query is told to stop.
     """
+
+    def kill() -> None:
+        gateway: Any = spark.sparkContext._gateway
+        os.kill(gateway.proc.pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def write(rows: DataFrame, batch: int) -> None:
         out = folder / "rows" / str(batch)
@@ -45,15 +51,15 @@ def run(
         if batch == fail_in:
             raise RuntimeError("the batch fails after it was written")
         if batch == kill_in:
-            gateway: Any = spark.sparkContext._gateway
-            os.kill(gateway.proc.pid, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
 
     frame = spark.readStream.format("pulsebridge").options(**options).load()
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(folder / "checkpoint"))
     started = query.trigger(availableNow=True).start()
     try:
         assert started.awaitTermination(90), "the query did not end"
+        if kill_at_end:
+            kill()
     finally:
         started.stop()
 
@@ -73,4 +79,5 @@ if __name__ == "__main__":
 
     given = json.loads(sys.argv[1])
     where = Path(given["folder"])
-    run(build_session(where / "spark"), given["options"], where, kill_in=given["kill_in"])
+    killed = {"kill_in": given.get("kill_in"), "kill_at_end": given.get("kill_at_end", False)}
+    run(build_session(where / "spark"), given["options"], where, **killed)

@@ -55,17 +55,37 @@ def unfinished(folder: Path) -> set[str]:
     return offsets - {path.name for path in (folder / "checkpoint" / "commits").glob("[0-9]*")}
 
 
-def test_a_driver_killed_between_offset_log_and_commit_repeats_that_batch_exactly(
-    spark: SparkSession, topic: TestTopic, tmp_path: Path
-) -> None:
-    wanted = publish(topic)
-    options = topic.options(predefinedSubscription="q", startingOffsets="earliest", maxEntriesPerTrigger="12")
-    given = json.dumps({"options": options, "folder": str(tmp_path), "kill_in": 1})
+def killed_run(options: dict[str, str], folder: Path, **when: object) -> None:
+    given = json.dumps({"options": options, "folder": str(folder), **when})
     done = subprocess.run(
         [sys.executable, "-m", source_driver.__name__, given],
         capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+
+
+def test_a_driver_killed_after_its_commits_repeats_nothing(
+    spark: SparkSession, topic: TestTopic, tmp_path: Path
+) -> None:
+    wanted = publish(topic)
+    options = topic.options(predefinedSubscription="q", startingOffsets="earliest", maxEntriesPerTrigger="12")
+    killed_run(options, tmp_path, kill_at_end=True)
+    assert unfinished(tmp_path) == set()
+    batches = {path.name for path in (tmp_path / "rows").iterdir()}
+    more = publish(topic)
+    source_driver.run(spark, options, tmp_path)
+    rows = source_driver.written(tmp_path)
+    assert Counter(row[0] for row in rows) == wanted + more
+    assert len({tuple(row[1:]) for row in rows}) == sum((wanted + more).values())
+    assert not list(tmp_path.glob("before-*")), f"none of the batches {batches} ran again"
+
+
+def test_a_driver_killed_between_offset_log_and_commit_repeats_that_batch_exactly(
+    spark: SparkSession, topic: TestTopic, tmp_path: Path
+) -> None:
+    wanted = publish(topic)
+    options = topic.options(predefinedSubscription="q", startingOffsets="earliest", maxEntriesPerTrigger="12")
+    killed_run(options, tmp_path, kill_in=1)
     assert unfinished(tmp_path) == {"1"}
     source_driver.run(spark, options, tmp_path)
     check(tmp_path, 1, wanted)

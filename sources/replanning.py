@@ -1,0 +1,67 @@
+"""Where a query has to begin to go on from a publish time: for the topics of its checkpoint, as Pulsar has them now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bridge.contract import Position
+from bridge.dead_letters.showing import since_us
+from bridge.errors import ConfigError
+from bridge.pulsar_admin import PulsarAdmin
+from sources.offsets import Offset, base_topic
+from sources.snapshot import Catalog
+
+__all__ = ["Places", "places_at", "time_ms"]
+
+
+@dataclass
+class Places:
+    """The place in each partition, and what is to be known about them, a line each."""
+
+    places: dict[str, Position] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def time_ms(text: str, now_ms: int) -> int:
+    """Read a time: ISO, an age such as 2h, or ms since the epoch. Raises ConfigError."""
+    if text.strip().isdigit():
+        return int(text)
+    try:
+        return since_us(text, now_ms * 1000) // 1000
+    except ConfigError as e:
+        raise ConfigError(
+            f"--at {text}: neither a time nor an age",
+            remedy="for example --at 2026-01-31T12:00:00Z, --at 2h, or ms since the epoch",
+        ) from e
+
+
+def places_at(admin: PulsarAdmin, offsets: Iterable[Offset], at_ms: int) -> Places:
+    """Return the first entry published at ``at_ms`` or later, of every partition that the topics have now.
+
+    Raises DataLossError when a checkpoint belongs to another cluster or to a topic since made anew, RefusedError when
+    a topic does not exist. Closes the admin.
+    """
+    found = Places()
+    offsets = list(offsets)
+    topics = sorted({base_topic(name) for offset in offsets for name in offset.positions})
+    catalog = Catalog(admin, topics)
+    try:
+        cluster, marks = catalog.cluster(), catalog.incarnations(topics, mark=False)
+        for offset in offsets:
+            offset.refuse_strangers(cluster, marks)
+        partitions = catalog.partitions()
+        views = catalog.snapshot(partitions)
+        catalog.refuse_missing(partitions, views)
+        for name, view in views.items():
+            place = catalog.position_at(name, at_ms)
+            if place is None or place >= view.end:
+                found.notes.append(f"{name}: nothing was published since, it begins at its end")
+                place = view.end
+            found.places[name] = max(place, view.start)
+        known = {name for offset in offsets for name in offset.positions}
+        for name in sorted(set(views) - known):
+            found.notes.append(f"{name}: a partition that the checkpoint does not know yet")
+    finally:
+        catalog.close()
+    return found
