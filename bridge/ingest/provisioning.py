@@ -38,7 +38,10 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = ()) -> None:
     if settings.provision == "off":
         dial(settings, settings.connection_timeout_s)  # else nothing sees Pulsar before the first message
         try_writing(settings, (dead_letters, *readings))
-        log.info("pulsar.provision is off; not checked: retention, TTL, quota policy, topics, dead letters")
+        log.info(
+            "pulsar.provision is off; not checked: retention, TTL, quota policy, topics, dead letters; "
+            "protocol-instances is trimmed by push alone"
+        )
         return
     if settings.provision == "verify":
         say_unchecked(verify(admin, ingest_needs(settings, readings)))

@@ -14,6 +14,7 @@ from bridge.health import Health
 from bridge.provisioning import existing_commands, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_watch import watching_pulsar
+from bridge.push.holds import watching_holds
 from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
 from bridge.push.owner import PartitionOwner
@@ -76,6 +77,7 @@ class PushWorker:
         with (
             watching_pulsar(self._settings, self._health, commands),
             watching_lag(self._settings, self._health, metrics),
+            watching_holds(self._settings, self._health, list(metrics)),
         ):
             for owner in owners:
                 owner.start()
