@@ -15,11 +15,13 @@ __all__ = [
     "PAYLOAD_BYTES",
     "PROPERTIES",
     "Flood",
+    "Load",
     "Protocol",
     "field",
     "flood",
     "packet",
     "payload",
+    "prepared",
     "publish",
 ]
 
@@ -55,38 +57,55 @@ def payload(number: int) -> bytes:
     return b"%012d" % number + b"x" * (PAYLOAD_BYTES - 12)
 
 
-def flood(
-    host: str,
-    port: int,
-    *,
-    topics: list[str],
-    first: int = 0,
-    count: int,
-    protocol: Protocol = "3.1.1",
-    properties: bytes = b"",
-    window: int = 1000,
-    timeout_s: float = 120,
-) -> Flood:
-    """Publish messages ``first`` and following over ``topics`` in turn as fast as the broker acknowledges them.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Publishes, ready to be sent: making them would be measured as well."""
 
-    Raises ConnectionError when the broker refuses the connection or closes it early.
-    """
+    count: int
+    protocol: Protocol
+    bursts: list[bytes]
+
+
+def prepared(
+    topics: list[str], *, first: int = 0, count: int, protocol: Protocol = "3.1.1", properties: bytes = b""
+) -> Load:
+    """Return messages ``first`` and following over ``topics`` in turn."""
     names = [field(t.encode()) for t in topics]
-    tail = packet_properties(properties) if protocol == "5" else b""
+    tails = [b""] * len(names)
+    if protocol == "5":
+        # Beside what all devices say, each says who it is: a user property of its own.
+        own = [b"\x26\x00\x04unit" + name if properties else b"" for name in names]
+        tails = [packet_properties(properties + mine) for mine in own]
     bursts = [
         b"".join(
-            publish(names[n % len(names)], n % 60_000 + 1, tail + payload(n))
+            publish(names[n % len(names)], n % 60_000 + 1, tails[n % len(names)] + payload(n))
             for n in range(at, min(at + _BURST, first + count))
         )
         for at in range(first, first + count, _BURST)
     ]
+    return Load(count, protocol, bursts)
+
+
+def flood(
+    host: str,
+    port: int,
+    load: Load,
+    *,
+    window: int = 1000,
+    timeout_s: float = 120,
+) -> Flood:
+    """Publish a load as fast as the broker acknowledges it.
+
+    Raises ConnectionError when the broker refuses the connection or closes it early.
+    """
+    count = load.count
     with socket.create_connection((host, port), timeout=timeout_s) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _connect(sock, protocol)
+        _connect(sock, load.protocol)
         acks = _AckCounter(sock, count)
         acks.start()
         started = time.monotonic()
-        for sent, burst in enumerate(bursts):
+        for sent, burst in enumerate(load.bursts):
             if not acks.wait_below(sent * _BURST, window, timeout_s):
                 raise ConnectionError(
                     f"{acks.seen} of {sent * _BURST} publishes acknowledged, then silence for {timeout_s} s"

@@ -31,7 +31,7 @@ from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
 from tests.bench.ack_latency import PlayedBroker
-from tests.bench.flood import PROPERTIES, Protocol, flood
+from tests.bench.flood import PROPERTIES, Load, Protocol, flood, prepared
 from tests.bench.processes import cpu_seconds, pulsebridge, running
 from tests.bench.results import Figure, percentile
 from tests.support.waiting import poll_for
@@ -202,12 +202,13 @@ class _Bench:
         return arrives
 
     def _flood(self, case: _Case, count: int) -> None:
+        flood("127.0.0.1", self._place.mqtt_port, self._load(case, count))
+
+    def _load(self, case: _Case, count: int) -> Load:
         first = self._sent[case.bridge]
         self._sent[case.bridge] += count
-        flood(
-            "127.0.0.1",
-            self._place.mqtt_port,
-            topics=[f"{case.bridge}/device-{n:05}" for n in range(case.topics)],
+        return prepared(
+            [f"{case.bridge}/device-{n:05}" for n in range(case.topics)],
             first=first,
             count=count,
             protocol=case.protocol,
@@ -220,12 +221,14 @@ class _Bench:
         with PulsarAdmin(self._place.pulsar) as admin:
             self._flood(case, max(case.topics, 5_000))
             _settle(admin, topic)
+            sending = threading.Thread(
+                target=flood, args=("127.0.0.1", self._place.mqtt_port, self._load(case, COUNT))
+            )
             before, cpu, started_at = _count(admin, topic), cpu_seconds(process), time.monotonic()
-            load = threading.Thread(target=self._flood, args=(case, COUNT))
-            load.start()
+            sending.start()
             poll_for(lambda: _count(admin, topic) - before >= COUNT, 120, f"{COUNT} messages", every=0.05)
             seconds = time.monotonic() - started_at
-            load.join()
+            sending.join()
             _settle(admin, topic)
             return COUNT / seconds, (cpu_seconds(process) - cpu) / (_count(admin, topic) - before) * 1e6
 
