@@ -15,8 +15,12 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Final
 
 __all__ = ["AckQueue", "Entry", "Lane", "Verdict"]
+
+_UNDER_WAY: Final = 2
+_GOOD_BATCH: Final = 250
 
 
 class Entry:
@@ -141,9 +145,15 @@ class Lane:
         return self.generation
 
     def to_send(self) -> list[Entry]:
-        """Take what the producer is to be given now, in order; the last one must ask for a receipt."""
+        """Take what the producer is to be given now, in order; the last one must ask for a receipt.
+
+        While two batches are under way a small third one waits for the next receipt: so batches grow with the load,
+        and none waits when there is little.
+        """
         room = self._most - self._given if not self._careful_left else 1 - self._given
         if not self.open or not self.waiting or room <= 0:
+            return []
+        if len(self.sent) >= _UNDER_WAY and len(self.waiting) < _GOOD_BATCH:
             return []
         batch, self.waiting = self.waiting, []
         if len(batch) > room:

@@ -7,6 +7,7 @@ worker's decision.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from bridge.contract import (
     ORIGIN_PROPERTY,
@@ -30,19 +31,35 @@ from bridge.contract import (
 )
 from bridge.mapping import Route
 from bridge.mqtt.types import Message, PublishProperties
+from bridge.pulsar_wire.batches import head_of
 
-__all__ = ["Envelope", "from_push", "message_of", "size_of"]
+__all__ = ["Envelope", "Extra", "from_push", "message_of", "size_of"]
 
 
 def from_push(message: Message) -> bool:
     """Whether push made this publish, so that it is no reading (H8)."""
-    properties = message.properties
-    if properties is None:
-        return False
-    for name, _ in properties.user:  # noqa: SIM110 - this runs for each message
-        if name == ORIGIN_PROPERTY:
-            return True
-    return False
+    return _from_push(message.properties)
+
+
+def _from_push(properties: PublishProperties | None) -> bool:
+    return properties is not None and any(name == ORIGIN_PROPERTY for name, _ in properties.user)
+
+
+_EXTRAS: Final = 16_384
+_LONG: Final = 512
+"""Extras with more text, in characters, are made each time, so that what is kept stays small (H10)."""
+
+
+class Extra(NamedTuple):
+    """What a message tells beside what all of its topic tell."""
+
+    properties: dict[str, str]
+    """Not to be changed: messages share them."""
+    head: bytes
+    """The same, encoded (see ``head_of``)."""
+    text: int
+    """What they add to the message's size, in bytes, as ``size_of`` counts."""
+    from_push: bool
 
 
 class Envelope:
@@ -52,6 +69,7 @@ class Envelope:
         self._link = link
         self._protocol = protocol
         self._mark = mark
+        self._extras: dict[tuple[object, ...], Extra] = {}
 
     def of_topic(self, topic: str, route: Route | None) -> dict[str, str]:
         """Return what all messages of an MQTT topic tell; it is the whole envelope of a plain one.
@@ -70,10 +88,26 @@ class Envelope:
 
     def of(self, message: Message, of_topic: dict[str, str]) -> dict[str, str]:
         """Return the properties of a message; ``of_topic`` itself, not to be changed, when there is no more to tell."""
-        _, _, qos, retain, dup, _, properties = message
-        if qos == 1 and not retain and not dup and properties is None:
-            return of_topic
-        told = of_topic.copy()
+        extra = self.extra(*message[2:5], message.properties).properties
+        return {**of_topic, **extra} if extra else of_topic
+
+    def extra(self, qos: int, retain: bool, dup: bool, properties: PublishProperties | None) -> Extra:
+        """Return what a message with these flags and properties tells beside its topic."""
+        said = (qos, retain, dup, properties)
+        found = self._extras.get(said)
+        if found is None:
+            told = self._told(qos, retain, dup, properties)
+            found = Extra(told, head_of("", told), size_of(b"", "", told), _from_push(properties))
+            if found.text <= _LONG:
+                if len(self._extras) >= _EXTRAS:
+                    self._extras.clear()  # those in use come back within a turn or two
+                self._extras[said] = found
+        return found
+
+    def _told(
+        self, qos: int, retain: bool, dup: bool, properties: PublishProperties | None
+    ) -> dict[str, str]:
+        told: dict[str, str] = {}
         if qos != 1:
             told[P_QOS] = str(qos)
         if retain:

@@ -13,27 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-import _pulsar
 import pulsar
 import structlog
 
-from bridge.errors import (
-    DeniedError,
-    FencedError,
-    PulsebridgeError,
-    RefusedError,
-    TerminalError,
-    TerminatedError,
-    TransientError,
-)
+from bridge.errors import DeniedError, TerminalError, TransientError
 from bridge.pulsar_dial import dial, grant_remedy, whom
+from bridge.pulsar_errors import NOT_ALLOWED, NOT_LET_IN, as_our_error
+from bridge.pulsar_wire.client import WireClient
+from bridge.pulsar_wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
     "EARLIEST",
     "MAX_BATCH_BYTES",
     "OK",
-    "QUEUE_FULL",
+    "ChunkingProducer",
     "Consumer",
     "Message",
     "MessageId",
@@ -41,10 +35,7 @@ __all__ = [
     "PulsarClient",
     "Reader",
     "ReceiveTimeout",
-    "as_our_error",
-    "names_a_message",
     "our_errors",
-    "send_all",
 ]
 
 log = structlog.get_logger("pulsar")
@@ -59,58 +50,9 @@ ReceiveTimeout: TypeAlias = pulsar.Timeout
 EARLIEST: Final = pulsar.MessageId.earliest
 
 OK: Final = pulsar.Result.Ok
-QUEUE_FULL: Final = pulsar.Result.ProducerQueueIsFull
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
 """A batch above the broker's limit is dropped whole without an error (H1 b), so batches stay far below it."""
-
-_REFUSED = (
-    "InvalidTopicName",
-    "MessageTooBig",
-    "IncompatibleSchema",
-    "NotAllowedError",
-    "InvalidConfiguration",
-    "InvalidUrl",
-    "TopicNotFound",
-)
-_FENCED = ("ProducerFenced", "ProducerBusy", "ConsumerBusy")
-
-
-_NOT_LET_IN: Final = "Pulsar does not accept our credentials"
-_NOT_ALLOWED: Final = "Pulsar does not allow it"
-
-
-def as_our_error(error: object, doing: str) -> PulsebridgeError:
-    """Return the error of ours that an exception or a Result of Pulsar's client stands for."""
-    name = getattr(error, "name", None) or type(error).__name__
-    if name in _FENCED:
-        return FencedError(f"{doing}: Pulsar answered {name}: another process holds it")
-    if name == "AuthenticationError":
-        return DeniedError(
-            f"{doing}: {_NOT_LET_IN}",
-            remedy="check pulsar.token (or token_file) or pulsar.tls_certificate: another cluster's, or expired?",
-        )
-    if name == "AuthorizationError":
-        return DeniedError(
-            f"{doing}: {_NOT_ALLOWED}",
-            remedy="grant it to the role of pulsar.token or pulsar.tls_certificate (pulsar-admin namespaces "
-            "grant-permission); `pulsebridge provision --dry-run` prints what each tier needs",
-        )
-    if name == "TopicTerminated":
-        return TerminatedError(f"{doing}: the topic was terminated")
-    if name == "ProducerBlockedQuotaExceededError":
-        return TransientError(
-            f"{doing}: its backlog quota is used up",
-            remedy="let its subscriptions read on, or raise it (pulsar-admin namespaces set-backlog-quota)",
-        )
-    if name in _REFUSED:
-        return RefusedError(f"{doing}: Pulsar answered {name}")
-    return TransientError(f"{doing}: Pulsar answered {name}")
-
-
-def names_a_message(error: object) -> bool:
-    """Whether an error of Pulsar's client is about the message that was sent, and not about its topic or the server."""
-    return (getattr(error, "name", None) or type(error).__name__) in ("MessageTooBig", "IncompatibleSchema")
 
 
 @contextmanager
@@ -135,8 +77,8 @@ def _client_log(shown: bool) -> object:
     return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 
-class Outgoing(Protocol):
-    """A message for ``send_all``. An empty key and an event time of 0 are left out."""
+class Whole(Protocol):
+    """A message for ``ChunkingProducer``. An empty key and an event time of 0 are left out."""
 
     payload: bytes
     key: str
@@ -144,28 +86,39 @@ class Outgoing(Protocol):
     event_ms: int
 
 
-def send_all(
-    producer: Producer, messages: Sequence[Outgoing], receipt: Callable[[Any, Any], None] | None
-) -> None:
-    """Give messages to a producer, in order; the last one asks for a receipt, which vouches for all of them (H1).
+class ChunkingProducer:
+    """One message an entry, in as many pieces as its size needs: for the few that may be large (H5)."""
 
-    ``receipt`` is called with result and message id on a thread of Pulsar's and must not raise. This does what
-    ``Producer.send_async`` does for each message, without its type checks, and names all properties in one call:
-    half the cost.
-    """
-    send, new = producer._producer.send_async, _pulsar.MessageBuilder
-    left = len(messages)
-    for message in messages:
-        left -= 1
-        builder = new()
-        builder.content(message.payload)
-        if message.properties:
-            builder.properties(message.properties)
-        if message.key:
-            builder.partition_key(message.key)
-        if message.event_ms:
-            builder.event_timestamp(message.event_ms)
-        send(builder.build(), None if left else receipt)
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def send(self, messages: Sequence[Whole], receipt: Callable[[Any], None]) -> None:
+        """Write messages, in order; the last one asks for the receipt, which vouches for all of them (H1).
+
+        ``receipt`` is called on a thread of Pulsar's, with None when they are stored, else with the client's Result.
+        It must not raise.
+        """
+
+        def answered(result: Any, _id: Any) -> None:
+            receipt(None if result == OK else result)
+
+        last = messages[-1]
+        for message in messages:
+            self._producer.send_async(
+                message.payload,
+                answered if message is last else None,
+                properties=message.properties,
+                partition_key=message.key or None,
+                event_timestamp=message.event_ms or None,
+            )
+
+    def successor(self) -> Identity | None:
+        """None: the next one needs to know nothing of this one."""
+
+    def close(self) -> None:
+        """Close it. Raises what ``our_errors`` makes of Pulsar's errors."""
+        with our_errors("closing a producer"):
+            self._producer.close()
 
 
 class PulsarClient:
@@ -183,6 +136,7 @@ class PulsarClient:
             auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
         elif settings.tls_certificate is not None:
             auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+        self._wire = WireClient(settings)
         with our_errors(f"connecting to {settings.service_url}"):
             self._client = pulsar.Client(
                 settings.service_url,
@@ -220,9 +174,9 @@ class PulsarClient:
                 self._explain()
             raise
         except DeniedError as e:
-            if self._let_in and e.what.endswith(_NOT_LET_IN):
+            if self._let_in and e.what.endswith(NOT_LET_IN):
                 raise TransientError(e.what, remedy=e.remedy) from e
-            if e.what.endswith(_NOT_ALLOWED):
+            if e.what.endswith(NOT_ALLOWED):
                 raise DeniedError(
                     f"{e.what} to {whom(self.settings)}", remedy=grant_remedy(self.settings, topic, action)
                 ) from e
@@ -281,6 +235,18 @@ class PulsarClient:
                 properties=dict(properties or {}),
             )
 
+    def chunking_producer(self, topic: str, *, max_pending: int) -> ChunkingProducer:
+        """Make a producer of large messages, with a queue of ``max_pending``. Raises as ``producer`` does."""
+        return ChunkingProducer(self.producer(topic, batching=False, chunking=True, max_pending=max_pending))
+
+    def batch_producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
+        """Make a producer of ``bridge.pulsar_wire`` on one partition: many small messages at little cost.
+
+        ``identity`` is that of its predecessor's ``successor``. Raises TransientError, RefusedError or FencedError.
+        """
+        with self._errors(f"making a producer on {partition}", partition, "produce"):
+            return self._wire.producer(partition, identity)
+
     def reader(
         self,
         topic: str,
@@ -331,5 +297,6 @@ class PulsarClient:
 
     def close(self) -> None:
         """Close the connection and all that was made from it. What is queued and not flushed is lost (H9)."""
+        self._wire.close()
         with our_errors("closing the connection"):
             self._client.close()

@@ -1,8 +1,7 @@
-"""Dials Pulsar's binary port once, by hand, to say what Pulsar's own client does not: why it is not let in.
+"""Dials Pulsar's binary port: TLS, CONNECT, and the broker's answer CONNECTED or ERROR with its reason.
 
-The C++ client tries again until its time is over and then says Timeout, whatever the broker answered. Here one
-connection does what the protocol begins with: TLS, CONNECT, and the broker's answer CONNECTED or ERROR with its
-reason. It asks for no topic, so that it needs no right but to authenticate.
+Pulsar's own client tries again until its time is over and then says Timeout, whatever the broker answered; this says
+why we are not let in. It asks for no topic, so that it needs no right but to authenticate.
 """
 
 from __future__ import annotations
@@ -10,24 +9,26 @@ from __future__ import annotations
 import shlex
 import socket
 import ssl
-import struct
 import time
-from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError, DeniedError, RefusedError, TransientError
+from bridge.pulsar_wire import commands
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
 from bridge.tokens import expiry_of, role_of
 
-__all__ = ["addresses", "credentials_remedy", "dial", "grant_remedy", "whom"]
+__all__ = [
+    "addresses",
+    "credentials",
+    "credentials_remedy",
+    "dial",
+    "grant_remedy",
+    "open_connection",
+    "whom",
+]
 
-_CONNECT: Final = 2
-_CONNECTED: Final = 3
-_ERROR: Final = 14
-_AUTHENTICATION_ERROR: Final = 3
-_PROTOCOL_VERSION: Final = 19
 _MAX_ANSWER: Final = 1 << 20
 
 
@@ -40,7 +41,9 @@ def dial(settings: PulsarSettings, timeout_s: float) -> str:
     away: TransientError | None = None
     for host, port in addresses(settings.service_url):
         try:
-            return _dial(settings, host, port, timeout_s)
+            sock, answer = open_connection(settings, host, port, timeout_s)
+            sock.close()
+            return answer.text(1)
         except TransientError as e:
             away = e
     assert away is not None
@@ -96,70 +99,73 @@ def grant_remedy(settings: PulsarSettings, topic: str, *actions: str) -> str:
     )
 
 
-def _dial(settings: PulsarSettings, host: str, port: int, timeout_s: float) -> str:
+def credentials(settings: PulsarSettings) -> tuple[str, bytes]:
+    """Return the method and the data of our credentials as they are now."""
+    if settings.token is not None:
+        return "token", settings.token.get_secret_value().encode()
+    return ("tls", b"") if settings.tls_certificate is not None else ("", b"")
+
+
+def open_connection(
+    settings: PulsarSettings, host: str, port: int, timeout_s: float, *, proxy_to: str = ""
+) -> tuple[socket.socket, commands.Answer]:
+    """Return a connection that the broker has accepted, and its CONNECTED.
+
+    ``proxy_to`` is the URL of the broker that a proxy at this address is to lead to. Raises as ``dial`` does.
+    """
     where = f"Pulsar at {host}:{port}"
     secure = settings.service_url.startswith("pulsar+ssl:")
+    link: socket.socket | None = None
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as raw:
-            if not secure:
-                return _talk(raw, settings, where)
+        link = socket.create_connection((host, port), timeout=timeout_s)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if secure:
             context = client_context(settings, "pulsar", check_hostname=settings.tls_validate_hostname)
-            with context.wrap_socket(raw, server_hostname=host) as link:
-                return _talk(link, settings, where)
-    except ssl.SSLEOFError as e:
-        raise TransientError(
-            f"{where} closed the connection in the midst of TLS; is that its TLS port?"
-        ) from e
-    except OSError as e:
-        problem = handshake_problem(e, settings, "pulsar", where)
-        if problem is not None:
-            raise problem from e
-        if isinstance(e, ssl.SSLError):
-            raise RefusedError(f"{where}: {e}", remedy="check pulsar.service_url and pulsar.tls_ca") from e
-        raise TransientError(f"{where} cannot be reached: {e}") from e
+            link = context.wrap_socket(link, server_hostname=host)
+        return link, _talk(link, settings, where, proxy_to)
+    except BaseException as e:
+        if link is not None:
+            link.close()
+        if isinstance(e, OSError):
+            raise _problem(e, settings, where) from e
+        raise
 
 
-def _talk(link: socket.socket, settings: PulsarSettings, where: str) -> str:
-    link.sendall(_connect_frame(settings))
+def _problem(error: OSError, settings: PulsarSettings, where: str) -> Exception:
+    if isinstance(error, ssl.SSLEOFError):
+        return TransientError(f"{where} closed the connection in the midst of TLS; is that its TLS port?")
+    problem = handshake_problem(error, settings, "pulsar", where)
+    if problem is not None:
+        return problem
+    if isinstance(error, ssl.SSLError):
+        return RefusedError(f"{where}: {error}", remedy="check pulsar.service_url and pulsar.tls_ca")
+    return TransientError(f"{where} cannot be reached: {error}")
+
+
+def _talk(link: socket.socket, settings: PulsarSettings, where: str, proxy_to: str) -> commands.Answer:
+    link.sendall(commands.connect(*credentials(settings), proxy_to=proxy_to))
     head = _exactly(link, 8)
     if not head:
         hint = "" if isinstance(link, ssl.SSLSocket) else "; is that its TLS port, which wants pulsar+ssl://?"
         raise TransientError(f"{where} closed the connection without an answer{hint}")
-    if len(head) < 8 or head[0] != 0 or struct.unpack("!I", head[4:])[0] > _MAX_ANSWER:
+    size = int.from_bytes(head[4:], "big")
+    if len(head) < 8 or head[0] != 0 or size > _MAX_ANSWER:
         raise RefusedError(
             f"{where} does not answer in Pulsar's protocol",
             remedy="check pulsar.service_url: the TLS port wants pulsar+ssl://, the other pulsar://",
         )
-    command = _exactly(link, struct.unpack("!I", head[4:])[0])
-    fields = dict(_fields(command))
-    number = fields.get(1)
-    kind = number if isinstance(number, int) else 0
-    if kind == _CONNECTED:
-        answer = dict(_fields(_bytes(fields.get(_CONNECTED))))
-        return _line(answer.get(1))
-    if kind == _ERROR:
-        error = dict(_fields(_bytes(fields.get(_ERROR))))
-        why = _line(error.get(3))
-        if error.get(2) == _AUTHENTICATION_ERROR:
+    answer = commands.parse(_exactly(link, size))
+    if answer.kind == commands.Kind.CONNECTED:
+        return answer
+    if answer.kind == commands.Kind.ERROR:
+        error = answer.error(2, 3)
+        if error.name == "AuthenticationError":
             raise DeniedError(
-                f"{where} does not accept our credentials: {why}",
+                f"{where} does not accept our credentials: {error.text}",
                 remedy=credentials_remedy(settings),
             )
-        raise RefusedError(f"{where} refused the connection: {why}")
-    raise TransientError(f"{where} answered CONNECT with a command of type {kind}")
-
-
-def _connect_frame(settings: PulsarSettings) -> bytes:
-    method, data = b"", b""
-    if settings.token is not None:
-        method, data = b"token", settings.token.get_secret_value().encode()
-    elif settings.tls_certificate is not None:
-        method = b"tls"
-    connect = _text(1, b"pulsebridge") + (_text(3, data) if data else b"") + _number(4, _PROTOCOL_VERSION)
-    if method:
-        connect += _text(5, method)
-    command = _number(1, _CONNECT) + _text(_CONNECT, connect)
-    return struct.pack("!II", len(command) + 4, len(command)) + command
+        raise RefusedError(f"{where} refused the connection: {error.text}")
+    raise TransientError(f"{where} answered CONNECT with a command of type {answer.kind}")
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:
@@ -171,62 +177,3 @@ def _exactly(link: socket.socket, count: int) -> bytes:
             break
         found += more
     return found
-
-
-# --- as much of protobuf as CONNECT and its answers need ------------------------------------------------------
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _text(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _bytes(value: int | bytes | None) -> bytes:
-    return value if isinstance(value, bytes) else b""
-
-
-def _line(value: int | bytes | None) -> str:
-    return " ".join(_bytes(value).decode("utf-8", "replace").split())[:300]
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a message, as far as it is whole; numbers as int, the rest as bytes."""
-    at = 0
-    while at < len(data):
-        key, at = _read_varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _read_varint(data, at)
-            yield key >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(kind, -1)
-        if size < 0:
-            size, at = _read_varint(data, at)
-        if at + size > len(data):
-            return
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    return value, at

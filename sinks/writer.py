@@ -18,7 +18,8 @@ from bridge.contract import C_ID, DEAD_LETTERS_TOPIC, partition_name
 from bridge.dead_letters import dead_letter
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.murmur3 import partition_of
-from bridge.pulsar_client import OK, MessageId, Producer, PulsarClient, as_our_error, our_errors
+from bridge.pulsar_client import OK, MessageId, Producer, PulsarClient, our_errors
+from bridge.pulsar_errors import as_our_error
 from sinks.rows import BadRow
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from bridge.killpoints import reach
 from bridge.mapping import Mapper
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import OK, Producer, PulsarClient, as_our_error, our_errors
+from bridge.pulsar_client import OK, Producer, PulsarClient, our_errors
+from bridge.pulsar_errors import as_our_error
 
 __all__ = ["Replayer", "Report"]
 

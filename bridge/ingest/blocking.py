@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -32,9 +33,10 @@ from bridge.dead_letters.records import base_topic
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
 from bridge.ingest.stalls import Stall
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import OK, Producer, PulsarClient, our_errors
+from bridge.pulsar_client import OK, ChunkingProducer, PulsarClient, our_errors
+from bridge.pulsar_wire.producer import BatchProducer
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "close_producer", "quota_of"]
 
 log = structlog.get_logger("ingest")
 
@@ -63,7 +65,7 @@ class Flow(Protocol):
 
     partition: str
     lane: Lane
-    producer: Producer | None
+    producer: BatchProducer | ChunkingProducer | None
     opening: bool
     dead_letters: bool
     phase: Phase
@@ -237,7 +239,9 @@ class Blocking:
             good, why = False, e.what
         self._tell(partial(self._answered, flow, good, why))
 
-    def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
+    def _block(
+        self, flow: Flow, producer: BatchProducer | ChunkingProducer | None, oldest: Entry | None, why: str
+    ) -> None:
         why = why or f"{flow.partition} took nothing for {self._policy.blocked_s:g} s"
         failure, closed = "", False
         try:
@@ -248,7 +252,7 @@ class Blocking:
             else:
                 closed = True
                 if producer is not None:
-                    _close(producer)
+                    close_producer(producer)
                 self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
         except PulsebridgeError as e:
             failure = e.what
@@ -278,7 +282,8 @@ class Blocking:
             if not answered.wait(_PROBE_S) or results != [OK]:
                 raise PulsebridgeError("Pulsar does not take messages for the dead letters either")
         finally:
-            _close(producer)
+            with suppress(PulsebridgeError), our_errors("closing a producer"):
+                producer.close()
 
     def _hold(self, flow: Flow, why: str) -> None:
         try:
@@ -325,9 +330,9 @@ def _number(partition: str) -> int:
     return -1 if base == partition else int(partition[len(base) + len("-partition-") :])
 
 
-def _close(producer: Producer) -> None:
+def close_producer(producer: BatchProducer | ChunkingProducer) -> None:
+    """Close a producer, whatever Pulsar says. It waits for Pulsar."""
     try:
-        with our_errors("closing a producer"):
-            producer.close()
+        producer.close()
     except PulsebridgeError as e:  # closed either way
         log.debug("closing a producer", why=e.what)

@@ -31,6 +31,7 @@ from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
 from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_wire.batches import head_of
 from bridge.settings import Settings
 
 __all__ = ["PULSAR_RESERVE", "Intake"]
@@ -52,7 +53,7 @@ _LONG: Final = 256
 class _Way:
     """Where the messages of one MQTT topic go, and what is the same for all of them."""
 
-    __slots__ = ("key", "lane", "properties", "text", "topic")
+    __slots__ = ("head", "key", "lane", "properties", "text", "topic")
 
     def __init__(self, topic: str, key: str, properties: dict[str, str]) -> None:
         self.topic = topic
@@ -60,6 +61,7 @@ class _Way:
         self.key = key
         self.properties = properties
         self.text = size_of(b"", key, properties)
+        self.head = head_of(key, properties)
         self.lane: Any = None
         """What ``Lanes.put`` returned for the last of them."""
 
@@ -135,17 +137,23 @@ class Intake:
         """Take messages in the order of their arrival at ``arrived``, as ``take`` does. Returns their readings."""
         found: list[Reading] = []
         add, put, known, limit = found.append, self._lanes.put, self._ways.get, self._max_size
-        event_ms = time.time_ns() // 1_000_000
+        event_ms, extra_of = time.time_ns() // 1_000_000, self._envelope.extra
         taken = taken_bytes = payloads = 0
         for message in messages:
             topic, payload, qos, retain, dup, mid, properties = message
             way = known(topic)
-            if way is not None and qos == 1 and not retain and not dup and properties is None:
-                length = len(payload)
+            if way is not None:
+                told, head, length = way.properties, way.head, len(payload)
                 size = length + way.text
-                if size <= limit:
+                if qos != 1 or retain or dup or properties is not None:
+                    extra = extra_of(qos, retain, dup, properties)
+                    told, head = {**told, **extra.properties}, head + extra.head
+                    size += extra.text
+                    if extra.from_push or (retain and self._skip_retained):
+                        way = None
+                if size <= limit and way is not None:
                     reading = Reading(
-                        epoch, mid, arrived, payload, way.topic, way.key, way.properties, size, event_ms
+                        epoch, mid, arrived, payload, way.topic, way.key, told, size, event_ms, head
                     )
                     taken += 1
                     taken_bytes += size
@@ -188,6 +196,8 @@ class Intake:
         else:
             reading.properties = self._envelope.of(message, way.properties)
             if self._written(reading, way):
+                told = reading.properties
+                reading.head = way.head if told is way.properties else head_of(way.key, told)
                 way.lane = self._lanes.put(reading, way.lane)
             else:
                 self._lanes.put(reading)

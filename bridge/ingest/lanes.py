@@ -18,8 +18,15 @@ from bridge.acks import Entry, Lane, Verdict
 from bridge.contract import partition_name
 from bridge.dead_letters.blocks import Block
 from bridge.dead_letters.records import base_topic
-from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError, TerminatedError
-from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase
+from bridge.errors import (
+    DeniedError,
+    PulsebridgeError,
+    RefusedError,
+    TerminalError,
+    TerminatedError,
+    TransientError,
+)
+from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase, close_producer
 from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import verify_policies
 from bridge.ingest.readings import Reading, Stalled
@@ -27,16 +34,9 @@ from bridge.ingest.stalls import Stall
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import (
-    OK,
-    QUEUE_FULL,
-    Producer,
-    PulsarClient,
-    as_our_error,
-    names_a_message,
-    our_errors,
-    send_all,
-)
+from bridge.pulsar_client import ChunkingProducer, PulsarClient
+from bridge.pulsar_errors import as_our_error, name_of, names_a_message
+from bridge.pulsar_wire.producer import BatchProducer, Identity
 
 __all__ = ["Lanes", "Reading", "Stalled"]
 
@@ -54,7 +54,9 @@ class _Producing:
         self.partition = partition
         self.dead_letters = dead_letters
         self.lane = Lane(most)
-        self.producer: Producer | None = None
+        self.producer: BatchProducer | ChunkingProducer | None = None
+        self.identity: Identity | None = None
+        """What its next producer is to be called."""
         self.opening = False
         self.attempts = 0
         self.retry_at = 0.0
@@ -109,7 +111,9 @@ class Lanes:
         self._dirty: set[_Producing] = set()
         self._closed: list[_Producing] = []
         self._receipts: deque[tuple[_Producing, int, Reading, Any]] = deque()
-        self._opened: deque[tuple[_Producing, Producer | None, PulsebridgeError | None]] = deque()
+        self._opened: deque[
+            tuple[_Producing, BatchProducer | ChunkingProducer | None, PulsebridgeError | None]
+        ] = deque()
         self._provisioned: deque[tuple[str, int, dict[int, Block], PulsebridgeError | None]] = deque()
         self._retry_topics: dict[str, tuple[float, int]] = {}
         self._pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
@@ -203,12 +207,10 @@ class Lanes:
             return
         assert producing.producer is not None
         receipt = self._receipt_of(producing, producing.lane.generation, batch[-1])  # type: ignore[arg-type]
-        send_all(producing.producer, batch, receipt)  # type: ignore[arg-type]
+        producing.producer.send(batch, receipt)  # type: ignore[arg-type]
 
-    def _receipt_of(
-        self, producing: _Producing, generation: int, reading: Reading
-    ) -> Callable[[Any, Any], None]:
-        def receipt(result: Any, _message_id: Any) -> None:
+    def _receipt_of(self, producing: _Producing, generation: int, reading: Reading) -> Callable[[Any], None]:
+        def receipt(result: Any) -> None:
             self._receipts.append((producing, generation, reading, result))
             self._wake()
 
@@ -224,7 +226,7 @@ class Lanes:
         stored: list[Reading],
     ) -> None:
         lane = producing.lane
-        if result == OK:
+        if result is None:
             done = lane.receipt(generation, reading)
             stored.extend(done)  # type: ignore[arg-type]
             if done:
@@ -242,7 +244,7 @@ class Lanes:
         verdict = lane.failed(
             generation,
             refused=names_a_message(result) and not producing.dead_letters,
-            careful=result == QUEUE_FULL,
+            careful=name_of(result) == "ProducerQueueIsFull",
         )
         self._metrics.receipts[verdict.name.lower()].inc()
         if verdict is Verdict.LATE:
@@ -298,7 +300,9 @@ class Lanes:
         producing.retry_at = now + wait
         if producing not in self._closed:
             self._closed.append(producing)
-        if producing.attempts in (1, 10) and producing.phase == "open":
+        # A topic that moved, or a connection that was lost and has said so, is no news of its own.
+        passing = isinstance(error, TransientError) and error.remedy is None
+        if producing.attempts in ((10,) if passing else (1, 10)) and producing.phase == "open":
             log.warning(
                 "producer given up; its messages are sent again by another, nothing is acknowledged before: check the "
                 "partition's topic if this goes on",
@@ -389,16 +393,16 @@ class Lanes:
         self._pool.submit(self._open, producing, old)
         return True
 
-    def _open(self, producing: _Producing, old: Producer | None) -> None:
+    def _open(self, producing: _Producing, old: BatchProducer | ChunkingProducer | None) -> None:
         if old is not None:
-            _close(old)
+            close_producer(old)
+            producing.identity = old.successor()
+        producer: BatchProducer | ChunkingProducer
         try:
-            producer = self._client.producer(
-                producing.partition,
-                batching=not producing.dead_letters,
-                chunking=producing.dead_letters,
-                max_pending=self._max_pending,
-            )
+            if producing.dead_letters:
+                producer = self._client.chunking_producer(producing.partition, max_pending=self._max_pending)
+            else:
+                producer = self._client.batch_producer(producing.partition, producing.identity)
         except PulsebridgeError as e:
             if isinstance(e, RefusedError) and not isinstance(e, (DeniedError, TerminatedError)):
                 self._make_again(base_topic(producing.partition))
@@ -423,7 +427,11 @@ class Lanes:
             log.debug("the topic cannot be made again", topic=topic, why=str(e))
 
     def _take_producer(
-        self, producing: _Producing, producer: Producer | None, error: PulsebridgeError | None, now: float
+        self,
+        producing: _Producing,
+        producer: BatchProducer | ChunkingProducer | None,
+        error: PulsebridgeError | None,
+        now: float,
     ) -> None:
         producing.opening = False
         if producer is None:
@@ -488,12 +496,4 @@ class Lanes:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for producing in self._lanes.values():
             if producing.producer is not None:
-                _close(producing.producer)
-
-
-def _close(producer: Producer) -> None:
-    try:
-        with our_errors("closing a producer"):
-            producer.close()
-    except PulsebridgeError as e:  # closed either way
-        log.debug("closing a producer", why=e.what)
+                close_producer(producing.producer)

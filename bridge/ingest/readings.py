@@ -14,7 +14,7 @@ _NONE: Final[dict[str, str]] = {}
 class Reading(Entry):
     """A message on its way into Pulsar."""
 
-    __slots__ = ("arrived", "event_ms", "key", "payload", "properties", "size", "topic")
+    __slots__ = ("arrived", "event_ms", "head", "key", "payload", "properties", "size", "topic")
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class Reading(Entry):
         properties: dict[str, str] = _NONE,
         size: int = 0,
         event_ms: int = 0,
+        head: bytes = b"",
     ) -> None:
         self.epoch = epoch
         self.mid = mid
@@ -42,6 +43,8 @@ class Reading(Entry):
         self.size = size
         """What counts against Pulsar's limit, in bytes."""
         self.event_ms = event_ms
+        self.head = head
+        """Key and properties, encoded for ``bridge.pulsar_wire``."""
 
 
 class Stalled(NamedTuple):

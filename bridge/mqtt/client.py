@@ -33,7 +33,6 @@ from bridge.errors import ConfigError, PulsebridgeError
 from bridge.mqtt.buffered_socket import BufferedSocket, secured
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
 from bridge.mqtt.outbox import Outbox, Outgoing
-from bridge.mqtt.poller import Poller
 from bridge.mqtt.publishes import MORE, PublishDecoder, packet_length
 from bridge.mqtt.refusals import not_connected, refused
 from bridge.mqtt.types import (
@@ -46,6 +45,7 @@ from bridge.mqtt.types import (
     Subscription,
     Will,
 )
+from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["Link", "LinkHandler"]

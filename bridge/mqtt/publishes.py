@@ -22,6 +22,7 @@ _SMALL: Final = 64 * 1024
 """Incomplete packets up to this size, in bytes, wait in the buffer; larger ones are gathered by paho as they come."""
 
 _TOPICS: Final = 65_536
+_BLOCKS: Final = 16_384
 _LONG: Final = 256
 """Longer topics, in bytes, are decoded each time, so that the cache stays small (H10)."""
 
@@ -58,6 +59,7 @@ class PublishDecoder:
         self._after_topic = (int(mqtt5), 2 + mqtt5)  # by QoS: packet identifier and length of the properties
         self._topics: dict[bytes, str] = {}
         self._max_topics = topics
+        self._blocks: dict[bytes, PublishProperties] = {}
 
     def decode(self, data: bytes, at: int, limit: int, found: list[Message]) -> tuple[int, int]:
         """Append up to ``limit`` messages to ``found``, from position ``at`` on.
@@ -67,6 +69,7 @@ class PublishDecoder:
         """
         known, add, new = self._topics.get, found.append, tuple.__new__
         mqtt5, after_topic, flags_of, size = self._mqtt5, self._after_topic, _FLAGS.get, len(data)
+        said = self._said
         for _ in range(limit):
             body = at + 2
             if body > size:
@@ -113,7 +116,7 @@ class PublishDecoder:
             properties = None
             if mqtt5:
                 if data[cut]:
-                    properties, cut = _properties(data, cut, end)
+                    properties, cut = said(data, cut, end)
                     if properties is None:
                         return at, end - at
                 else:
@@ -133,6 +136,23 @@ class PublishDecoder:
                 self._topics.clear()  # those in use come back within a turn or two
             self._topics[raw] = topic
         return topic or None
+
+    def _said(self, data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
+        """As ``_properties``, and remember what a short block says: devices of one kind say the same each time."""
+        begin, length = at + 1, data[at]
+        stop = begin + length
+        if length > 127 or stop > end:
+            return _properties(data, at, end)
+        block = data[begin:stop]
+        known = self._blocks.get(block)
+        if known is not None:
+            return known, stop
+        found, stop = _properties(data, at, end)
+        if found is not None:
+            if len(self._blocks) >= _BLOCKS:
+                self._blocks.clear()
+            self._blocks[block] = found
+        return found, stop
 
 
 class _NotPlain(Exception):

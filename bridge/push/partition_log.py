@@ -31,9 +31,9 @@ from bridge.pulsar_client import (
     Producer,
     PulsarClient,
     ReceiveTimeout,
-    as_our_error,
     our_errors,
 )
+from bridge.pulsar_errors import as_our_error
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.settings.pulsar import PulsarSettings
 

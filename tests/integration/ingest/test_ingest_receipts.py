@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import provision, verify_policies
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_client import Producer, PulsarClient, our_errors
+from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_wire.batches import Batch, encode, head_of
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import stored
 from tests.support.stack import provisioned
@@ -45,18 +47,6 @@ def bare_producer(settings: PulsarSettings, topic: str, **options: Any) -> Itera
         client.close()
 
 
-class OpenedClient(PulsarClient):
-    """Our client with one of the silent ways to refuse opened again."""
-
-    options: dict[str, Any] = {}
-
-    def producer(self, topic: str, **_ours: Any) -> Producer:
-        with our_errors(f"making a producer on {topic}"):
-            return self._client.create_producer(
-                topic, send_timeout_millis=0, batching_enabled=True, **self.options
-            )
-
-
 class World:
     """Lanes with the test as their loop: what they report as stored is kept in order."""
 
@@ -80,6 +70,7 @@ class World:
     def put(self, payload: bytes) -> None:
         reading = Reading(1, 1, 0.0)
         reading.topic, reading.payload, reading.key, reading.event_ms = self.topic, payload, "k", 1
+        reading.head = head_of("k", {})
         self.lanes.put(reading)
 
     def turn(self) -> None:
@@ -116,10 +107,10 @@ def assert_nothing_vouched_that_is_missing(one: World, settings: PulsarSettings)
     assert [p for p in one.stored if p not in held] == []
 
 
-def test_h1_a_full_queue_refuses_in_silence_and_lanes_never_fill_it(
+def test_h1_a_full_queue_refuses_in_silence_and_lanes_have_none(
     one_partition: PulsarSettings,
 ) -> None:
-    """(a) The hazard with the bare client; then lanes on a queue that a turn does not fit in: none is refused."""
+    """(a) The hazard with the bare client; then lanes with a turn that is larger than their bound: none is refused."""
     with PulsarAdmin(one_partition) as admin:
         admin.create_partitioned(one_partition.readings_topic("bare"), 1)
     answers: list[Any] = []
@@ -137,8 +128,7 @@ def test_h1_a_full_queue_refuses_in_silence_and_lanes_never_fill_it(
     assert answers == [pulsar.Result.Ok]
     assert len(stored(one_partition, "bare")) < 2001  # refused without a voice, and the last receipt said Ok
 
-    OpenedClient.options = {"max_pending_messages": 100, "block_if_queue_full": False}
-    with world(OpenedClient(one_partition), one_partition, max_pending=100) as one:
+    with world(PulsarClient(one_partition), one_partition, max_pending=100) as one:
         for number in range(2000):
             one.put(b"%04d" % number)
         one.until(lambda: len(one.stored) == 2000, "all of them")
@@ -205,6 +195,48 @@ def test_h1_a_quota_that_raises_exceptions_loses_nothing_that_was_vouched_for(
         one.until(lambda: len(one.stored) == 200, "all of them once the quota holds instead", 90)
         assert one.stored == [b"%04d" % n for n in range(200)]
     assert list(dict.fromkeys(in_pulsar(s))) == [b"%04d" % n for n in range(200)]
+
+
+def test_h1_a_batch_that_was_damaged_on_its_way_is_refused_and_sent_again(
+    one_partition: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(d) One byte of the second batch is turned: Pulsar refuses that one and stores the third, which came after it."""
+    damaged = []
+
+    def damage(*args: Any, **kwargs: Any) -> list[Batch]:
+        batches = encode(*args, **kwargs)
+        if any(b"-2" in batch.frame for batch in batches) and not damaged:
+            frame = batches[0].frame
+            batches[0] = batches[0]._replace(frame=frame[:-1] + bytes((frame[-1] ^ 1,)))
+            damaged.append(batches[0].sequence)
+        return batches
+
+    monkeypatch.setattr("bridge.pulsar_wire.producer.encode", damage)
+    with world(PulsarClient(one_partition), one_partition) as one:
+        one.put(b"0-1")
+        one.until(lambda: one.stored == [b"0-1"], "the first")
+        for number in (2, 3):
+            one.put(b"%d-%d" % (number, number))
+            one.lanes.turn(one.clock)  # a batch of its own; no receipt is looked at in between
+        one.until(lambda: len(one.stored) == 3, "all of them")
+        assert one.stored == [b"0-1", b"2-2", b"3-3"]
+    assert len(damaged) == 1
+    assert in_pulsar(one_partition)[-2:] == [b"2-2", b"3-3"], "sent again in order, by a successor"
+
+
+def test_a_lost_connection_sends_again_what_was_not_confirmed_in_order(one_partition: PulsarSettings) -> None:
+    client = PulsarClient(one_partition)
+    with world(client, one_partition) as one:
+        for number in range(3000):
+            one.put(b"%04d" % number)
+            if number % 100 == 0:
+                one.turn()
+            if number % 1000 == 500:
+                for connection in client._wire._connections.values():
+                    connection._sock.shutdown(socket.SHUT_RDWR)
+        one.until(lambda: len(one.stored) == 3000, "all of them")
+        assert one.stored == [b"%04d" % n for n in range(3000)]
+    assert list(dict.fromkeys(in_pulsar(one_partition))) == [b"%04d" % n for n in range(3000)]
 
 
 def test_a_terminated_topic_refuses_each_message_by_name(one_partition: PulsarSettings) -> None:

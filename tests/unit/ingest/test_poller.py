@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.mqtt.poller import Poller
+from bridge.poller import Poller
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a link's loop waits for: its socket, a wake-up from another thread, or the time-out."""
+"""What a loop thread waits for: its socket, a wake-up from another thread, or the time-out."""
 
 from __future__ import annotations
 

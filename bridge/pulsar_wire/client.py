@@ -1,0 +1,151 @@
+"""The connections of one process to Pulsar's brokers, and who of them serves a partition."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+import structlog
+
+from bridge.errors import DeniedError, TransientError
+from bridge.pulsar_dial import addresses, credentials, open_connection
+from bridge.pulsar_errors import as_our_error
+from bridge.pulsar_wire import commands
+from bridge.pulsar_wire.commands import Kind, Redirect, WireError
+from bridge.pulsar_wire.connection import BrokerConnection
+from bridge.pulsar_wire.producer import BatchProducer, Identity
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["WireClient"]
+
+log = structlog.get_logger("pulsar")
+
+_REDIRECTS: Final = 20
+_DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024
+"""The limit of a broker that does not tell its own."""
+
+
+class WireClient:
+    """Makes producers; one connection to each broker, dialled when it is needed, and anew when it was lost.
+
+    Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout_s``, and may be made by any thread.
+    """
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._connections: dict[tuple[str, int, str], BrokerConnection] = {}
+        self._dialling: dict[tuple[str, int, str], threading.Lock] = {}
+        self._tls = settings.service_url.startswith("pulsar+ssl:")
+        self._let_in = False
+        self._closed = False
+
+    def producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
+        """Make a producer on one partition, or on a topic that has none.
+
+        ``identity`` is what its predecessor's ``successor`` returned. Raises TransientError, RefusedError,
+        DeniedError or FencedError.
+        """
+        doing = f"making a producer on {partition}"
+        until = time.monotonic() + self._settings.operation_timeout_s
+        connection = self._owner(partition, doing, until)
+        number, request = connection.number(), connection.number()
+        before = identity or Identity()
+        made = BatchProducer(connection, number)
+        asked = commands.producer(partition, number, request, name=before.name, epoch=before.epoch)
+        answer = connection.request(request, asked, _left(until))
+        if isinstance(answer, WireError):
+            if answer.name == "Timeout":
+                made.close()
+            else:
+                connection.ignore(number)
+            if answer.name == "ProducerBusy" and before.name:
+                raise TransientError(f"{doing}: the broker has not let go of the connection that was lost")
+            raise as_our_error(answer, doing)
+        last = answer.number(3, -1)
+        last = last if last < 1 << 63 else -1  # an int64 below zero
+        made.opened(Identity(answer.text(2), before.epoch, max(before.sequence, last + 1)))
+        return made
+
+    def _owner(self, partition: str, doing: str, until: float) -> BrokerConnection:
+        """Return a connection to the broker that serves the partition."""
+        connection = self._service()
+        authoritative = False
+        for _ in range(_REDIRECTS):
+            request = connection.number()
+            asked = commands.lookup(partition, request, authoritative=authoritative)
+            answer = connection.request(request, asked, _left(until))
+            if not isinstance(answer, WireError) and answer.kind != Kind.LOOKUP_RESPONSE:
+                answer = WireError(
+                    "UnknownError", f"a command of type {answer.kind} as the answer to a lookup"
+                )
+            found: Redirect | WireError = WireError("UnknownError")
+            if isinstance(answer, WireError):
+                found = answer
+            else:
+                found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
+            if isinstance(found, WireError):
+                raise as_our_error(found, doing)
+            ((host, port),) = addresses(found.url)
+            if found.proxied and (host, port) not in addresses(self._settings.service_url):
+                connection = self._service(proxy_to=f"{host}:{port}")
+            else:
+                connection = self._connection(host, port)
+            if found.final:
+                return connection
+            authoritative = found.authoritative
+        raise TransientError(f"{doing}: the brokers sent us on {_REDIRECTS} times")
+
+    def _service(self, proxy_to: str = "") -> BrokerConnection:
+        """Return a connection to the first address of the service URL that answers."""
+        away: TransientError | None = None
+        for host, port in addresses(self._settings.service_url):
+            try:
+                return self._connection(host, port, proxy_to)
+            except TransientError as e:
+                away = e
+        assert away is not None
+        raise away
+
+    def _connection(self, host: str, port: int, proxy_to: str = "") -> BrokerConnection:
+        key = (host, port, proxy_to)
+        with self._lock:
+            dialling = self._dialling.setdefault(key, threading.Lock())
+        with dialling:  # the others wait for the one who dials
+            found = self._connections.get(key)
+            if found is None or found.ended is not None:
+                found = self._connections[key] = self._dial(host, port, proxy_to)
+            return found
+
+    def _dial(self, host: str, port: int, proxy_to: str) -> BrokerConnection:
+        settings = self._settings
+        if self._closed:
+            raise TransientError("the client was closed")
+        try:
+            sock, connected = open_connection(
+                settings, host, port, settings.connection_timeout_s, proxy_to=proxy_to
+            )
+        except DeniedError as e:
+            if self._let_in:  # what was good once may be so again when its file is replaced
+                raise TransientError(e.what, remedy=e.remedy) from e
+            raise
+        self._let_in = True
+        name = f"{host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
+        log.debug("connected to Pulsar", broker=name, version=connected.text(1))
+        return BrokerConnection(
+            sock,
+            name=name,
+            max_message_bytes=connected.number(3) or _DEFAULT_MESSAGE_BYTES,
+            credentials=lambda: commands.auth_response(*credentials(settings)),
+        )
+
+    def close(self) -> None:
+        """Close every connection. What was not receipted fails."""
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.close()
+
+
+def _left(until: float) -> float:
+    return max(0.1, until - time.monotonic())

@@ -1,0 +1,224 @@
+"""The commands of Pulsar's binary protocol that a producer says and hears. Pure.
+
+Numbers and fields are those of PulsarApi.proto. A frame is the size of all that follows, the size of the command,
+the command, and for SEND what ``batches`` makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+from bridge.pulsar_wire.protobuf import fields, number, text
+
+__all__ = [
+    "MAX_FRAME",
+    "PING",
+    "PONG",
+    "Answer",
+    "Frames",
+    "Kind",
+    "Redirect",
+    "WireError",
+    "auth_response",
+    "close_producer",
+    "connect",
+    "frame",
+    "lookup",
+    "parse",
+    "producer",
+    "redirect_of",
+]
+
+PROTOCOL_VERSION: Final = 19
+"""Of Pulsar 2.10: brokers since then say nothing that this module would have to know more about."""
+
+MAX_FRAME: Final = 8 << 20
+"""No answer to a producer comes near this size, in bytes: what claims more is no Pulsar."""
+
+
+class Kind(IntEnum):
+    """The commands, by their number, which is also the field that holds them."""
+
+    CONNECT = 2
+    CONNECTED = 3
+    PRODUCER = 5
+    SEND = 6
+    SEND_RECEIPT = 7
+    SEND_ERROR = 8
+    SUCCESS = 13
+    ERROR = 14
+    CLOSE_PRODUCER = 15
+    PRODUCER_SUCCESS = 17
+    PING = 18
+    PONG = 19
+    LOOKUP = 23
+    LOOKUP_RESPONSE = 24
+    AUTH_CHALLENGE = 36
+    AUTH_RESPONSE = 37
+
+
+# As the C++ client calls what the broker means, so that both tell the user the same (ServerError in PulsarApi.proto).
+_ERRORS: Final = {
+    1: "BrokerMetadataError",
+    2: "BrokerPersistenceError",
+    3: "AuthenticationError",
+    4: "AuthorizationError",
+    5: "ConsumerBusy",
+    6: "ServiceUnitNotReady",
+    7: "ProducerBlockedQuotaExceededError",
+    8: "ProducerBlockedQuotaExceededException",
+    9: "ChecksumError",
+    10: "UnsupportedVersionError",
+    11: "TopicNotFound",
+    14: "TooManyLookupRequestException",
+    15: "TopicTerminated",
+    16: "ProducerBusy",
+    17: "InvalidTopicName",
+    18: "IncompatibleSchema",
+    22: "NotAllowedError",
+    25: "ProducerFenced",
+}
+
+
+@dataclass(frozen=True)
+class WireError:
+    """What the broker, or the connection, answered in place of what was asked for."""
+
+    name: str
+    """As Pulsar's own client calls it; ``bridge.pulsar_errors`` knows what it means."""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A command of the broker: its kind and its fields."""
+
+    kind: int
+    fields: dict[int, int | bytes]
+
+    def number(self, field: int, default: int = 0) -> int:
+        """Return a field that is a number."""
+        value = self.fields.get(field)
+        return value if isinstance(value, int) else default
+
+    def text(self, field: int) -> str:
+        """Return a field that is text, on one line and not longer than a message to people may be."""
+        value = self.fields.get(field)
+        return " ".join(value.decode("utf-8", "replace").split())[:300] if isinstance(value, bytes) else ""
+
+    def error(self, code: int, message: int) -> WireError:
+        """Return the error whose code and message stand in these fields."""
+        return WireError(_ERRORS.get(self.number(code), "UnknownError"), self.text(message))
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """Where a topic is served, as far as this broker knows."""
+
+    url: str
+    final: bool
+    """Whether the topic's owner is there; otherwise ask there again."""
+    authoritative: bool
+    proxied: bool
+    """Whether the owner is reached through the address that was asked, which is a proxy."""
+
+
+def frame(kind: Kind, body: bytes = b"") -> bytes:
+    """Return a command, ready to be sent."""
+    command = number(1, kind) + text(kind, body)
+    return (len(command) + 4).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
+
+
+PING: Final = frame(Kind.PING)
+PONG: Final = frame(Kind.PONG)
+
+
+def connect(method: str, data: bytes, *, proxy_to: str = "") -> bytes:
+    """Return CONNECT. ``method`` is that of the credentials ``data``: token, tls, or empty for none."""
+    body = text(1, b"pulsebridge")
+    if data:
+        body += text(3, data)
+    body += number(4, PROTOCOL_VERSION)
+    if method:
+        body += text(5, method.encode())
+    if proxy_to:
+        body += text(6, proxy_to.encode())
+    # supports_auth_refresh: the broker asks for a new token before it closes the connection.
+    return frame(Kind.CONNECT, body + text(10, number(1, 1)))
+
+
+def auth_response(method: str, data: bytes) -> bytes:
+    """Return the answer to AUTH_CHALLENGE."""
+    given = text(1, method.encode()) + text(2, data)
+    body = text(1, b"pulsebridge") + text(2, given) + number(3, PROTOCOL_VERSION)
+    return frame(Kind.AUTH_RESPONSE, body)
+
+
+def lookup(topic: str, request: int, *, authoritative: bool) -> bytes:
+    """Return the question who serves a topic."""
+    return frame(Kind.LOOKUP, text(1, topic.encode()) + number(2, request) + number(3, authoritative))
+
+
+def producer(topic: str, number_: int, request: int, *, name: str = "", epoch: int = 0) -> bytes:
+    """Return the request for a producer; without a name under one that the broker chooses, so that it is nobody else's.
+
+    ``epoch`` counts those of one name.
+    """
+    body = text(1, topic.encode()) + number(2, number_) + number(3, request)
+    if name:
+        body += text(4, name.encode())
+    return frame(Kind.PRODUCER, body + number(8, epoch) + number(9, 0))
+
+
+def close_producer(number_: int, request: int) -> bytes:
+    """Return the request to close a producer."""
+    return frame(Kind.CLOSE_PRODUCER, number(1, number_) + number(2, request))
+
+
+def parse(command: bytes) -> Answer:
+    """Return what the broker said."""
+    outer = dict(fields(command))
+    kind = outer.get(1)
+    if not isinstance(kind, int):
+        return Answer(0, {})
+    body = outer.get(kind)
+    return Answer(kind, dict(fields(body)) if isinstance(body, bytes) else {})
+
+
+def redirect_of(answer: Answer, *, tls: bool) -> Redirect | WireError:
+    """Return what a LOOKUP_RESPONSE says."""
+    response = answer.number(3, 2)
+    if response == 2:
+        return answer.error(6, 7)
+    url = answer.text(2 if tls else 1)
+    if not urlsplit(url).hostname:
+        return WireError("ServiceUnitNotReady", f"the lookup names no broker for {'TLS' if tls else 'plain'}")
+    return Redirect(url, response == 1, bool(answer.number(5)), bool(answer.number(8)))
+
+
+class Frames:
+    """Cuts what the broker sends into commands."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def feed(self, data: bytes) -> list[Answer]:
+        """Return the commands that are whole now. Raises ValueError for what is not Pulsar's protocol."""
+        data = self._data + data if self._data else data
+        found, at = [], 0
+        while len(data) - at >= 8:
+            total = int.from_bytes(data[at : at + 4], "big")
+            if not 4 <= total <= MAX_FRAME:
+                raise ValueError(f"a frame of {total} bytes")
+            if len(data) - at - 4 < total:
+                break
+            size = int.from_bytes(data[at + 4 : at + 8], "big")
+            if size > total - 4:
+                raise ValueError(f"a command of {size} bytes in a frame of {total}")
+            found.append(parse(data[at + 8 : at + 8 + size]))
+            at += 4 + total
+        self._data = data[at:]
+        return found

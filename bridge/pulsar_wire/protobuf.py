@@ -1,0 +1,68 @@
+"""As much of protobuf's wire format as Pulsar's commands need. Pure.
+
+Fields are told by their numbers in PulsarApi.proto; unknown ones are passed over, as protobuf asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["fields", "number", "numbers_of", "text", "varint"]
+
+
+def varint(value: int) -> bytes:
+    """Return a number that is not negative, seven bits a byte, the lowest first."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def number(field: int, value: int) -> bytes:
+    """Return a field that holds a number, a bool or an enum."""
+    return varint(field << 3) + varint(value)
+
+
+def text(field: int, value: bytes) -> bytes:
+    """Return a field that holds bytes, UTF-8 text or another message."""
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the fields of a message, as far as it is whole; numbers as int, the rest as bytes."""
+    at = 0
+    while at < len(data):
+        key, at = _read_varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _read_varint(data, at)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind, -1)
+        if size < 0:
+            size, at = _read_varint(data, at)
+        if at + size > len(data):
+            return
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def numbers_of(data: bytes) -> dict[int, int]:
+    """Return the numbers in a message, by field; the last of several, as protobuf asks for."""
+    return {field: value for field, value in fields(data) if isinstance(value, int)}
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return value, at
