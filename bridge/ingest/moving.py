@@ -16,6 +16,7 @@ hands over a second marker, but nothing more.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ from bridge.ingest.session_memory import SessionMemory
 from bridge.mqtt.client import Link
 from bridge.mqtt.keepalive import backoff_s
 from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.protocols.handler import Service
 from bridge.settings import Settings
 from bridge.sharding import Move, Remembered, plan_move
@@ -50,6 +51,8 @@ _CREDIT: Final = 4000
 _HOLD_S: Final = 2.0
 """How long acknowledgements are withheld then, in seconds: a session with a live flow above their quotient waits."""
 _WARN_S: Final = 60.0
+_QUIET_S: Final = 10.0
+"""How long a marker may take when nothing comes before it, in seconds."""
 _WAIT_S: Final = 1.0
 _AT_ONCE: Final = 8
 """Sessions that are drained at once."""
@@ -268,6 +271,7 @@ class _Drain(_Visit):
         self._until = 0.0
         self._next_watch = 0.0
         self._warn_at = time.monotonic() + _WARN_S
+        self._awaited_since = math.inf  # the last message while a marker is awaited
 
     def on_connected(self, event: Connected) -> None:
         """Ask for the marker's topic, again after each lost connection."""
@@ -288,7 +292,22 @@ class _Drain(_Visit):
 
     def _mark(self) -> None:
         self._token = secrets.token_hex(8).encode()
-        self.link.publish(self.marker, self._token)
+        self._awaited_since = time.monotonic()
+        self.link.publish(self.marker, self._token, confirmed=self._marked)
+
+    def _marked(self, confirmation: Confirmation) -> None:
+        if confirmation.reason >= 0x80:
+            raise DeniedError(
+                f"the MQTT broker does not take the marker of a session that is drained, {self.marker!r} (code "
+                f"{confirmation.reason:#x})",
+                remedy=self.remedy,
+            )
+
+    @property
+    def remedy(self) -> str:
+        """What to change when the marker does not come back."""
+        who = subscriber(self.settings.mqtt, self.link.client_id)
+        return f"allow {who} to publish and to subscribe to {MOVES_TOPIC}/#"
 
     def on_message(self, message: Message) -> None:
         """Take one message, or the marker."""
@@ -300,11 +319,14 @@ class _Drain(_Visit):
                 self._came()
             return
         self.taken += 1
+        if self._awaited_since < math.inf:
+            self._awaited_since = time.monotonic()
         self._intake.take(reading, message)
         if self._intake.full:
             self.link.pause()
 
     def _came(self) -> None:
+        self._awaited_since = math.inf
         if self._step is _Step.FLOW:
             self._step = _Step.HOLD
             self._until = time.monotonic() + _HOLD_S
@@ -342,7 +364,14 @@ class _Drain(_Visit):
         oldest = self._acks.oldest
         held = self._step in (_Step.HOLD, _Step.PROOF)
         self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) and not held else None)
-        if now >= self._warn_at:
+        if now - self._awaited_since >= _QUIET_S:
+            self._awaited_since = now + _WARN_S
+            log.warning(
+                "the marker of a session that is drained does not come back; if it stays so, " + self.remedy,
+                client_id=self.link.client_id,
+                marker=self.marker,
+            )
+        elif now >= self._warn_at:
             self._warn_at = now + _WARN_S
             log.warning(
                 "an MQTT session is still being drained; if its live messages alone are more than "

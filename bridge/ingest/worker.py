@@ -9,6 +9,7 @@ The way of a message, all on the loop thread:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -83,6 +84,9 @@ class IngestWorker(LinkHandler):
         self._next_watch = 0.0
         self._losses = 0
         self._acknowledged = False  # in the turn before
+        self._silence = math.inf
+        """When the first message is late, by the monotonic clock."""
+        self._heard = False
 
     @property
     def in_flight(self) -> int:
@@ -138,6 +142,8 @@ class IngestWorker(LinkHandler):
     def _ready(self, anew: int) -> None:
         self.ready = True
         self._part.ready()
+        if not self._heard and self._silence == math.inf and self.settings.ingest.silent_s:
+            self._silence = time.monotonic() + self.settings.ingest.silent_s
         log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], anew=anew)
 
     def _keep_granted(self) -> None:
@@ -164,6 +170,7 @@ class IngestWorker(LinkHandler):
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Take what was read in one piece; see the module's docstring."""
+        self._heard = True
         readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
         if self._intake.full:
@@ -192,6 +199,20 @@ class IngestWorker(LinkHandler):
             self._next_watch = now + 1.0
             oldest = self._acks.oldest
             self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
+            if now >= self._silence:
+                self._silence = math.inf
+                self._tell_silence()
+
+    def _tell_silence(self) -> None:
+        """Name what a broker may hold back without a word: Mosquitto's acl_file refuses no subscription."""
+        if not self._heard:
+            log.warning(
+                "no message has come since the subscription; if devices do publish, see that the MQTT broker lets "
+                f"{subscriber(self.settings.mqtt, self.link.client_id)} read the filters (Mosquitto's acl_file grants every "
+                "subscription and then holds back what may not be read), or correct ingest.rules and ingest.filters",
+                filters=[s.filter for s in self._wanted],
+                after_s=self.settings.ingest.silent_s,
+            )
 
     def next_in(self, now: float) -> float:
         """How long the loop may wait for bytes, in seconds."""

@@ -86,7 +86,12 @@ class IngestSettings(Section):
     stall_s: float = Field(
         10.0, gt=0, description="Age of the oldest unacknowledged message that gives a WARNING, in seconds."
     )
-
+    silent_s: float = Field(
+        300.0,
+        ge=0,
+        description="How long a link may stay without any message after its subscription until a WARNING names what the "
+        "broker may hold back, in seconds; 0 never.",
+    )
     on_blocked: Literal["wait", "deadletter"] = Field(
         "wait",
         description="What becomes of messages for a topic that takes none while Pulsar takes others (over its quota, for "

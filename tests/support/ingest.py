@@ -18,12 +18,14 @@ import yaml
 from bridge.contract import DEAD_LETTERS_TOPIC, full_envelope
 from bridge.errors import PulsebridgeError
 from bridge.ingest.service import IngestService
+from bridge.ingest.session_memory import SessionMemory
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.sharding import Remembered
 from tests.support.waiting import poll_for
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ingest_process",
     "ingest_settings",
     "publish_ids",
+    "remembered",
     "rule_for",
     "running_ingest",
     "stored",
@@ -148,6 +151,12 @@ def publish_ids(
         name = f"{topic}#{number}"
         payload = name.encode().ljust(size, b" ")
         client.publish(topic, payload, confirmed=lambda _c, name=name: confirmed.append(name))  # type: ignore[misc]
+
+
+def remembered(settings: PulsarSettings) -> dict[str, Remembered]:
+    """Return the MQTT sessions that ingest has noted in Pulsar, by name."""
+    with PulsarAdmin(settings, timeout_s=30) as admin:
+        return SessionMemory(settings).load(admin)
 
 
 def _exists(settings: PulsarSettings, topic: str) -> bool:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from bridge.commands import Command, encode_command
+from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.errors import PulsebridgeError
 from bridge.provisioning import carry_out
 from bridge.provisioning_commands import whole_plan
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, PulsarClient
+from bridge.push.metrics import PushMetrics
+from bridge.push.worker import PushWorker
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from tests.support.secured import SecuredPulsar
 
-__all__ = ["PLANT", "granted", "payloads", "provisioned_for"]
+__all__ = ["PLANT", "granted", "payloads", "provisioned_for", "pushing", "write_command"]
 
 PLANT = TopicRule(
     name="plant",
@@ -54,3 +64,35 @@ def payloads(settings: PulsarSettings, topic: str) -> list[bytes]:
                 found.append(reader.read_next(10_000).data())
             reader.close()
     return found
+
+
+@contextmanager
+def pushing(settings: Settings) -> Iterator[list[PulsebridgeError]]:
+    """Run push in a thread; what ended it is in the list."""
+    failures: list[PulsebridgeError] = []
+    worker = PushWorker(settings, metrics=PushMetrics(CollectorRegistry()))
+
+    def run() -> None:
+        try:
+            worker.run()
+        except PulsebridgeError as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run, name="push-under-test", daemon=True)
+    thread.start()
+    try:
+        yield failures
+    finally:
+        worker.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def write_command(admin: PulsarSettings, topic: str) -> str:
+    """Write one command as the administrator and return its id."""
+    command = Command(uuid.uuid4().hex, "d1", topic, b"reset")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(admin.system_topic(COMMANDS_TOPIC), 0))
+        producer.send(command.payload, properties=encode_command(command), partition_key="d1")
+        producer.close()
+    return command.command_id

@@ -18,14 +18,13 @@ import pytest
 import yaml
 
 from bridge.contract import partition_name
-from bridge.ingest.session_memory import SessionMemory
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
-from tests.support.ingest import device, first_copies, ingest_settings, rule_for, stored
+from tests.support.ingest import device, first_copies, ingest_settings, remembered, rule_for, stored
 from tests.support.raw_mqtt import RawMqtt, at_broker
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
@@ -230,11 +229,6 @@ def test_h7_one_worker_becomes_two_shards_and_one_again_under_load(
     assert set(remembered(namespaces)) == {mqtt.client_id}
     assert at_broker(mqtt, mqtt.client_id)
     assert [n for n in range(4) if at_broker(mqtt, f"{mqtt.client_id}-{n}")] == []
-
-
-def remembered(namespaces: PulsarSettings) -> dict[str, object]:
-    with PulsarAdmin(namespaces) as admin:
-        return dict(SessionMemory(namespaces).load(admin))
 
 
 def test_a_worker_that_dies_is_started_again_and_an_owner_that_dies_leaves_none(

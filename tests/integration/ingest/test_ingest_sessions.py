@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.ingest.session_memory import SessionMemory
 from bridge.local.stack import LocalStack
 from bridge.protocols.status import look_at_instances
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
-from tests.support.ingest import device, ingest_settings, rule_for, running_ingest, stored
+from tests.support.ingest import device, ingest_settings, remembered, rule_for, running_ingest, stored
 from tests.support.raw_mqtt import at_broker
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
@@ -39,11 +38,6 @@ def status(settings: Settings, folder: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def remembered(namespaces: PulsarSettings) -> set[str]:
-    with PulsarAdmin(namespaces) as admin:
-        return set(SessionMemory(namespaces).load(admin))
-
-
 def await_running(settings: Settings, count: int) -> None:
     poll_for(
         lambda: [s for _, s in look_at_instances(settings).records] == ["running"] * count,
@@ -59,10 +53,10 @@ def test_h7_a_session_that_nobody_serves_is_an_error_in_status_until_it_is_drain
     old, new = mqtt.client_id, f"{mqtt.client_id}-renamed"
     before = ingest_settings(mqtt, namespaces, rules=(rule_for(old),), advertise_s=0.5)
     with running_ingest(before):
-        poll_for(lambda: remembered(namespaces) == {old}, 30, "the session to be remembered")
+        poll_for(lambda: set(remembered(namespaces)) == {old}, 30, "the session to be remembered")
     renamed = before.model_copy(update={"mqtt": mqtt.model_copy(update={"client_id": new})})
     with running_ingest(renamed):
-        poll_for(lambda: remembered(namespaces) == {old, new}, 30, "the second session")
+        poll_for(lambda: set(remembered(namespaces)) == {old, new}, 30, "the second session")
         await_running(renamed, 1)
         with device(mqtt, "dev") as dev:
             dev.publish(f"{old}/press/heat", b"x")
@@ -87,7 +81,7 @@ def test_h7_a_session_that_nobody_serves_is_an_error_in_status_until_it_is_drain
         assert dev.flush()
     takes_over = renamed.mqtt.model_copy(update={"former_client_ids": (old,)})
     with running_ingest(renamed.model_copy(update={"mqtt": takes_over})):
-        assert remembered(namespaces) == {new}
+        assert set(remembered(namespaces)) == {new}
         # Each of the two sessions had both messages.
         poll_for(lambda: len(stored(namespaces, "fleet")) == 4, 30, "both copies of both messages")
         await_running(renamed, 1)
@@ -105,7 +99,7 @@ def test_h7_what_keeps_a_session_whose_broker_is_gone_can_be_removed(
     mqtt = mqtt_settings(stack)
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
     with running_ingest(settings):
-        poll_for(lambda: remembered(namespaces) != set(), 30, "the session to be remembered")
+        poll_for(lambda: remembered(namespaces), 30, "the session to be remembered")
     other = settings.model_copy(update={"mqtt": mqtt.model_copy(update={"client_id": "other"})})
     code, text = status(other, tmp_path, "--json")
     (one,) = json.loads(text)["unserved_sessions"]

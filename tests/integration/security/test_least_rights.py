@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from bridge.check.rights import check_rights
-from bridge.commands import Command, encode_command
-from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
-from bridge.errors import DeniedError, PulsebridgeError
+from bridge.contract import RECEIPTS_TOPIC, Receipt, partition_name
+from bridge.errors import DeniedError
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.pulsar_client import PulsarClient
-from bridge.push.metrics import PushMetrics
-from bridge.push.worker import PushWorker
 from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings
 from bridge.settings.secret_file import SecretFile
 from sources.options import connection_options, parse
@@ -30,7 +23,14 @@ from sources.reading import read_range
 from sources.stream import StreamPlanner
 from tests.support.ingest import running_ingest
 from tests.support.secured import SecuredArtemis, SecuredPulsar
-from tests.support.secured_tiers import PLANT, granted, payloads, provisioned_for
+from tests.support.secured_tiers import (
+    PLANT,
+    granted,
+    payloads,
+    provisioned_for,
+    pushing,
+    write_command,
+)
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
@@ -52,38 +52,6 @@ def push_of(pulsar: PulsarSettings, artemis: SecuredArtemis, mode: str, user: st
         pulsar=pulsar.model_copy(update={"provision": mode}),
         push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry_max_s=0.5),
     )
-
-
-@contextmanager
-def pushing(settings: Settings) -> Iterator[list[PulsebridgeError]]:
-    """Run push in a thread; what ended it is in the list."""
-    failures: list[PulsebridgeError] = []
-    worker = PushWorker(settings, metrics=PushMetrics(CollectorRegistry()))
-
-    def run() -> None:
-        try:
-            worker.run()
-        except PulsebridgeError as e:
-            failures.append(e)
-
-    thread = threading.Thread(target=run, name="push-under-test", daemon=True)
-    thread.start()
-    try:
-        yield failures
-    finally:
-        worker.stop()
-        thread.join(60)
-    assert not thread.is_alive()
-
-
-def write_command(admin: PulsarSettings, topic: str) -> str:
-    """Write one command as the administrator and return its id."""
-    command = Command(uuid.uuid4().hex, "d1", topic, b"reset")
-    with PulsarClient(admin) as client:
-        producer: Any = client.producer(partition_name(admin.system_topic(COMMANDS_TOPIC), 0))
-        producer.send(command.payload, properties=encode_command(command), partition_key="d1")
-        producer.close()
-    return command.command_id
 
 
 def states(admin: PulsarSettings) -> dict[str, str]:

@@ -48,7 +48,7 @@ def test_a_stop_in_time_is_left_alone(number: signal.Signals) -> None:
     assert stopped(number) == (0, "ended by itself\n")
 
 
-@pytest.mark.parametrize("program", [{"blocks": BLOCKED}, {"afterwards": BLOCKED}, {"afterwards": IN_C}])
+@pytest.mark.parametrize("program", [{"stop": "None"}, {"afterwards": BLOCKED}, {"afterwards": IN_C}])
 def test_what_does_not_stop_is_ended_with_code_0(program: dict[str, str]) -> None:
     code, text = stopped(signal.SIGTERM, patience_s=0.1, **program)
     assert code == 0
