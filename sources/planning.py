@@ -80,6 +80,9 @@ class PartitionView:
     ledgers: tuple[Ledger, ...]
     holds: Mapping[str, Position] = field(default_factory=dict)
     """Subscription to its mark-delete position: the last entry of the acknowledged run, entry -1 when none."""
+    readable: Position | None = None
+    """The last entry before the first open transaction, None where none can be open: what comes after it is not
+    given to readers until that one ends (H15)."""
 
     @property
     def start(self) -> Position:
@@ -88,14 +91,21 @@ class PartitionView:
 
     @property
     def end(self) -> Position:
-        """The place after the last entry; the start when there is no entry."""
+        """The place after the last entry that can be read; the start when there is no entry."""
         for ledger in reversed(self.ledgers):
             if ledger.entries:
-                return Position(ledger.id, ledger.entries)
+                return max(self.start, self._bounded(Position(ledger.id, ledger.entries)))
         return self.start
 
+    def _bounded(self, end: Position) -> Position:
+        if self.readable is None:
+            return end
+        return min(end, Position(self.readable.ledger, self.readable.entry + 1))
+
     def segments(self, start: Position, end: Position | None = None) -> tuple[Segment, ...]:
-        """Return the existing entries from ``start`` up to, not including, ``end`` (default: all)."""
+        """Return the existing entries from ``start`` up to, not including, ``end`` (default: all that can be read)."""
+        if end is None and self.readable is not None:
+            end = self.end
         found = []
         for ledger in self.ledgers:
             first = start.entry if ledger.id == start.ledger else 0

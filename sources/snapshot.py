@@ -5,8 +5,10 @@ All partitions are asked at once, on a few threads. What follows from a snapshot
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,6 +25,9 @@ __all__ = ["INCARNATION_PROPERTY", "Catalog", "view_of"]
 INCARNATION_PROPERTY: Final = "pulsebridge.incarnation"
 """Property of a topic that is set once, when it is first read; it goes with the topic when that is deleted."""
 
+_RECOVERY_ATTEMPTS: Final = 10
+_RECOVERY_WAIT_S: Final = 0.05
+
 _log = structlog.get_logger("source")
 
 
@@ -38,6 +43,8 @@ class Catalog:
         self._pattern = pattern
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pulsebridge-snapshot")
         self._counts: dict[str, int] = {}
+        self._transactions = True
+        """Whether the cluster may have transactions: until a broker says that it has none."""
 
     def close(self) -> None:
         """Stop the threads and close the connection."""
@@ -135,7 +142,40 @@ class Catalog:
 
     def _view(self, partition: str) -> PartitionView | None:
         stats = self.admin.request("GET", f"/{rest_path(partition)}/internalStats", accept=(404,))
-        return None if stats is None else view_of(partition, stats)
+        if stats is None:
+            return None
+        view = view_of(partition, stats)
+        return replace(view, readable=self._readable(partition)) if self._transactions else view
+
+    def _readable(self, partition: str) -> Position | None:
+        """Return the last entry before the first open transaction, None where there was never a transaction.
+
+        Raises TransientError while the broker still recovers them, just after it loaded the topic.
+        """
+        path = (
+            f"/../v3/transactions/transactionBufferStats/{rest_path(partition).removeprefix('persistent/')}"
+        )
+        for _ in range(_RECOVERY_ATTEMPTS):
+            try:
+                stats = self.admin.request("GET", path, accept=(404,))
+            except TransientError as e:
+                if "transactionCoordinatorEnabled" not in e.what:
+                    raise
+                self._transactions = False  # of the whole cluster
+                return None
+            except RefusedError as e:
+                self._transactions = False
+                _log.warning(
+                    "open transactions cannot be seen, a task that meets one is tried again; allow this role to ask",
+                    error=str(e),
+                )
+                return None
+            if stats is None or stats.get("state") == "NoSnapshot":
+                return None
+            if stats.get("state") == "Ready":
+                return _position(stats["maxReadPosition"])
+            time.sleep(_RECOVERY_WAIT_S)
+        raise TransientError(f"{partition}: the broker is still recovering its transactions")
 
     def _rows_per_entry(self, partition: str, place: Position) -> float:
         try:
