@@ -17,6 +17,7 @@ import structlog
 from bridge.contract import Position, partition_name
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
+from sources.chunks import ChunkPart, part_of
 from sources.planning import Ledger, PartitionView
 from sources.topics import TopicsPattern
 
@@ -122,6 +123,17 @@ class Catalog:
     def published_ms(self, places: Mapping[str, Position]) -> dict[str, int | None]:
         """Return when the entry at each place was published, ms since the epoch; None where Pulsar does not tell."""
         return dict(zip(places, self._pool.map(self._published_ms, places, places.values()), strict=True))
+
+    def chunk_parts(self, partition: str, places: Sequence[Position]) -> list[ChunkPart | None]:
+        """Return what part of a chunked message each entry is, None for one that is none, or that nobody may see."""
+
+        def ask(place: Position) -> ChunkPart | None:
+            try:
+                return part_of(self.admin.entry_headers(partition, place.ledger, place.entry)[1])
+            except RefusedError:
+                return None
+
+        return list(self._pool.map(ask, places))
 
     def incarnations(self, topics: Iterable[str], *, mark: bool) -> dict[str, str]:
         """Return the mark of each topic's present life, setting it where there is none yet and ``mark`` is true.

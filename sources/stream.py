@@ -20,6 +20,7 @@ from bridge.logs import configure as configure_logs
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.log import LogSettings
+from sources.chunks import ChunkGuard
 from sources.hold import Hold, HoldRecord
 from sources.lag import BEHIND, Lag, as_json
 from sources.offsets import Offset
@@ -61,6 +62,7 @@ class StreamPlanner:
         self._resumed = False
         self._away = False
         self._rows: tuple[float, dict[str, float]] = (0.0, {})
+        self._chunks = ChunkGuard(options.subscription, self._catalog.chunk_parts)
         self._lag = Lag(self._catalog.published_ms)
         self._lost: set[str] = set()
         self._took_at: float | None = None
@@ -127,7 +129,7 @@ class StreamPlanner:
         try:
             if not _covers(self._views, end.positions):
                 self._views = self._catalog.snapshot(end.positions)
-            self._hold.commit(self._views, end.positions)
+            self._hold.commit(self._views, self._chunks.safe(self._views, end.positions))
         except TransientError as e:
             _log.warning(
                 "the commit did not reach Pulsar, the next one will, and more is kept until then; check Pulsar if it repeats",

@@ -21,6 +21,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "batched": {"batching_enabled": True, "batching_max_publish_delay_ms": 20},
     "unbatched": {"batching_enabled": False},
     "compressed": {"batching_enabled": True, "compression_type": pulsar.CompressionType.ZSTD},
+    "lz4": {"batching_enabled": True, "compression_type": pulsar.CompressionType.LZ4},
+    "zlib": {"batching_enabled": False, "compression_type": pulsar.CompressionType.ZLib},
+    "snappy": {"batching_enabled": True, "compression_type": pulsar.CompressionType.SNAPPY},
     "chunked": {"batching_enabled": False, "chunking_enabled": True},
 }
 
@@ -84,6 +87,23 @@ class TestTopic:
             return len(self.ledgers(partition)) == 1
 
         poll_for(trimmed, 30, "the closed ledgers to be trimmed")
+
+    def compact(self, partition: int = 0) -> None:
+        """Run a compaction to its end."""
+        path = f"/{rest_path(self.partition(partition))}/compaction"
+        self.admin.request("PUT", path)
+        poll_for(lambda: self.admin.request("GET", path)["status"] == "SUCCESS", 30, "the compaction")
+
+    def expire(self, subscription: str, partition: int = 0) -> None:
+        """Let go of all that the subscription holds, as a message TTL does."""
+        path = f"/{rest_path(self.partition(partition))}/subscription/{subscription}/expireMessages/1"
+        last = self.admin.internal_stats(self.partition(partition))["lastConfirmedEntry"]
+
+        def expired() -> bool:
+            self.admin.request("POST", path, accept=(409, 412))
+            return self.hold(subscription, partition) == last
+
+        poll_for(expired, 30, "the messages to expire")
 
     def delete(self) -> None:
         self.admin.request("DELETE", f"/{rest_path(self.name)}/partitions?force=true")

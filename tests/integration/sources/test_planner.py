@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import structlog
 
+from bridge.contract import Position
 from bridge.errors import DataLossError
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
+from sources.chunks import ChunkGuard
 from sources.offsets import Offset
 from sources.options import SourceOptions, parse
+from sources.planning import Ledger, PartitionView
 from sources.reading import read_range
+from sources.snapshot import Catalog
 from sources.stream import StreamPlanner
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
@@ -139,3 +144,57 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: 
         query.close()
         warned = [line for line in logs if line["log_level"] == "warning"]
         assert len(warned) == 1, warned
+
+
+def test_h14_what_a_ledger_that_ends_inside_a_message_holds_is_not_let_go(topic: TestTopic) -> None:
+    big = bytes(12 * 1024 * 1024)  # three chunks
+    topic.publish([b"a"], "unbatched")
+    topic.publish([big], "chunked")
+    partition, ledger = topic.partition(), topic.ledgers()[0]
+    catalog = Catalog(PulsarAdmin(topic.settings), [topic.name])
+    guard = ChunkGuard("q", catalog.chunk_parts)
+    safe = []
+    for count in (1, 2, 3, 4):  # the snapshots that are taken while the message is being written
+        view = PartitionView(partition, (Ledger(ledger, count, count * 4 * 1024 * 1024),))
+        safe.append(guard.safe({partition: view}, {partition: Position(ledger, count)})[partition].entry)
+    catalog.close()
+    assert safe == [1, 1, 1, 4]
+
+
+def test_h14_a_message_whose_chunks_lie_in_several_triggers_comes_once_with_its_last(
+    topic: TestTopic,
+) -> None:
+    big = bytes(12 * 1024 * 1024)
+    topic.publish([b"a"], "unbatched")
+    topic.publish([big], "chunked")
+    topic.publish([b"b"], "unbatched")
+    with planner(topic, maxEntriesPerTrigger="1") as (query, options):
+        at = query.initial_offset()
+        rows: list[list[bytes]] = []
+        for _ in range(5):
+            end = query.latest_offset(at, options.limits)
+            rows.append(
+                [
+                    value
+                    for task in query.tasks(at, end)
+                    for batch in read_range(task)
+                    for value in batch.column("value").to_pylist()
+                ]
+            )
+            query.commit(end)
+            at = end
+    assert rows == [[b"a"], [], [], [big], [b"b"]]
+
+
+def test_h13_what_expires_under_the_hold_fails_the_query_with_the_remedy(topic: TestTopic) -> None:
+    topic.publish(names(3), "unbatched")
+    with planner(topic) as (query, options):
+        at = query.latest_offset(query.initial_offset(), options.limits)
+        query.commit(at)
+        topic.publish(names(3), "unbatched")
+        topic.roll_over()
+        topic.publish(names(3), "unbatched")
+        topic.expire("q")
+        topic.trim()
+        with pytest.raises(DataLossError, match=r"of the offset is gone.*message TTL off on topics"):
+            query.latest_offset(at, options.limits)
