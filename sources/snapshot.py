@@ -19,6 +19,7 @@ from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.chunks import ChunkPart, part_of
 from sources.planning import Ledger, PartitionView
+from sources.policies import Finding, of_namespace, of_topic
 from sources.topics import TopicsPattern
 
 __all__ = ["INCARNATION_PROPERTY", "Catalog", "view_of"]
@@ -88,25 +89,29 @@ class Catalog:
                 remedy="create it, start what writes to it, or correct the topic option",
             )
 
-    def expiry(self, topics: Iterable[str]) -> list[str]:
-        """Return what can consume the data that a subscription holds on these topics, a sentence each (H13).
+    def expiry(self, topics: Iterable[str]) -> list[Finding]:
+        """Return what can consume the data that a subscription holds on these topics (H13).
 
         What this role may not ask counts as off.
         """
-        found = []
-        for namespace in sorted({"/".join(rest_path(topic).split("/")[1:3]) for topic in topics}):
-            try:
-                ttl = self.admin.request("GET", f"/namespaces/{namespace}/messageTTL", accept=(404,))
-                quotas = (
-                    self.admin.request("GET", f"/namespaces/{namespace}/backlogQuotaMap", accept=(404,)) or {}
-                )
-            except RefusedError:
-                continue
-            if ttl:
-                found.append(f"message TTL of namespace {namespace} is {ttl} s")
-            if any(quota.get("policy") == "consumer_backlog_eviction" for quota in quotas.values()):
-                found.append(f"backlog quota of namespace {namespace} evicts")
-        return found
+        topics = list(topics)
+        namespaces = sorted({"/".join(rest_path(topic).split("/")[1:3]) for topic in topics})
+        found = [*self._pool.map(self._expiry_of_namespace, namespaces)]
+        return [finding for of in (*found, *self._pool.map(self._expiry_of_topic, topics)) for finding in of]
+
+    def _expiry_of_namespace(self, name: str) -> list[Finding]:
+        parts = ("messageTTL", "backlogQuotaMap", "subscriptionExpirationTime")
+        return of_namespace(name, *self._policies(f"/namespaces/{name}", parts))
+
+    def _expiry_of_topic(self, topic: str) -> list[Finding]:
+        return of_topic(topic, *self._policies(f"/{rest_path(topic)}", ("messageTTL", "backlogQuotaMap")))
+
+    def _policies(self, path: str, parts: Sequence[str]) -> list[Any]:
+        try:
+            return [self.admin.request("GET", f"{path}/{part}", accept=(404,)) for part in parts]
+        except RefusedError as e:  # policies of topics are switched off, or we may not read them
+            _log.debug("policies are not read", path=path, why=e.what)
+            return [None] * len(parts)
 
     def snapshot(self, partitions: Iterable[str]) -> dict[str, PartitionView]:
         """Return a view of each partition that exists, from one ``internalStats`` each, all asked at once."""

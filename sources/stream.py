@@ -26,6 +26,7 @@ from sources.lag import BEHIND, Lag, as_json
 from sources.offsets import Offset
 from sources.options import SourceOptions
 from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
+from sources.policies import expiry_error
 from sources.reading import ReadTask
 from sources.snapshot import Catalog
 from sources.starting import resolve
@@ -145,7 +146,7 @@ class StreamPlanner:
             partitions = {name: topic for name, topic in partitions.items() if name in views}
         else:
             self._catalog.refuse_missing(partitions, views)
-        self._warn_of_expiry()
+        self._look_at_expiry(refuse=self._options.fail_on_data_loss)
         marks = self._catalog.incarnations(dict.fromkeys(partitions.values()), mark=True)
         name = self._hold.name
         existing = [partition for partition in partitions if name in views[partition].holds]
@@ -199,7 +200,7 @@ class StreamPlanner:
         start.refuse_strangers(self._catalog.cluster(), marks)
         self._views = self._catalog.snapshot(start.positions)
         self._refuse_loss(start.positions)
-        self._warn_of_expiry()
+        self._look_at_expiry()
         for partition, place in start.positions.items():
             if partition in self._views and self._hold.name not in self._views[partition].holds:
                 _log.warning(
@@ -269,9 +270,16 @@ class StreamPlanner:
         self._hold.remember(partition, record)
         return record
 
-    def _warn_of_expiry(self) -> None:
-        for what in self._catalog.expiry(self._catalog.topics):
-            _log.warning("what the query has not read can be deleted under it: switch it off", reason=what)
+    def _look_at_expiry(self, *, refuse: bool = False) -> None:
+        found = self._catalog.expiry(self._catalog.topics)
+        if found and refuse:
+            raise expiry_error(found)
+        for what, command in found:
+            _log.warning(
+                "what the query has not read can be deleted under it: switch it off",
+                reason=what,
+                command=command,
+            )
 
     def _refuse_loss(self, positions: Mapping[str, Position]) -> None:
         found = losses(self._views, positions, self._hold.name)

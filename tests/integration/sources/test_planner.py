@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from bridge.contract import Position
-from bridge.errors import DataLossError
+from bridge.errors import DataLossError, TerminalError
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from sources.chunks import ChunkGuard
@@ -184,6 +184,20 @@ def test_h14_a_message_whose_chunks_lie_in_several_triggers_comes_once_with_its_
             query.commit(end)
             at = end
     assert rows == [[b"a"], [], [], [big], [b"b"]]
+
+
+def test_h13_a_query_does_not_begin_where_what_it_holds_would_be_deleted(topic: TestTopic) -> None:
+    path = f"/namespaces/{topic.settings.tenant}/{topic.settings.namespace}"
+    topic.publish(names(3), "unbatched")
+    topic.admin.request("POST", f"{path}/messageTTL", body=3600)
+    with planner(topic) as (query, _), pytest.raises(TerminalError, match=r"is 3600 s.*set-message-ttl"):
+        query.initial_offset()
+    with planner(topic, failOnDataLoss="false") as (query, options), structlog.testing.capture_logs() as logs:
+        at = query.initial_offset()
+    assert ["set-message-ttl" in line["command"] for line in logs if "command" in line] == [True]
+    with planner(topic) as (query, options), structlog.testing.capture_logs() as logs:
+        assert query.latest_offset(at, options.limits) != at, "a query that has begun goes on, and warns"
+    assert [line["log_level"] for line in logs if "command" in line] == ["warning"]
 
 
 def test_h13_what_expires_under_the_hold_fails_the_query_with_the_remedy(topic: TestTopic) -> None:

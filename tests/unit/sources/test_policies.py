@@ -1,0 +1,25 @@
+"""What deletes under a subscription what it holds is named with the command that switches it off (H13)."""
+
+from __future__ import annotations
+
+from sources.policies import expiry_error, of_namespace, of_topic
+
+EVICTS = {"destination_storage": {"policy": "consumer_backlog_eviction"}}
+
+
+def test_h13_policies_that_consume_what_is_held_are_found_with_their_commands() -> None:
+    found = [*of_namespace("t/n", 60, EVICTS, 5), *of_topic("persistent://t/n/x", 30, EVICTS)]
+    assert len(found) == 5
+    text = str(expiry_error(found))
+    for part in (
+        "message TTL of namespace t/n is 60 s", "namespaces set-message-ttl t/n --messageTTL 0",
+        "namespaces remove-backlog-quota t/n --type destination_storage", "not used for 5 min",
+        "topicPolicies remove-message-ttl persistent://t/n/x", "set failOnDataLoss=false",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_h13_policies_that_only_hold_producers_are_left_alone() -> None:
+    holds = {"destination_storage": {"policy": "producer_request_hold"}}
+    assert of_namespace("t/n", 0, holds, 0) == of_topic("persistent://t/n/x", None, holds) == []
+    assert of_namespace("t/n", None, None, None) == of_topic("persistent://t/n/x", None, "") == []
