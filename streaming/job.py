@@ -30,7 +30,8 @@ from streaming import alerts, bronze, silver
 from streaming.checkpoints import Checkpoint, CheckpointLock
 from streaming.predicates import Suite, load_suite
 from streaming.quality import QualityWatch
-from streaming.readings import Decoder, load_decoders
+from streaming.readings import Decoder, check_rules, load_decoders
+from streaming.rule_fields import RuleFields, rule_fields
 from streaming.rules import AlertRule, load_rules
 from streaming.stopping import StopRequest
 from streaming.tables import Tables
@@ -57,6 +58,7 @@ class Plan:
     decoders: tuple[Decoder, ...]
     suite: Suite
     rules: tuple[AlertRule, ...]
+    rule_fields: tuple[RuleFields, ...]
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -64,12 +66,11 @@ def plan_of(settings: Settings) -> Plan:
     streaming = settings.streaming
     rules_file = streaming.rules or conf_path("rules.yaml")
     suite_file = streaming.expectations or conf_path("expectations/silver.json")
+    decoders = load_decoders(rules_file)
+    fields = rule_fields(settings.ingest.all_rules)
+    check_rules(decoders, fields, str(rules_file))
     return Plan(
-        settings,
-        Tables.of(streaming),
-        load_decoders(rules_file),
-        load_suite(suite_file),
-        load_rules(rules_file),
+        settings, Tables.of(streaming), decoders, load_suite(suite_file), load_rules(rules_file), fields
     )
 
 
@@ -224,7 +225,9 @@ class Job:
             messages = bronze.source(self.spark, plan.settings, topics_of(plan.settings))
             return bronze.query(messages, plan.tables)
         if name == "silver":
-            recipe = silver.recipe_of(plan.decoders, plan.suite, plan.settings.streaming.clock_skew_s)
+            recipe = silver.recipe_of(
+                plan.decoders, plan.suite, plan.settings.streaming.clock_skew_s, plan.rule_fields
+            )
             checkpoint = Checkpoint(self.spark, plan.tables.checkpoint("silver"))
             batches = silver.SilverBatches(plan.tables, checkpoint, recipe, self.after_silver_step)
             return silver.query(self.spark, plan.tables, batches)

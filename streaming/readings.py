@@ -1,6 +1,6 @@
 """Decodes payloads into readings: which JSON path of which MQTT topic is the id, the time and the value.
 
-It decides how a payload becomes typed columns. Whether a reading is good is judged by the suite (``predicates``).
+A decoder may leave id and time to the topic rule that took the message (``rule_fields``). It decides how a payload becomes typed columns. Whether a reading is good is judged by the suite (``predicates``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from bridge.errors import ConfigError
+from streaming.rule_fields import Part, RuleFields, by_rule, rule_says
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -22,6 +23,7 @@ __all__ = [
     "UNKNOWN_TOPIC",
     "Decoder",
     "as_recipe",
+    "check_rules",
     "decode",
     "load_decoders",
     "parse_decoders",
@@ -40,9 +42,11 @@ class Decoder:
 
     filter: str
     metric: str
-    id: str
-    time: str
     value: str
+    id: str | None = None
+    """Path of the reading's id; None leaves it to the topic rule's ``reading_id``."""
+    time: str | None = None
+    """Path of the reading's time; None leaves it to the topic rule's ``reading_time``."""
     unit: str | None = None
     sent: str | None = None
     """Path of the time of publishing, µs since the epoch."""
@@ -74,7 +78,7 @@ def parse_decoders(entries: Sequence[Any], where: str) -> tuple[Decoder, ...]:
             continue
         unknown = sorted(set(entry) - known)
         problems += [f"{at}.{name} is unknown" for name in unknown]
-        missing = [name for name in ("filter", "metric", "id", "time", "value") if not entry.get(name)]
+        missing = [name for name in ("filter", "metric", "value") if not entry.get(name)]
         problems += [f"{at}.{name} is missing" for name in missing]
         for name in ("id", "time", "value", "sent"):
             path = entry.get(name)
@@ -86,6 +90,28 @@ def parse_decoders(entries: Sequence[Any], where: str) -> tuple[Decoder, ...]:
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems), remedy="see conf/rules.yaml for an example")
     return tuple(found)
+
+
+def check_rules(decoders: Sequence[Decoder], rules: Sequence[RuleFields], where: str) -> None:
+    """Raise ConfigError for a decoder that leaves its id or time to topic rules of which none says anything of it."""
+    problems = []
+    for n, decoder in enumerate(decoders):
+        parts: tuple[Part, ...] = ("id", "time")
+        for part in parts:
+            if getattr(decoder, part) is not None:
+                continue
+            try:
+                said = rule_says(rules, part, decoder.filter)
+            except ValueError as e:
+                raise ConfigError(f"{where}: readings[{n}]: {e}", remedy="correct the filter") from e
+            if not said:
+                problems.append(
+                    f"readings[{n}].{part} is missing, and no topic rule has a reading_{part} for it"
+                )
+    if problems:
+        raise ConfigError(
+            f"{where}: " + "; ".join(problems), remedy="see conf/rules.yaml for an example, or ingest.rules"
+        )
 
 
 def topic_pattern(mqtt_filter: str) -> str:
@@ -119,10 +145,11 @@ def _anchored(levels: list[str], body: str) -> str:
     return f"^{guard}{body}$"
 
 
-def decode(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
+def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFields] = ()) -> DataFrame:
     """Add silver's columns to bronze rows, and ``decoding_failures`` with the names of the rules not met.
 
     The first decoder that matches a row's MQTT topic decodes it. A field that is absent or of another type is null.
+    ``rules`` say where the id and the time are that a decoder names no path for.
     """
     from pyspark.sql import functions as F
 
@@ -138,12 +165,15 @@ def decode(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
     def text(path: str) -> Column:
         return F.try_variant_get("json", path, "string")
 
-    event_time = by_decoder(lambda d: F.try_to_timestamp(text(d.time)))
+    def told(part: Part, path: str | None) -> Column:
+        return by_rule(rules, part) if path is None else text(path)
+
+    event_time = by_decoder(lambda d: F.try_to_timestamp(told("time", d.time)))
     sent = by_decoder(lambda d: F.try_variant_get("json", d.sent, "bigint") if d.sent else F.lit(None))
     unknown = F.when(F.col("decoder").isNull(), F.lit(UNKNOWN_TOPIC))
     undecodable = F.when(F.col("json").isNull(), F.lit(UNDECODABLE))
     return (
-        rows.withColumn("reading_id", by_decoder(lambda d: text(d.id)).cast("string"))
+        rows.withColumn("reading_id", by_decoder(lambda d: told("id", d.id)).cast("string"))
         .withColumn("metric", by_decoder(lambda d: F.lit(d.metric)).cast("string"))
         .withColumn(
             "value", by_decoder(lambda d: F.try_variant_get("json", d.value, "double")).cast("double")

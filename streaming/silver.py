@@ -15,13 +15,15 @@ it has committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from streaming import rule_fields
 from streaming.checkpoints import Checkpoint, recipe_hash
 from streaming.predicates import Suite, failed_rules, parse_suite
 from streaming.readings import UNDECODABLE, UNKNOWN_TOPIC, Decoder, as_recipe, decode, parse_decoders
+from streaming.rule_fields import RuleFields
 from streaming.tables import POSITION_COLUMNS, QUARANTINE_COLUMNS, SILVER_COLUMNS, Table, Tables, create
 
 if TYPE_CHECKING:
@@ -69,9 +71,14 @@ def create_tables(spark: SparkSession, tables: Tables) -> None:
     )
 
 
-def recipe_of(decoders: tuple[Decoder, ...], suite: Suite, clock_skew_s: float) -> dict[str, Any]:
-    """Return all that decides where a row goes, as plain data."""
-    return {"v": 1, "readings": as_recipe(decoders), "suite": suite.body, "clock_skew_s": clock_skew_s}
+def recipe_of(
+    decoders: tuple[Decoder, ...], suite: Suite, clock_skew_s: float, rules: Sequence[RuleFields] = ()
+) -> dict[str, Any]:
+    """Return all that decides where a row goes, as plain data. ``rules``: what the topic rules say of readings."""
+    recipe = {"v": 1, "readings": as_recipe(decoders), "suite": suite.body, "clock_skew_s": clock_skew_s}
+    if all(d.id and d.time for d in decoders):
+        return recipe
+    return recipe | {"rules": rule_fields.as_recipe(rules)}
 
 
 def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
@@ -79,13 +86,14 @@ def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
     from pyspark.sql import functions as F
 
     decoders = parse_decoders(recipe["readings"], "recipe")
+    rules = rule_fields.from_recipe(recipe.get("rules", ()))
     suite = parse_suite(recipe["suite"], "recipe")
     limit = F.make_dt_interval(secs=F.lit(float(recipe["clock_skew_s"])))
     skewed = F.when(
         F.col("event_time") > F.coalesce("arrival_time", "publish_time") + limit, F.lit(CLOCK_SKEW)
     )
     failed = F.concat("decoding_failures", F.array_compact(F.array(skewed)), failed_rules(suite))
-    return decode(bronze, decoders).withColumn("failed_rules", failed).drop("decoding_failures")
+    return decode(bronze, decoders, rules).withColumn("failed_rules", failed).drop("decoding_failures")
 
 
 def first_of_each(rows: DataFrame) -> DataFrame:

@@ -37,8 +37,8 @@ class TopicRule(Section):
     )
     reading_id: str | None = Field(
         None,
-        description="Where a message says its own id, as {json:$.id} or {user:id}: what tells a repeat; for whoever "
-        "decodes the readings (`topics explain` shows it), ingest does not read it.",
+        description="Where a message says its own id, as {json:$.id} or {user:id}: what tells a repeat. Ingest does "
+        "not read it: the silver job does, where conf/rules.yaml names no id (`topics explain` shows it).",
     )
     reading_time: str | None = Field(
         None, description="Where a message says its time, as {json:$.time}; like reading_id."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ class Message:
     metric: str = "glucose"
     arrival: datetime = ARRIVAL
     command_topic: str | None = "given"
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Columns that differ."""
 
     def row(self) -> dict[str, Any]:
         topic = f"devices/{self.device}/commands" if self.command_topic else None
@@ -49,7 +51,7 @@ class Message:
             "arrival_time": self.arrival,
             "command_topic": topic,
             "stored_at": self.arrival,
-        }
+        } | self.fields
 
 
 def reading(

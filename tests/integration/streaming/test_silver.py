@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.settings import StreamingSettings
+from bridge.envelope import Envelope
+from bridge.mapping import Mapper, Route
+from bridge.settings import IngestSettings, StreamingSettings
 from bridge.settings.loading import conf_path
+from bridge.settings.rules import TopicRule
 from streaming import bronze, silver
 from streaming.checkpoints import Checkpoint
 from streaming.predicates import Suite, load_suite, parse_suite
-from streaming.readings import load_decoders
+from streaming.readings import Decoder, load_decoders
+from streaming.rule_fields import rule_fields
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import ARRIVAL, Message, reading
@@ -59,8 +64,17 @@ class World:
     def arrive(self, messages: Iterable[Message]) -> None:
         bronze_rows.append(self.spark, self.tables, messages)
 
-    def run(self, suite: Suite | None = None, after: Callable[[str], None] = lambda step: None) -> None:
-        recipe = silver.recipe_of(load_decoders(conf_path("rules.yaml")), suite or shipped(), 600.0)
+    def run(
+        self,
+        suite: Suite | None = None,
+        after: Callable[[str], None] = lambda step: None,
+        *,
+        decoders: tuple[Decoder, ...] = (),
+        rules: Iterable[TopicRule] = (),
+    ) -> None:
+        recipe = silver.recipe_of(
+            decoders or load_decoders(conf_path("rules.yaml")), suite or shipped(), 600.0, rule_fields(rules)
+        )
         checkpoint = Checkpoint(self.spark, self.tables.checkpoint("silver"))
         batches = silver.SilverBatches(self.tables, checkpoint, recipe, after)
         query = silver.query(self.spark, self.tables, batches).trigger(availableNow=True).start()
@@ -115,6 +129,60 @@ def test_h17_rows_are_split_typed_and_deduplicated_however_late(world: World) ->
     assert bytes(held[5]["payload"]) == b"\xff\xfe{"
     assert held[3]["reason"] == "expect_column_values_to_be_between on value"
     assert "UTF-8" in held[5]["reason"]
+
+
+def test_h17_without_a_path_of_its_own_a_decoder_takes_id_and_time_from_the_topic_rule(world: World) -> None:
+    """A preset's place in the payload, a user property with a capture beside it, and a rule that says nothing."""
+    own = (
+        TopicRule(
+            name="lab", filter="lab/+room/+device", device="{device}", reading_id="{room}-{user:n}",
+            reading_time="{json:$.at}",
+        ),
+        TopicRule(name="yard", filter="yard/+device", device="{device}"),
+    )  # fmt: skip
+    ingest = IngestSettings(rules=own, presets=("thethingsstack",))
+    mapper, envelope = Mapper(ingest), Envelope(link="mqtt", protocol="5", mark=True)
+
+    def message(entry: int, topic: str, body: dict[str, Any], *user: tuple[str, str]) -> Message:
+        route = mapper.route(topic)
+        assert isinstance(route, Route)
+        fields = {
+            "mqtt_topic": topic,
+            "__messageProperties": envelope.of_topic(topic, route),
+            "user_properties": user or None,
+        }
+        return Message(entry, route.device or "", json.dumps(body).encode(), fields=fields)
+
+    def uplink(entry: int, number: int) -> Message:
+        ids = [f"gs:uplink:{number}", "as:up:x"]
+        body = {"correlation_ids": ids, "received_at": "2026-01-02T11:00:00Z", "t": 20 + number}
+        return message(entry, "v3/farm/devices/probe/up", body)
+
+    at = {"at": "2026-01-02T11:00:00Z", "t": 21}
+    world.arrive([
+        uplink(1, 1),
+        uplink(2, 2),
+        message(3, "lab/east/oven", at, ("n", "7"), ("n", "7")),
+        message(4, "lab/west/oven", at, ("n", "7")),
+        message(5, "lab/east/oven", at, ("n", "8"), ("n", "9")),
+        message(6, "yard/gate", at),
+    ])  # fmt: skip
+    decoders = tuple(Decoder(f, "temperature", "$.t") for f in ("v3/+/devices/+/up", "lab/+/+", "yard/+"))
+    world.run(decoders=decoders, rules=ingest.all_rules)
+    world.arrive([uplink(7, 1), message(8, "lab/east/oven", at | {"t": 40}, ("n", "7"))])  # delivered again
+    world.run(decoders=decoders, rules=ingest.all_rules)
+    rows = world.tables.silver.read(world.spark).orderBy("entry_id").collect()
+    assert [(r["entry_id"], r["device"], r["reading_id"], r["value"]) for r in rows] == [
+        (1, "farm/probe", "gs:uplink:1", 21.0),
+        (2, "farm/probe", "gs:uplink:2", 22.0),
+        (3, "oven", "east-7", 21.0),
+        (4, "oven", "west-7", 21.0),
+    ]
+    held = {r["entry_id"]: r for r in world.tables.quarantine.read(world.spark).collect()}
+    assert {n: r["failed_rules"] for n, r in held.items()} == {
+        5: ["reading_id_present"],  # two different ones: either could be meant
+        6: ["reading_id_present", "event_time_present"],
+    }
 
 
 def test_h20_a_clock_far_ahead_is_held_before_any_watermark(world: World) -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.settings.loading import conf_path
-from streaming.readings import load_decoders, topic_pattern
+from bridge.settings.presets import load_preset
+from streaming.readings import check_rules, load_decoders, parse_decoders, topic_pattern
+from streaming.rule_fields import rule_fields
 
 
 def matches(mqtt_filter: str, topic: str) -> bool:
@@ -70,3 +72,16 @@ def test_all_problems_of_the_decoders_are_listed(tmp_path: Path) -> None:
         load_decoders(path)
     for named in ("readings[0].extra", "give $.id", "readings[1].metric is missing", "readings[2]"):
         assert named in str(caught.value)
+
+
+def test_a_decoder_without_an_id_needs_a_topic_rule_that_names_one() -> None:
+    rules = rule_fields(load_preset("thethingsstack").rules)
+    entry = {"filter": "v3/+/devices/+/up", "metric": "temperature", "value": "$.t"}
+    check_rules(parse_decoders([entry], "f"), rules, "f")
+    joins = parse_decoders([entry | {"filter": "v3/+/devices/+/join"}], "f")  # a rule with a time alone
+    with pytest.raises(ConfigError, match=r"readings\[0\].id is missing, and no topic rule") as caught:
+        check_rules(joins, rules, "f")
+    assert ".time" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"readings\[0\].time is missing"):
+        check_rules(parse_decoders([entry], "f"), (), "f")
+    check_rules(parse_decoders([entry | {"id": "$.id", "time": "$.t"}], "f"), (), "f")
