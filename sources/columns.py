@@ -6,16 +6,18 @@ column names and types are those of ``bridge.contract.SOURCE_COLUMNS``.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS
-from bridge.errors import ContractError
+from bridge.errors import ContractError, TerminalError
 from sources.offsets import partition_number
 
 __all__ = ["ARROW_TYPES", "Entry", "arrow_schema", "record_batch"]
@@ -36,8 +38,6 @@ ARROW_TYPES: Final[Mapping[str, Any]] = {
 }
 """Spark SQL type to the Arrow type that Spark expects for it."""
 
-_TYPES: Final = dict(SOURCE_COLUMNS)
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -50,22 +50,46 @@ class Entry:
     batched: bool
 
 
-def arrow_schema(columns: Sequence[str]) -> Any:
-    """Return the Arrow schema of these columns, in this order."""
-    return pa.schema([pa.field(name, ARROW_TYPES[_TYPES[name]]) for name in columns])
+def arrow_schema(
+    columns: Sequence[str], keys: str = "text", decoded: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Return the Arrow schema of these columns, in this order.
+
+    ``keys`` is ``text``, ``bytes`` (the text's UTF-8) or ``base64`` (the bytes that the text stands for);
+    ``decoded`` has the types of the columns that the payload is decoded to.
+    """
+    types = {name: ARROW_TYPES[kind] for name, kind in SOURCE_COLUMNS}
+    if keys != "text":
+        types["__key"] = pa.binary()
+    return pa.schema([pa.field(name, decoded.get(name) or types[name]) for name in columns])
 
 
 def record_batch(
-    schema: Any, topic: str, partition: str, entries: Sequence[Entry], messages: Sequence[Any]
+    schema: Any,
+    topic: str,
+    partition: str,
+    entries: Sequence[Entry],
+    messages: Sequence[Any],
+    *,
+    keys: str = "text",
+    decoded: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Build one batch. ``messages`` are those of ``entries``, in order; ``topic`` is written to ``__topic``."""
+    """Build one batch. ``messages`` are those of ``entries``, in order; ``topic`` is written to ``__topic``.
+
+    ``decoded`` has the columns that were decoded from the payloads. Raises TerminalError for a key that is not base64
+    where it should be.
+    """
     batch = _Batch(topic, partition, entries, messages)
-    arrays = [
-        pa.array(_BUILD[field.name](batch), type=field.type)
-        if field.name not in _ARRAYS
-        else _ARRAYS[field.name](batch)
-        for field in schema
-    ]
+    arrays = []
+    for field in schema:
+        if field.name in decoded:
+            arrays.append(decoded[field.name])
+        elif field.name in _ARRAYS:
+            arrays.append(_ARRAYS[field.name](batch))
+        elif field.name == "__key" and keys != "text":
+            arrays.append(pa.array(_key_bytes(batch, keys), type=field.type))
+        else:
+            arrays.append(pa.array(_BUILD[field.name](batch), type=field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -136,6 +160,38 @@ def _indexes(batch: _Batch) -> list[int]:
     for entry in batch.entries:
         found.extend(range(entry.size))
     return found
+
+
+def _keys(batch: _Batch) -> list[str | None]:
+    # The client does not tell a key that is empty from none, nor whether Pulsar marks it as base64 of bytes.
+    try:
+        return [message.partition_key() or None for message in batch.messages]
+    except UnicodeDecodeError:  # written by a client that takes any bytes for a key
+        found = _stored_keys(batch)
+        return [None if key is None else key.decode("utf-8", "replace") for key in found]
+
+
+def _stored_keys(batch: _Batch) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for message in batch.messages:
+        try:
+            found.append(message.partition_key().encode() or None)
+        except UnicodeDecodeError as e:
+            found.append(e.object)
+    return found
+
+
+def _key_bytes(batch: _Batch, keys: str) -> list[bytes | None]:
+    found = _stored_keys(batch)
+    if keys == "bytes":
+        return found
+    try:
+        return [None if key is None else base64.b64decode(key, validate=True) for key in found]
+    except ValueError as e:
+        raise TerminalError(
+            f"{batch.partition}: a key is not base64, as keyEncoding=base64 says: {e}",
+            remedy="set keyEncoding=text (the default): then __key is the key as it is stored",
+        ) from e
 
 
 def _publish_times(batch: _Batch) -> list[int]:
@@ -218,7 +274,7 @@ def _user_properties(text: str | None) -> list[dict[str, str]] | None:
 
 _BUILD: Final[Mapping[str, Callable[[_Batch], Any]]] = {
     "value": lambda b: b.payloads,
-    "__key": lambda b: [message.partition_key() or None for message in b.messages],
+    "__key": _keys,
     "__topic": lambda b: [b.topic] * len(b.messages),
     "__messageId": _message_ids,
     "__publishTime": _publish_times,

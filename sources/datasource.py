@@ -6,6 +6,7 @@ pickle; the planner process of a query connects at its first call, a task in its
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,8 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from bridge.contract import SOURCE_COLUMNS
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, PulsebridgeError
 from sources.offsets import Offset
 from sources.options import SourceOptions, parse
 from sources.planning import Limits
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from sources.decoding import Decoding
     from sources.reading import ReadTask
     from sources.stream import StreamPlanner
 
@@ -41,6 +42,9 @@ __all__ = ["PulsebridgeDataSource", "PulsebridgeStreamReader", "register"]
 FORMAT = "pulsebridge"
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_KEPT_APART: Final = hasattr(DataSourceReader, "pushLimit")
+"""Whether Spark keeps what was pushed with each scan. Before SPARK-58551, which brought this method, all uses of a
+DataFrame shared what was pushed last: with a self-union, or the next query, rows were missing."""
 
 
 def register(spark: SparkSession) -> None:
@@ -64,46 +68,79 @@ class Range(InputPartition):
 class PulsebridgeDataSource(DataSource):
     """Pulsar topics as rows; the options are those of ``sources.options``."""
 
+    _decoding: Decoding | None = None
+
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of ``bridge.contract.SOURCE_COLUMNS``, or those that option ``columns`` names.
+        """Return the columns of ``bridge.contract.SOURCE_COLUMNS``, with decoded ones, or those that ``columns`` names.
 
-        Called by Spark at ``load()``, unless the user gave a schema. Raises ConfigError for options that are wrong.
+        Called by Spark at ``load()``, unless the user gave a schema. Raises ConfigError for options that are wrong,
+        TransientError when the topic's schema is wanted and Pulsar's admin cannot be reached.
         """
-        parse(self.options, streaming=None)
-        types = dict(SOURCE_COLUMNS)
-        asked = self.options.get("columns")
-        names = [n.strip() for n in asked.split(",") if n.strip() in types] if asked else list(types)
-        return ", ".join(f"`{name}` {types[name]}" for name in names or types)
+        options = self._decoded(parse(self.options, streaming=None))
+        types = dict(_columns(options))
+        names = options.columns if "columns" in self.options else tuple(types)
+        wrong = [name for name in names if name not in types]
+        if wrong:
+            raise ConfigError(
+                f"columns: no column {', '.join(wrong)}", remedy="take names from: " + ", ".join(types)
+            )
+        # A session may take the word timestamp for the type without a time zone.
+        ddl = ", ".join(f"`{name}` {types[name]}" for name in names)
+        return re.sub(r"(?<!`)\btimestamp\b(?!`)", "timestamp_ltz", ddl)
+
+    def _decoded(self, options: SourceOptions) -> SourceOptions:
+        """Return the options with the schema of the topics; it is asked for once and travels with this object."""
+        if options.decode != "none" and self._decoding is None:
+            from sources.topic_schemas import decoding_of
+
+            self._decoding = decoding_of(options)
+        return replace(options, decoding=self._decoding)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises ConfigError for options that are wrong."""
-        options = _asked(parse(self.options, streaming=False), schema)
-        return PushingReader(options) if _filters_are_pushed() else PulsebridgeReader(options)
+        options = _asked(self._decoded(parse(self.options, streaming=False)), schema)
+        wanted = _KEPT_APART if options.push_filters is None else options.push_filters
+        return PushingReader(options) if wanted and _filters_are_pushed() else PulsebridgeReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query; it raises ConfigError at its first use for options that are wrong."""
         try:
-            return PulsebridgeStreamReader(_asked(parse(self.options, streaming=True), schema))
-        except ConfigError as e:
+            return PulsebridgeStreamReader(_asked(self._decoded(parse(self.options, streaming=True)), schema))
+        except PulsebridgeError as e:
             # Spark's runner hides what is raised here behind an error of its own.
             return PulsebridgeStreamReader(e)
 
 
 def _asked(options: SourceOptions, schema: StructType) -> SourceOptions:
     """Return the options with the columns of a schema that the user gave; each must be one of the source's."""
-    types = dict(SOURCE_COLUMNS)
-    wrong = [f.name for f in schema.fields if types.get(f.name) != f.dataType.simpleString()]
+    types = {name: of.replace("`", "") for name, of in _columns(options)}
+    asked = {f.name: f.dataType.simpleString() for f in schema.fields}
+    keys = options.keys
+    if keys == "text" and asked.get("__key") == "binary":  # as StreamNative's connector gives it
+        keys, types["__key"] = "bytes", "binary"
+    wrong = [name for name, of in asked.items() if types.get(name) != of]
     if wrong:
         raise ConfigError(
             f"the schema asks for columns that the source does not have with that type: {', '.join(wrong)}",
-            remedy="take names and types from: " + ", ".join(f"{n} {t}" for n, t in SOURCE_COLUMNS),
+            remedy="take names and types from: " + ", ".join(f"{n} {t}" for n, t in types.items()),
         )
-    return replace(options, columns=tuple(schema.fieldNames()))
+    decoding = options.decoding
+    if decoding is not None and not asked.keys() & set(decoding.names):
+        decoding = None
+    return replace(options, columns=tuple(asked), keys=keys, decoding=decoding)
+
+
+def _columns(options: SourceOptions) -> tuple[tuple[str, str], ...]:
+    """Return every column that a query with these options can have, with its Spark type."""
+    from sources.decoding import columns_of
+
+    key = "string" if options.keys == "text" else "binary"
+    return tuple((name, key if name == "__key" else of) for name, of in columns_of(options.decoding))
 
 
 class PulsebridgeReader(DataSourceReader):
@@ -131,14 +168,16 @@ class PushingReader(PulsebridgeReader):
 
     def pushFilters(self, filters: list[Any]) -> list[Any]:
         """Called by Spark (4.1 and later) before ``partitions``; returns those that Spark still has to evaluate."""
-        self._narrowed, rest = narrow(filters, self._options.slack_ms)
+        decoding = self._options.decoding
+        names = () if decoding is None else decoding.names
+        self._narrowed, rest = narrow(filters, self._options.slack_ms, names)
         return rest
 
 
 class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming query. All but ``read`` is called in the planner process, on the query's thread."""
 
-    def __init__(self, options: SourceOptions | ConfigError) -> None:
+    def __init__(self, options: SourceOptions | PulsebridgeError) -> None:
         self._checked = options
         self._planner: StreamPlanner | None = None
 
@@ -147,7 +186,7 @@ class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     @property
     def _options(self) -> SourceOptions:
-        if isinstance(self._checked, ConfigError):
+        if isinstance(self._checked, PulsebridgeError):
             raise self._checked
         return self._checked
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -26,6 +26,9 @@ from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, OPTIONS, REF
 from sources.places import EARLIEST, LATEST, StartingOffsets, offsets_of, times_of
 from sources.planning import Limits
 from sources.topics import TopicsPattern, asked_topics
+
+if TYPE_CHECKING:
+    from sources.decoding import Decoding
 
 __all__ = ["EARLIEST", "LATEST", "OPTIONS", "SourceOptions", "StartingOffsets", "connection_options", "parse"]
 
@@ -63,6 +66,15 @@ class SourceOptions:
     min_partitions: int | None = None
     max_bytes_per_partition: int | None = None
     read_idle_timeout_ms: int = 60_000
+    decode: str = "none"
+    """``none``, ``value`` or ``fields``."""
+    null_undecodable: bool = False
+    keys: str = "text"
+    """``text``, ``bytes`` or ``base64``, as ``sources.columns`` takes it."""
+    decoding: Decoding | None = None
+    """What ``decode`` comes to, once the topic's schema is known."""
+    push_filters: bool | None = None
+    """None: where Spark does it safely."""
     slack_ms: int | None = _DAY_MS
     """How far publish times may be out of order for a filter on them to spare entries; None: it spares none."""
     notes: tuple[str, ...] = ()
@@ -125,6 +137,10 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         "subscription_wait_s": 15.0 if wait_ms is None else wait_ms / 1000,
         "read_idle_timeout_ms": 60_000 if idle_ms is None else idle_ms,
         "slack_ms": _DAY_MS if slack_ms is None else None if slack_ms < 0 else slack_ms,
+        "null_undecodable": reader.choice("decodeErrors", ("fail", "null")) == "null",
+        "keys": reader.choice("keyEncoding", ("text", "base64")),
+        "decode": _decoding(reader),
+        "push_filters": None if reader.text("pushFilters") is None else reader.flag("pushFilters", False),
     }
     if problems or pulsar is None:
         raise ConfigError(
@@ -133,6 +149,16 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     return SourceOptions(
         pulsar, topics, starting, ending, columns, limits, pattern, subscription, reuse, notes=tuple(notes), **found
     )  # fmt: skip
+
+
+def _decoding(reader: _Reader) -> str:
+    """Return how ``value`` is decoded; StreamNative's ``allowDifferentTopicSchemas`` asks for the raw bytes."""
+    asked = reader.choice("decode", ("none", "value", "fields"))
+    if reader.flag("allowDifferentTopicSchemas", False) and asked != "none":
+        reader.problems.append(
+            f"allowDifferentTopicSchemas=true asks for the raw bytes, decode={asked} for the topic's schema"
+        )
+    return asked
 
 
 def _range(reader: _Reader, streaming: bool | None) -> tuple[StartingOffsets, StartingOffsets]:
@@ -251,7 +277,8 @@ def _columns(options: Mapping[str, str], problems: list[str]) -> tuple[str, ...]
         return tuple(known)
     asked = [name.strip() for name in options["columns"].split(",") if name.strip()]
     for name in asked:
-        if name not in known:
+        # The names of a record's fields are known once its schema is.
+        if name not in known and options.get("decode", "").strip().lower() != "fields":
             near = difflib.get_close_matches(name, known, n=1)
             problems.append(f"columns: no column {name!r}" + (f", did you mean {near[0]}?" if near else ""))
     if not asked:
@@ -299,6 +326,14 @@ class _Reader:
         if text.strip().lower() not in ("true", "false"):
             self.problems.append(f"{name}={text!r} is neither true nor false")
         return text.strip().lower() == "true"
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return the word given, in lower case; the first of ``choices`` is the default."""
+        text = (self.text(name) or choices[0]).strip().lower()
+        if text not in choices:
+            self.problems.append(f"{name}={text!r}: give {', '.join(choices[:-1])} or {choices[-1]}")
+            return choices[0]
+        return text
 
 
 def _pulsar(reader: _Reader) -> PulsarSettings | None:

@@ -53,18 +53,22 @@ _EXACT: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _OF_TEXT: Final = frozenset({"StringStartsWith", "StringEndsWith", "StringContains"})
 
 
-def narrow(filters: Iterable[Any], slack_ms: int | None) -> tuple[Narrowed, list[Any]]:
+def narrow(
+    filters: Iterable[Any], slack_ms: int | None, decoded: Iterable[str] = ()
+) -> tuple[Narrowed, list[Any]]:
     """Return what the filters leave, and those that Spark still has to evaluate. All of them hold together (AND).
 
-    ``slack_ms`` is how far publish times may be out of order, None when a filter on them may spare nothing.
+    ``slack_ms`` is how far publish times may be out of order, None when a filter on them may spare nothing;
+    ``decoded`` names columns that come from the payload, of which nothing is known.
     """
+    strangers = {(name,) for name in decoded}
     tests: list[tuple[str, str, Any, bool]] = []
     since: list[int] = []
     until: list[int] = []
     rest = []
     for one in filters:
         kind, path, value, negated = _parts(one)
-        if path in (("__topic",), ("partition",)) and _exact(path[0], kind, value):
+        if path in (("__topic",), ("partition",)) and path not in strangers and _exact(path[0], kind, value):
             tests.append((path[0], kind, value, negated))
             continue
         rest.append(one)

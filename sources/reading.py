@@ -19,8 +19,10 @@ from bridge.errors import DataLossError, TransientError
 from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, our_errors
 from bridge.settings.pulsar import PulsarSettings
 from sources.columns import Entry, arrow_schema, record_batch
+from sources.decoding import Decoder, Decoding
 from sources.planning import Segment
 from sources.proof import RangeProof, Verdict, batch_size, classify
+from sources.value_types import TopicSchema
 
 if TYPE_CHECKING:
     from bridge.pulsar_admin import PulsarAdmin
@@ -51,10 +53,16 @@ class ReadTask:
     """Average size of an entry, by which the receiver queue is bounded."""
     before: tuple[Segment, ...] = ()
     """Entries before the range, where the first chunk of a message that ends in it may be (H14)."""
+    keys: str = "text"
+    """``text``, ``bytes`` or ``base64``, as ``sources.columns`` takes it."""
+    decoding: Decoding | None = None
+    """How payloads are decoded, None where no column of the task needs it."""
 
 
 _clients: dict[tuple[int, PulsarSettings], PulsarClient] = {}
 _rows_per_entry: dict[str, float] = {}
+_schemas: dict[tuple[str, str, int], TopicSchema] = {}
+"""Versions of schemas by admin, topic and number: they never change."""
 
 
 def _client(settings: PulsarSettings) -> PulsarClient:
@@ -86,7 +94,9 @@ class _Range:
     def __init__(self, task: ReadTask) -> None:
         self.task = task
         self.proof = RangeProof(task.segments)
-        self.schema = arrow_schema(task.columns)
+        self.decoder = None if task.decoding is None else Decoder(task.decoding, task.topic, self._version)
+        types = {} if self.decoder is None else self.decoder.arrow
+        self.schema = arrow_schema(task.columns, task.keys, types)
         self.entries: list[Entry] = []
         self.messages: list[Any] = []
         self.bytes = 0
@@ -162,10 +172,29 @@ class _Range:
         self.bytes += len(messages[0].data()) * entry.size
 
     def _flush(self) -> Any:
-        batch = record_batch(self.schema, self.task.topic, self.task.partition, self.entries, self.messages)
+        task = self.task
+        decoded = {} if self.decoder is None else self.decoder.arrays(self.messages)
+        batch = record_batch(
+            self.schema,
+            task.topic,
+            task.partition,
+            self.entries,
+            self.messages,
+            keys=task.keys,
+            decoded=decoded,
+        )
         _rows_per_entry[self.task.partition] = len(self.messages) / len(self.entries)
         self.entries, self.messages, self.bytes = [], [], 0
         return batch
+
+    def _version(self, number: int) -> TopicSchema:
+        key = (self.task.pulsar.admin_url, self.task.topic, number)
+        if key not in _schemas:
+            from sources.topic_schemas import schema_version
+
+            with _admin(self.task.pulsar) as admin:
+                _schemas[key] = schema_version(admin, self.task.topic, number)
+        return _schemas[key]
 
     # --- what did not come ---
 

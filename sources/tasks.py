@@ -49,6 +49,8 @@ def read_tasks(
                     idle_timeout_ms=options.read_idle_timeout_ms,
                     fail_on_data_loss=options.fail_on_data_loss,
                     entry_bytes=max(1, size // entries),
+                    keys=options.keys,
+                    decoding=options.decoding,
                     before=views[name].preceding(begin, _LOOK_BACK_ENTRIES),
                 )
             )

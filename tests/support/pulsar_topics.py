@@ -38,7 +38,7 @@ class TestTopic:
     ) -> None:
         self.settings = settings
         self.admin = admin
-        self._client = client
+        self.client = client
         self.name = settings.readings_topic(name or f"t{uuid.uuid4().hex[:8]}")
         self.count = partitions
         self.create()
@@ -50,9 +50,9 @@ class TestTopic:
         return partition_name(self.name, number)
 
     def publish(
-        self, payloads: Iterable[bytes], kind: str = "batched", partition: int = 0, **fields: Any
+        self, payloads: Iterable[bytes | None], kind: str = "batched", partition: int = 0, **fields: Any
     ) -> None:
-        producer = self._client.create_producer(
+        producer = self.client.create_producer(
             self.partition(partition), send_timeout_millis=30_000, **KINDS[kind]
         )
         failed: list[Any] = []

@@ -158,7 +158,7 @@ def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(
     third, eighth = (found[n]["__publishTime"].isoformat() for n in (2, 7))
 
     def frame(**more: str) -> DataFrame:
-        return spark.read.format("pulsebridge").options(**topic.options(**more)).load()
+        return spark.read.format("pulsebridge").options(**topic.options(pushFilters="true", **more)).load()
 
     where = f"__publishTime >= timestamp'{third}' AND __publishTime < timestamp'{eighth}'"
     wanted = [row["value"] for row in found[2:7]]
@@ -174,3 +174,17 @@ def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(
         )
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+@pytest.mark.spark
+def test_a_frame_that_is_used_again_with_other_filters_has_all_their_rows(
+    spark: SparkSession, topic: TestTopic
+) -> None:
+    """Spark 4.1 and 4.2 keep one set of pushed filters for all uses of a DataFrame."""
+    for partition in range(2):
+        topic.publish([b"%d" % partition], "unbatched", partition)
+    frame = spark.read.format("pulsebridge").options(**topic.options()).load()
+    both = frame.where("partition = 0").union(frame.where("partition = 1"))
+    assert sorted(bytes(row.value) for row in both.collect()) == [b"0", b"1"]
+    assert [bytes(row.value) for row in frame.where("partition = 0").collect()] == [b"0"]
+    assert frame.count() == 2

@@ -166,14 +166,14 @@ def test_names_of_other_connectors_are_taken_explained_or_refused_with_what_to_g
     wrong = {
         "subscribe": "t", "kafka.security.protocol": "SSL", "pulsar.client.tlsTrustStorePath": "/x",
         "pulsar.client.tlsAllowInsecureConnection": "true", "pulsar.reader.readCompacted": "true",
-        "pulsar.client.useTls": "true", "pollTimoutMs": "5", "maxOffsetsPerTrigger": "5",
+        "pulsar.client.useTls": "true", "pollTimoutMs": "5", "decode": "avro", "maxOffsetsPerTrigger": "5",
     }  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         parse(BASE | wrong, streaming=False)
     for part in (
         "option subscribe is Kafka's: give topics", "kafka.security.protocol is Kafka's", "export the store",
         "certificates are always checked", "keep the newest of a key", "give service.url as pulsar+ssl://",
-        "did you mean pollTimeoutMs?", "give maxRowsPerTrigger",
+        "did you mean pollTimeoutMs?", "decode='avro': give none, value or fields", "give maxRowsPerTrigger",
     ):  # fmt: skip
         assert part in str(caught.value), part
 

@@ -73,6 +73,11 @@ def test_what_is_not_understood_is_left_to_spark() -> None:
     assert narrow(filters, 0) == (Narrowed(), filters)
 
 
+def test_a_decoded_field_of_the_same_name_is_left_to_spark() -> None:
+    filters = [one("EqualTo", "partition", 1)]
+    assert narrow(filters, 0, ["partition"]) == (Narrowed(), filters)
+
+
 @given(
     st.sampled_from(["EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual", "In"]),
     st.integers(10**12, 2 * 10**12), st.integers(-1000, 1000), st.integers(-5, 5),

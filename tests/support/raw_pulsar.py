@@ -1,0 +1,41 @@
+"""Messages that Pulsar's Python client cannot write, stored by the bare protocol: keys as bytes, text that is no UTF-8."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from urllib.parse import urlsplit
+
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_dial import _exactly, _fields, _number, _text
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["store_raw"]
+
+_CONNECT, _CONNECTED, _PRODUCER, _SEND, _RECEIPT, _PRODUCER_SUCCESS = 2, 3, 5, 6, 7, 17
+
+
+def store_raw(
+    settings: PulsarSettings, partition: str, payload: bytes, *, key: bytes, as_base64: bool = False
+) -> None:
+    """Store one unbatched message. ``as_base64`` sets the flag with which Java marks keys that were given as bytes."""
+    with PulsarAdmin(settings) as admin:
+        admin.owner(partition)  # loads the topic
+    parts = urlsplit(settings.service_url)
+    with socket.create_connection((parts.hostname or "", parts.port or 6650), timeout=30) as link:
+        _ask(link, _CONNECT, _text(1, b"raw") + _number(4, 19), _CONNECTED)
+        _ask(link, _PRODUCER, _text(1, partition.encode()) + _number(2, 1) + _number(3, 1), _PRODUCER_SUCCESS)
+        metadata = _text(1, b"raw") + _number(2, 0) + _number(3, int(time.time() * 1000)) + _text(6, key)
+        if as_base64:
+            metadata += _number(17, 1)
+        body = struct.pack("!I", len(metadata)) + metadata + payload
+        _ask(link, _SEND, _number(1, 1) + _number(2, 0) + _number(3, 1), _RECEIPT, body)
+
+
+def _ask(link: socket.socket, kind: int, fields: bytes, wanted: int, body: bytes = b"") -> None:
+    command = _number(1, kind) + _text(kind, fields)
+    link.sendall(struct.pack("!II", len(command) + 4 + len(body), len(command)) + command + body)
+    size = struct.unpack("!II", _exactly(link, 8))[1]
+    answer = dict(_fields(_exactly(link, size)))
+    assert answer.get(1) == wanted, answer
