@@ -70,12 +70,13 @@ class Arrived:
 @dataclass(frozen=True, slots=True)
 class Cursors:
     """What the cursors partition holds: by device; which are to be written again because an outdated record stands
-    last; whether the former owner left cleanly, or nobody was here.
+    last; whether the former owner left cleanly, or nobody was here; the record of ours up to which it was read.
     """
 
     by_device: dict[str, Cursor]
     stale: set[str]
     clean: bool
+    until: MessageId
 
 
 class Gate:
@@ -155,10 +156,12 @@ class PartitionLog:
         cursors: dict[str, Cursor] = {}
         former: OwnerRecord | None = None
         stale: set[str] = set()
-        for key, payload in self._records(EARLIEST, compacted=True):
+        until = EARLIEST
+        for key, payload, where in self._records(EARLIEST, compacted=True):
             if key == OWNER_KEY:
                 record = OwnerRecord.decode(payload)
                 if (record.token, record.serial) == (own.token, own.serial):
+                    until = where
                     break
                 former = record
             elif not payload:
@@ -173,7 +176,7 @@ class PartitionLog:
                 if earlier is not None and key in stale:
                     cursor.merge(earlier)
                 cursors[key] = cursor
-        return Cursors(cursors, stale, former.clean if former is not None else not cursors)
+        return Cursors(cursors, stale, former.clean if former is not None else not cursors, until)
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``.
@@ -181,7 +184,7 @@ class PartitionLog:
         A producer that waits for exclusive access is granted it again when its successor leaves, and nobody is
         told; then its receipts are Ok, and yet it is not the owner that it was.
         """
-        for key, payload in self._records(start, compacted=False):
+        for key, payload, _ in self._records(start, compacted=False):
             if key == OWNER_KEY:
                 record = OwnerRecord.decode(payload)
                 if record.token != own.token:
@@ -190,13 +193,13 @@ class PartitionLog:
                     break
         return False
 
-    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes]]:
+    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId]]:
         reader: Any = self._client.reader(self.cursors, start, compacted=compacted)
         try:
             while True:
                 with our_errors(f"reading {self.cursors}"):
                     message = reader.read_next(_READ_PATIENCE_MS)
-                yield message.partition_key(), message.data()
+                yield message.partition_key(), message.data(), message.message_id()
         finally:
             with our_errors(f"closing the reader of {self.cursors}"):
                 reader.close()

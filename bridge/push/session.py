@@ -118,6 +118,7 @@ class Session(LinkHandler):
         self._news = threading.Event()  # something was posted
         self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
         self._surely_ours: MessageId | None = None  # a record of ours that no successor can have preceded
+        self._known_since: MessageId | None = None  # the record of ours up to which the cursors were read
         self._serial = 0
         self._had_link = False
         self._proven_epoch = 0  # the connection for which Pulsar has confirmed that we are the owner
@@ -175,6 +176,7 @@ class Session(LinkHandler):
             return False
         first = OwnerRecord(self._token, 1)
         cursors = self._log.read_cursors(first, self._limits.remembered_ids)
+        self._surely_ours = self._known_since = cursors.until
         for device in cursors.stale:
             self._log.write_cursor(device, cursors.by_device[device].encode(), None)
         horizon = None
@@ -243,9 +245,9 @@ class Session(LinkHandler):
         return proof
 
     def _proven(self, proof: _Proof) -> None:
-        if self._core is not None:
-            start = self._surely_ours
-            if start is None or self._log.replaced_since(start, proof.record):
+        if self._known_since is not None:
+            start = self._surely_ours or self._known_since
+            if self._log.replaced_since(start, proof.record):
                 raise FencedError("another process owned it in between")
         proof.stored = True
         if proof.epoch:

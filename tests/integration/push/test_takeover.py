@@ -1,0 +1,95 @@
+"""What happens while a partition is being taken over: lost connections, and successors in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar
+import pytest
+
+from bridge.commands import CommandPosition
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.local.stack import LocalStack
+from bridge.mqtt.device import DeviceClient
+from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.partition_log import PartitionLog
+from bridge.settings import PulsarSettings
+from tests.support.push import (
+    Devices,
+    all_acknowledged,
+    command,
+    provision,
+    push_in_thread,
+    push_settings,
+    read_topic,
+    write_commands,
+)
+from tests.support.stack import mqtt_settings
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owner(
+    stack: LocalStack,
+    namespaces: PulsarSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
+        settings = push_settings(namespaces, mqtt_settings(stack, port=proxy.port))
+        provision(settings)
+        read = PartitionLog.read_cursors
+
+        def cut_meanwhile(*given: Any) -> Any:
+            found = read(*given)
+            monkeypatch.undo()
+            proxy.cut()  # before the session has seen the connection alive beside a record of its own
+            return found
+
+        monkeypatch.setattr(PartitionLog, "read_cursors", cut_meanwhile)
+        one = command(settings, "d", 1)
+        direct = settings.model_copy(
+            update={"mqtt": settings.mqtt.model_copy(update={"port": stack.mqtt_port})}
+        )
+        with Devices(direct) as devices, push_in_thread(settings) as metrics:
+            write_commands(settings, [one])
+            devices.await_all([one])
+            all_acknowledged(settings)
+            assert proxy.connections > 1
+            assert metrics.lost._value.get() == 0
+            assert metrics.takeovers._value.get() == 1
+    said = capsys.readouterr().out
+    assert "MQTT is away" in said
+    assert "another process owned it" not in said
+
+
+def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """The cursors are read, the commands are still held by somebody: what a successor writes then is not missed."""
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    cursors = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
+    seventh, eighth = command(settings, "d", 7), command(settings, "d", 8)
+    client = pulsar.Client(settings.pulsar.service_url)
+    former = client.subscribe(settings.pulsar.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
+    with Devices(settings) as devices, push_in_thread(settings) as metrics:
+        poll_for(lambda: read_topic(settings, CURSORS_TOPIC), 30, "the owner record of the takeover")
+        successor = client.create_producer(
+            cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
+        )
+        delivered = Cursor(256)
+        delivered.settle(CommandPosition(0, 0, -1), "d-7", delivered=True)
+        successor.send(OwnerRecord("successor", 1).encode(), partition_key=OWNER_KEY)
+        successor.send(delivered.encode(), partition_key="d")
+        with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0"):
+            successor.close()
+            poll_for(lambda: metrics.lost._value.get() == 1, 30, "the owner to notice its successor")
+        former.close()
+        client.close()
+        write_commands(settings, [seventh, eighth])
+        devices.await_all([eighth])
+        all_acknowledged(settings)
+        assert devices.ids("d") == ["d-8"]
