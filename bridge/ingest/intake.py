@@ -25,6 +25,7 @@ from bridge.dead_letters import dead_letter
 from bridge.envelope import Envelope, from_push, size_of
 from bridge.health import Health
 from bridge.ingest.blocking import BlockingPolicy
+from bridge.ingest.idle import IdlePolicy
 from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.metrics import LinkMetrics
 from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
@@ -113,6 +114,7 @@ class Intake:
             policy=BlockingPolicy(
                 settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_s, owner=link
             ),
+            idle=IdlePolicy(settings.ingest.idle_producer_s, settings.ingest.max_producers),
         )
         self._turn_count = 0
         self._turn_bytes = 0

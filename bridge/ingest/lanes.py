@@ -22,15 +22,15 @@ from bridge.errors import (
     DeniedError,
     PulsebridgeError,
     RefusedError,
-    TerminalError,
     TerminatedError,
     TransientError,
 )
 from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase, close_producer
+from bridge.ingest.idle import KEEP, IdlePolicy, to_close
 from bridge.ingest.metrics import LinkMetrics
-from bridge.ingest.provisioning import verify_policies
 from bridge.ingest.readings import Reading, Stalled
 from bridge.ingest.stalls import Stall
+from bridge.ingest.topic_making import TopicMaker
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
@@ -58,6 +58,9 @@ class _Producing:
         self.identity: Identity | None = None
         """What its next producer is to be called."""
         self.opening = False
+        self.resting = False
+        """Closed for want of messages: the next one opens it."""
+        self.used = 0.0
         self.attempts = 0
         self.retry_at = 0.0
         self.phase: Phase = "open"
@@ -97,6 +100,7 @@ class Lanes:
         wake: Callable[[], None],
         on_refused: Callable[[Reading, str], None],
         policy: BlockingPolicy = WAIT,
+        idle: IdlePolicy = KEEP,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -117,6 +121,10 @@ class Lanes:
         self._provisioned: deque[tuple[str, int, dict[int, Block], PulsebridgeError | None]] = deque()
         self._retry_topics: dict[str, tuple[float, int]] = {}
         self._pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
+        self._maker = TopicMaker(client, admin, dead_letter_topic)
+        self._idle = idle
+        self._look_at_idle = 0.0
+        self._closing = False
         self._ending = False
         self._diverted: set[_Producing] = set()
         self._blocking = Blocking(
@@ -197,8 +205,15 @@ class Lanes:
         if self._diverted:
             self._divert()
         for producing in self._dirty:
+            producing.used = now
+            if producing.resting:
+                producing.resting = False
+                self._closed.append(producing)
             self._send(producing)
         self._dirty.clear()
+        if now >= self._look_at_idle and not self._closing:
+            self._look_at_idle = now + min(1.0, self._idle.idle_s / 4)
+            self._rest(now)
         return stored
 
     def _send(self, producing: _Producing) -> None:
@@ -310,48 +325,20 @@ class Lanes:
                 why=str(error),
                 unstored=len(producing.lane),
             )
-            self._pool.submit(self._check_policies)
-
-    def _check_policies(self) -> None:
-        """Look whether somebody changed the policies that a producer's error may come from (H1 c)."""
-        if self._admin.settings.provision == "off":
-            return
-        try:
-            verify_policies(self._admin)
-        except DeniedError as e:
-            log.debug("policies may not be read", why=e.what)
-        except TerminalError as e:
-            log.warning("a policy refuses or loses messages; run the command that mends it", why=e.what)
-        except PulsebridgeError as e:
-            log.debug("policies could not be read", why=e.what)
+            self._pool.submit(self._maker.check_policies)
 
     # --- opening, in the pool ---
 
     def _provision(self, topic: str, attempt: int) -> None:
         def work() -> None:
             try:
-                count = self._partitions_of(topic)
+                count = self._maker.partitions_of(topic)
                 self._provisioned.append((topic, count, self._blocking.blocks_of(topic), None))
             except PulsebridgeError as e:
                 self._provisioned.append((topic, attempt, {}, e))
             self._wake()
 
         self._pool.submit(work)
-
-    def _partitions_of(self, topic: str) -> int:
-        settings = self._admin.settings
-        wanted = settings.command_partitions if topic == self._dead_letter_topic else settings.partitions
-        if settings.provision == "create":
-            return self._admin.create_partitioned(topic, wanted)
-        partitions = self._client.partitions(topic)
-        if partitions not in ([], [topic]):
-            return len(partitions)
-        if not partitions or (settings.provision == "verify" and not self._admin.exists(topic)):
-            raise RefusedError(
-                f"the topic {topic} is not there, and pulsar.provision is {settings.provision}",
-                remedy=f"pulsar-admin topics create-partitioned-topic {topic} --partitions {wanted}",
-            )
-        return 0
 
     def _take_topic(
         self, name: str, number: int, blocks: dict[int, Block], error: PulsebridgeError | None, now: float
@@ -414,17 +401,8 @@ class Lanes:
     def _make_again(self, topic: str) -> None:
         """Make a topic that was deleted behind our back, as it was; the next attempt finds it."""
         known = self._topics.get(topic)
-        if known is None or known.partitions < 0 or self._admin.settings.provision != "create":
-            return
-        try:
-            if self._admin.make(topic, known.partitions):
-                log.warning(
-                    "topic was deleted, and with it the subscriptions that held its messages; it is made anew; see "
-                    "that its readers subscribe again",
-                    topic=topic,
-                )
-        except PulsebridgeError as e:
-            log.debug("the topic cannot be made again", topic=topic, why=str(e))
+        if known is not None and known.partitions >= 0:
+            self._maker.make_again(topic, known.partitions)
 
     def _take_producer(
         self,
@@ -444,6 +422,27 @@ class Lanes:
             self._diverted.discard(producing)
         producing.lane.reopened()
         self._dirty.add(producing)
+
+    # --- producers that nobody needs ---
+
+    def _rest(self, now: float) -> None:
+        opened = [p for p in self._lanes.values() if p.producer is not None]
+        idle = ((p.used, p) for p in opened if p.lane.open and p.phase == "open" and not len(p.lane))
+        old: list[BatchProducer | ChunkingProducer] = []
+        for producing in to_close(idle, len(opened), now, self._idle):
+            assert producing.producer is not None
+            old.append(producing.producer)
+            producing.lane.failed(producing.lane.generation, refused=False)
+            producing.producer, producing.identity, producing.resting = None, None, True
+        if old:
+            self._closing = True
+            self._pool.submit(self._close_all, old)
+
+    def _close_all(self, old: list[BatchProducer | ChunkingProducer]) -> None:
+        for producer in old:
+            if not self._ending:  # then the connection is closed, and they with it
+                close_producer(producer)
+        self._closing = False
 
     # --- watching and ending ---
 

@@ -66,6 +66,18 @@ class IngestSettings(Section):
     max_topics: int = Field(
         1000, ge=1, description="Pulsar topics that mapping may name; beyond it: dead letters."
     )
+    idle_producer_s: float = Field(
+        600.0,
+        gt=0,
+        description="How long a partition may get no message until its producer is closed, in seconds; the next message "
+        "opens another.",
+    )
+    max_producers: int = Field(
+        2000,
+        ge=1,
+        description="Open producers of a link, one for each partition written to; beyond it those are closed that have had "
+        "no message for 5 seconds, longest first.",
+    )
     retained: Literal["keep", "mark", "skip"] = Field(
         "mark",
         description="Messages that the broker sends because of a subscription: keep them like any other, "
