@@ -142,7 +142,8 @@ def _replay(
     """Write dead letters to where they were meant to go, in their order, and note that it was done.
 
     What was replayed is not replayed again. A topic that ingest.on_blocked has blocked is written to again once all
-    its dead letters are replayed. Run one replay at a time. The exit code is 1 when some were refused.
+    its dead letters are replayed. One replay runs at a time: a second one is refused. The exit code is 1 then, and
+    when some were refused.
 
     Example: pulsebridge dead-letters replay --topic plant --dry-run
     """

@@ -7,7 +7,8 @@ For each partition, in the order of the log, in groups:
 3. A note with their ids is written to the partition of the dead letters; what a note names is not replayed again.
 
 Died between 2 and 3, or 1 and 2: they are replayed again, the second copy marked as the first, and none is lost.
-Run one replay at a time: two would write twice.
+Two replays at once would write twice. So before anything is read, a replay takes the one producer of a name that
+Pulsar lets nobody else have (``replay_lock``), over all machines and until this process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, Selection, replayed_note
+from bridge.dead_letters.replay_lock import take_lock
 from bridge.errors import PulsebridgeError, RefusedError, TransientError
 from bridge.killpoints import reach
 from bridge.mapping import Mapper
@@ -93,7 +95,11 @@ class Replayer:
         """Replay what is meant, then end the blocks of the topics whose letters are all replayed.
 
         Raises TransientError when Pulsar does not confirm: what was confirmed before is noted, the rest stays.
+        TerminalError when another replay is running.
         """
+        if not self._dry_run:
+            first = self._log.partitions[0]
+            self._producers[first] = take_lock(self._client, self._admin, first, max_pending=2 * _GROUP)
         try:
             self._pass()
             self._release()

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from bridge import contract
 from bridge.dead_letters import HEAD_BYTES, dead_letter
+from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.commands import register
 from bridge.envelope import Envelope
 from bridge.killpoints import REPLAY_KILL_POINTS
@@ -206,3 +207,32 @@ def test_a_replay_killed_at_each_step_loses_nothing_and_repeats_are_marked(
     assert all(len(marks) == 1 for marks in copies.values())  # the same mark tells that they are one message
     assert len(dead_letters(namespaces)) > 500  # and the notes
     assert asked(namespaces, "replay", "--all")["replayed"] == {}
+
+
+def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """Two processes; the first waits for a worker that has blocked the topic and does not answer."""
+    write_dead(namespaces, [("w-1", b"%d" % n) for n in range(50)])
+    topic = namespaces.readings_topic("fleet")
+    replay = [sys.executable, "-c", "from bridge.cli import main; main()"]
+    replay += arguments_of(namespaces, "replay", "--all")
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        admin.create_partitioned(topic, 1)
+        store, block = BlockStore(admin), Block(0, "nobody", "blocked", 1, "a test")
+        store.store(topic, block)
+        first = subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            assert first.stderr is not None
+            assert "waiting for the ingest workers" in first.stderr.readline()
+            second = subprocess.run(replay, capture_output=True, text=True, timeout=60, check=False)
+            assert second.returncode == 1
+            assert f"another replay of the dead letters is running: process {first.pid} on " in second.stderr
+            assert "Traceback" not in second.stderr
+            assert asked(namespaces, "replay", "--all", "--dry-run")["already"] == 50  # that needs no lock
+        finally:
+            first.kill()
+            first.communicate()
+        store.remove(topic, store.load(topic)[0])
+    assert asked(namespaces, "replay", "--all")["already"] == 50
+    assert len(stored(namespaces, "fleet")) == 50
