@@ -26,7 +26,7 @@ def check(
         str | None,
         typer.Option(
             "--tier",
-            metavar="ingest|push",
+            metavar="ingest|source|sink|push",
             help="Also try what this tier needs: topics, rights, subscriptions; nothing is written or acknowledged.",
             show_default=False,
         ),

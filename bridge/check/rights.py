@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from bridge.check.endpoints import Finding, dial_one
-from bridge.contract import CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC
 from bridge.errors import DeniedError, RefusedError
 from bridge.settings import Settings
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIERS", "check_rights"]
 
-TIERS: Final = ("ingest", "push")
+TIERS: Final = ("ingest", "source", "sink", "push")
 
 
 def check_rights(settings: Settings, tier: str) -> list[Finding]:
@@ -45,6 +45,8 @@ def _pulsar(settings: Settings, tier: str) -> str:
     from bridge.provisioning_plan import ingest_needs, push_needs
 
     pulsar = settings.pulsar
+    if tier in ("source", "sink"):
+        return _source(settings) if tier == "source" else _sink(settings)
     topics = static_topics(settings) if tier == "ingest" else []
     needs = ingest_needs(pulsar, topics) if tier == "ingest" else push_needs(pulsar)
     said = "not looked at: pulsar.provision is off" if pulsar.provision == "off" else _needs(settings, needs)
@@ -54,6 +56,47 @@ def _pulsar(settings: Settings, tier: str) -> str:
         try_writing(pulsar, (pulsar.system_topic(RECEIPTS_TOPIC),))
         try_reading(pulsar, (pulsar.system_topic(CURSORS_TOPIC),))
     return said
+
+
+def _source(settings: Settings) -> str:
+    """Try the topics that `pulsebridge stream` would read: their statistics, which plan a batch, and a reader."""
+    from bridge.contract import partition_name
+    from bridge.ingest.provisioning import static_topics
+    from bridge.provisioning import try_reading
+    from bridge.pulsar_admin import PulsarAdmin
+
+    pulsar = settings.pulsar
+    named = [pulsar.readings_topic(name) for name in settings.streaming.topics] or static_topics(settings)
+    with PulsarAdmin(pulsar) as admin:
+        topics = named or [topic for name in pulsar.readings_namespaces for topic in admin.topics(name)]
+        missing = [topic for topic in topics if not admin.exists(topic)]
+        if missing or not topics:
+            raise RefusedError(
+                f"not there: {', '.join(missing)}" if missing else "there is no topic to read",
+                remedy="start `pulsebridge ingest` first, or correct streaming.topics",
+            )
+        for topic in topics:
+            admin.internal_stats(partition_name(topic, 0) if admin.partition_count(topic) else topic)
+    try_reading(pulsar, topics)
+    return f"may read {', '.join(topics)}"
+
+
+def _sink(settings: Settings) -> str:
+    """Try what a write of commands begins with, and the producers of its tasks."""
+    from bridge.provisioning import commands_ready, try_writing
+    from bridge.pulsar_admin import PulsarAdmin
+
+    pulsar = settings.pulsar
+    commands = pulsar.system_topic(COMMANDS_TOPIC)
+    with PulsarAdmin(pulsar) as admin:
+        if not commands_ready(admin):
+            raise RefusedError(
+                f"{commands} is not there, or without the push tier's subscription",
+                remedy="start `pulsebridge push` once, or let an operator run what `pulsebridge provision --dry-run` "
+                "prints",
+            )
+    try_writing(pulsar, (commands, pulsar.system_topic(DEAD_LETTERS_TOPIC)))
+    return f"may write to {commands}"
 
 
 def _needs(settings: Settings, needs: Needs) -> str:

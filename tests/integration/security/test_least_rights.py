@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from bridge.check.rights import check_rights
-from bridge.contract import RECEIPTS_TOPIC, Receipt, partition_name
+from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
 from bridge.errors import DeniedError
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
-from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings
+from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings, StreamingSettings
 from bridge.settings.secret_file import SecretFile
 from sources.options import connection_options, parse
 from sources.planning import Limits
@@ -251,3 +252,32 @@ def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, art
     (finding,) = check_rights(push, "push")
     assert not finding.ok
     assert "--actions consume" in finding.remedy
+
+
+def test_check_of_source_and_sink_needs_what_they_need_and_no_more(pulsar: SecuredPulsar) -> None:
+    admin = provisioned_for(pulsar, {"source": "spark", "sink": "writer"})
+    named = {"rules": (PLANT,)}
+    source = Settings(pulsar=pulsar.as_role(admin, "spark"), ingest=IngestSettings(**named))
+    sink = Settings(pulsar=pulsar.as_role(admin, "writer"))
+    (reads,) = check_rights(source, "source")
+    assert (reads.ok, admin.readings_topic("plant") in reads.detail) == (True, True), reads
+    (unnamed,) = check_rights(source.model_copy(update={"ingest": IngestSettings()}), "source")
+    assert (unnamed.ok, admin.readings_topic("plant") in unnamed.detail) == (True, True), unnamed
+    (writes,) = check_rights(sink, "sink")
+    assert (writes.ok, admin.system_topic(COMMANDS_TOPIC) in writes.detail) == (True, True), writes
+    nowhere = source.model_copy(update={"streaming": StreamingSettings(topics=("nowhere",))})
+    (missing,) = check_rights(nowhere, "source")
+    assert (missing.ok, "not there" in missing.detail) == (False, True), missing
+    for settings, tier, less in (
+        (source, "source", {"spark": ("namespace", "produce", "consume")}),
+        (sink, "sink", {"writer": ("system_namespace", "produce", "consume")}),
+        (sink, "sink", {"writer": ("system_namespace", "consume", "produce")}),
+    ):
+        ((role, (where, kept, lacking)),) = less.items()
+        granted(admin, getattr(admin, where), role, kept)
+        (finding,) = check_rights(settings, tier)
+        assert not finding.ok, finding
+        assert lacking in finding.remedy, finding
+    with PulsarAdmin(admin) as rest:
+        partition = partition_name(admin.readings_topic("plant"), 0)
+        assert rest.stats(partition)["subscriptions"] == {}  # nothing was left behind
