@@ -17,6 +17,7 @@ __all__ = [
     "TerminalError",
     "TerminatedError",
     "TransientError",
+    "UnreachableError",
 ]
 
 
@@ -39,6 +40,10 @@ def _rebuild(kind: type[PulsebridgeError], what: str, remedy: str | None) -> Pul
 
 class TransientError(PulsebridgeError):
     """Raised when the same call can succeed later without anybody doing anything."""
+
+
+class UnreachableError(TransientError):
+    """Raised when a server does not answer at all: it is down, or the way to it is closed."""
 
 
 class TerminalError(PulsebridgeError):

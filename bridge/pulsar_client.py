@@ -25,6 +25,7 @@ from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
     "EARLIEST",
+    "LATEST",
     "MAX_BATCH_BYTES",
     "OK",
     "ChunkingProducer",
@@ -48,6 +49,7 @@ Reader: TypeAlias = pulsar.Reader
 ReceiveTimeout: TypeAlias = pulsar.Timeout
 
 EARLIEST: Final = pulsar.MessageId.earliest
+LATEST: Final = pulsar.MessageId.latest
 
 OK: Final = pulsar.Result.Ok
 

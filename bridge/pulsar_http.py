@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 
-from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError, UnreachableError
 from bridge.pulsar_dial import credentials_remedy, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
@@ -67,7 +67,7 @@ class AdminHttp:
     def stream(self, method: str, path: str, *, body: Any = None) -> Iterator[httpx.Response]:
         """Do one request and give the answer before its body is read.
 
-        Raises TransientError when the server cannot be reached, DeniedError when its certificate is not accepted,
+        Raises UnreachableError when the server cannot be reached, DeniedError when its certificate is not accepted,
         or ours is not.
         """
         where = self._settings.admin_url
@@ -94,7 +94,7 @@ class AdminHttp:
                 if isinstance(e, httpx.RemoteProtocolError)
                 else ""
             )
-            raise TransientError(f"Pulsar's admin at {where} cannot be reached: {e}{hint}") from e
+            raise UnreachableError(f"Pulsar's admin at {where} cannot be reached: {e}{hint}") from e
 
     def refusal(self, method: str, path: str, answer: httpx.Response) -> PulsebridgeError:
         """Return the error that an answer with a status from 400 on stands for."""

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 from bridge.contract import Position
 from bridge.errors import ConfigError
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from sources.binary import BinaryTopics
+from sources.fallback import FallbackCatalog
 from sources.offsets import base_topic
 from sources.options import SourceOptions
 from sources.places import StartingOffsets
@@ -31,7 +33,15 @@ def batch_tasks(options: SourceOptions, narrowed: Narrowed | None = None) -> lis
     Raises ConfigError for a place that does not exist, TransientError when Pulsar's admin cannot be reached.
     """
     narrowed = narrowed or Narrowed()
-    catalog = Catalog(PulsarAdmin(options.pulsar), options.topics, options.pattern)
+    clients: list[PulsarClient] = []
+
+    def client() -> PulsarClient:
+        """Connect where the admin is away: a batch query needs no other connection on the driver."""
+        if not clients:
+            clients.append(PulsarClient(options.pulsar))
+        return clients[0]
+
+    catalog = FallbackCatalog(options, BinaryTopics(client))
     try:
         partitions = catalog.partitions()
         wanted = [name for name, topic in partitions.items() if narrowed.wants(topic, name)]
@@ -46,6 +56,8 @@ def batch_tasks(options: SourceOptions, narrowed: Narrowed | None = None) -> lis
             _narrow(name, view, narrowed, catalog, starts, ends)
     finally:
         catalog.close()
+        for connected in clients:
+            connected.close()
     return read_tasks(options, views, starts, ends)
 
 

@@ -132,6 +132,10 @@ class Hold:
         """Keep a record that was read, so that it is not asked for again."""
         self._records[partition] = record
 
+    def consumer(self, partition: str) -> Consumer | None:
+        """Return the consumer that holds a partition, None where it is not attached."""
+        return self._consumers.get(partition)
+
     def attach(self, partitions: Iterable[str]) -> None:
         """Take the subscription of each partition for this query alone.
 

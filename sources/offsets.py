@@ -78,10 +78,11 @@ class Offset:
     def refuse_strangers(self, cluster: str, incarnations: Mapping[str, str]) -> None:
         """Refuse to go on where this offset does not belong.
 
-        Raises DataLossError when the cluster is another one, or a topic was deleted and made anew since.
+        What is not known, an empty name or no mark, is not compared. Raises DataLossError when the cluster is another
+        one, or a topic was deleted and made anew since.
         """
         remedy = "start with a new checkpoint, or point service.url and admin.url to the cluster that it was made on"
-        if self.cluster != cluster:
+        if self.cluster and cluster and self.cluster != cluster:
             raise DataLossError(
                 f"the checkpoint was made on Pulsar cluster {self.cluster!r}, this is {cluster!r}",
                 remedy=remedy,

@@ -17,10 +17,11 @@ import structlog
 from bridge.contract import Position
 from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
 from bridge.logs import configure as configure_logs
-from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.log import LogSettings
+from sources.binary import BinaryTopics
 from sources.chunks import ChunkGuard
+from sources.fallback import FallbackCatalog
 from sources.hold import Hold, HoldRecord
 from sources.lag import BEHIND, Lag, as_json
 from sources.offsets import Offset
@@ -28,7 +29,6 @@ from sources.options import SourceOptions
 from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
 from sources.policies import expiry_error
 from sources.reading import ReadTask
-from sources.snapshot import Catalog
 from sources.starting import resolve
 from sources.tasks import read_tasks
 
@@ -51,8 +51,10 @@ class StreamPlanner:
         if not structlog.is_configured():  # the planner process is Spark's, nobody else configures it
             configure_logs(_log_settings())
         self._options = options
-        self._catalog = Catalog(PulsarAdmin(options.pulsar), options.topics, options.pattern)
         self._client = PulsarClient(options.pulsar)
+        self._catalog = FallbackCatalog(
+            options, BinaryTopics(lambda: self._client, lambda partition: self._hold.consumer(partition))
+        )
         self._hold = Hold(
             options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s
         )
@@ -142,6 +144,12 @@ class StreamPlanner:
     def _first_offset(self) -> Offset:
         partitions = self._catalog.partitions()
         views = self._views = self._catalog.snapshot(partitions)
+        if self._catalog.off:
+            raise TransientError(
+                "a new query needs Pulsar's admin: it alone tells whether the subscription belongs to another "
+                "checkpoint",
+                remedy="correct admin.url, or open the way to it",
+            )
         if self._options.wait_for_topics:
             partitions = {name: topic for name, topic in partitions.items() if name in views}
         else:
@@ -202,7 +210,9 @@ class StreamPlanner:
         self._refuse_loss(start.positions)
         self._look_at_expiry()
         for partition, place in start.positions.items():
-            if partition in self._views and self._hold.name not in self._views[partition].holds:
+            if self._catalog.off or partition not in self._views:
+                continue
+            if self._hold.name not in self._views[partition].holds:
                 _log.warning(
                     "the subscription that holds the query's data was gone, made anew at the checkpoint; "
                     "do not delete it while the query is in use",
@@ -219,10 +229,13 @@ class StreamPlanner:
         views = self._catalog.snapshot({**partitions, **start.positions})
         self._views = views
         self._refuse_loss(start.positions)
-        self._hold.check(views)
+        if not self._catalog.off:
+            self._hold.check(views)
         begins = dict(start.positions)
         for name in partitions:
-            if name not in begins and name in views and (self._ceiling is None or name in self._ceiling):
+            if name in begins or name not in views or self._catalog.off:
+                continue
+            if self._ceiling is None or name in self._ceiling:
                 begins[name] = self._found(name).start
         ends = self._ends(views, begins, limits)
         # A new partition enters the offset with its first data, so that an idle query makes no batch.
@@ -300,7 +313,7 @@ class StreamPlanner:
         self, views: Mapping[str, PartitionView], starts: Mapping[str, Position]
     ) -> dict[str, float]:
         at, rows = self._rows
-        if not rows or time.monotonic() - at > _ROWS_S:
+        if not self._catalog.off and (not rows or time.monotonic() - at > _ROWS_S):
             following = {n: views[n].segments(place) for n, place in starts.items() if n in views}
             rows = self._catalog.rows_per_entry(
                 {n: Position(found[0].ledger, found[0].first) for n, found in following.items() if found}

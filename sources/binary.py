@@ -1,0 +1,142 @@
+"""What Pulsar's binary protocol tells of a topic, for the time in which its admin cannot be reached.
+
+It names the last message and gives the first one from any place on. The end of a ledger that is not the last is
+searched for with that, once, since closed ledgers do not change. Sizes, subscriptions, and what an entry is that is no
+message, it does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from bridge.contract import Position
+from bridge.pulsar_client import (
+    EARLIEST,
+    LATEST,
+    Consumer,
+    MessageId,
+    PulsarClient,
+    ReceiveTimeout,
+    our_errors,
+)
+from sources.planning import Ledger, PartitionView
+
+__all__ = ["BinaryTopics", "LedgerEnd", "ledger_end"]
+
+_WAIT_MS: Final = 10_000
+_USUAL_BYTES: Final = 1024
+
+
+class LedgerEnd(NamedTuple):
+    """How many entries a ledger has, as far as messages show it, and which ledger follows."""
+
+    entries: int
+    following: int | None
+    """None when there is no message after it."""
+
+
+def ledger_end(ledger: int, entries: int, first_from: Callable[[int], Position | None]) -> LedgerEnd:
+    """Find the end of a ledger that is known to have ``entries`` entries at least.
+
+    ``first_from`` gives the place of the first message at or after an entry of this ledger, the last chunk's for one
+    in chunks, None when there is none. It is asked about twice the logarithm of the ledger's length.
+    """
+    step, beyond, following = 1, None, None
+    at = entries
+    while beyond is None or entries < beyond:
+        found = first_from(at)
+        if found is not None and found.ledger == ledger:
+            entries = max(entries, found.entry + 1)
+            step *= 2
+        else:
+            beyond = at
+            following = None if found is None else found.ledger
+        at = entries + step - 1 if beyond is None else (entries + beyond) // 2
+    return LedgerEnd(entries, following)
+
+
+class BinaryTopics:
+    """Topics as the binary protocol shows them. ``consumer`` gives a partition's consumer where the query has one.
+
+    Raises TransientError when the broker cannot be reached. Any thread may use it, for another partition each.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[], PulsarClient],
+        consumer: Callable[[str], Consumer | None] = lambda partition: None,
+    ) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._closed: dict[tuple[str, int], LedgerEnd] = {}
+
+    def partition_count(self, topic: str) -> int:
+        """Return the number of partitions, 0 for a topic without."""
+        names = self._client().partitions(topic)
+        return 0 if names == [topic] else len(names)
+
+    def view(self, partition: str, known: PartitionView | None, begin: Position | None) -> PartitionView:
+        """Return a partition from the ledgers known before on, or from ``begin``, or from its first message."""
+        ledgers = [] if known is None else list(known.ledgers)
+        if not ledgers and begin is not None:
+            ledgers = [Ledger(begin.ledger, begin.entry)]
+        if not ledgers:
+            first = self._first(partition, EARLIEST)
+            if first is None:
+                return PartitionView(partition, ())
+            ledgers = [Ledger(first.ledger, first.entry)]
+        last = self._last(partition)
+        while last is not None and last.ledger >= ledgers[-1].id:
+            open_one = ledgers[-1]
+            if last.ledger == open_one.id:
+                ledgers[-1] = _grown(open_one, max(open_one.entries, last.entry + 1))
+                break
+            end = self._end(partition, open_one)
+            ledgers[-1] = _grown(open_one, end.entries)
+            ledgers.append(Ledger(last.ledger if end.following is None else end.following, 0))
+        return PartitionView(partition, tuple(ledgers))
+
+    def position_at(self, partition: str, time_ms: int) -> Position | None:
+        """Return the first message published at ``time_ms`` or later, None when there is none yet."""
+        return self._first(partition, EARLIEST, time_ms)
+
+    def _end(self, partition: str, ledger: Ledger) -> LedgerEnd:
+        key = (partition, ledger.id)
+        if key not in self._closed:
+            self._closed[key] = ledger_end(
+                ledger.id,
+                ledger.entries,
+                lambda entry: self._first(partition, MessageId(-1, ledger.id, entry, -1)),
+            )
+        return self._closed[key]
+
+    def _last(self, partition: str) -> Position | None:
+        consumer = self._consumer(partition)
+        if consumer is not None:
+            with our_errors(f"asking for the last message of {partition}"):
+                found = consumer.get_last_message_id()
+            return None if found.entry_id() < 0 else Position(found.ledger_id(), found.entry_id())
+        return self._first(partition, LATEST)
+
+    def _first(self, partition: str, start: Any, time_ms: int | None = None) -> Position | None:
+        reader = self._client().reader(partition, start, queue=1)
+        try:
+            with our_errors(f"looking into {partition}"):
+                if time_ms is not None:
+                    reader.seek(time_ms)
+                if not reader.has_message_available():
+                    return None
+                try:
+                    found = reader.read_next(_WAIT_MS).message_id()
+                except ReceiveTimeout:  # what is available are the chunks of a message that is not complete
+                    return None
+                return Position(found.ledger_id(), found.entry_id())
+        finally:
+            reader.close()
+
+
+def _grown(ledger: Ledger, entries: int) -> Ledger:
+    """Return the ledger with more entries, of the size that its entries had, or one that is usual."""
+    each = ledger.size / ledger.entries if ledger.size and ledger.entries else _USUAL_BYTES
+    return Ledger(ledger.id, entries, int(each * entries))
