@@ -13,7 +13,14 @@ import time
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["HTTP_KILL_POINTS", "INGEST_KILL_POINTS", "KILL_POINTS", "REPLAY_KILL_POINTS", "reach"]
+__all__ = [
+    "HTTP_KILL_POINTS",
+    "INGEST_KILL_POINTS",
+    "KILL_POINTS",
+    "REPLAY_KILL_POINTS",
+    "SOURCE_KILL_POINTS",
+    "reach",
+]
 
 KILL_POINTS: Final = (
     "after_takeover",  # exclusive producer is ours, nothing read or pushed yet
@@ -41,6 +48,13 @@ REPLAY_KILL_POINTS: Final = (
     "replay_before_receipt",  # dead letters were sent to their topics, nothing is known
     "replay_before_mark",  # their topics have them, that they were replayed is not recorded
     "replay_after_mark",
+)
+
+SOURCE_KILL_POINTS: Final = (
+    "source_in_first_offset",  # the subscription stands on one partition more, not on all
+    "source_after_first_offset",  # it stands on all, Spark has not written where the query begins
+    "source_after_record",  # that a batch was committed is recorded, nothing is acknowledged
+    "source_after_ack",  # a partition more is acknowledged
 )
 
 _name, _, _count = os.environ.get("PULSEBRIDGE_KILL_AT", "").partition(":")

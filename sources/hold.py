@@ -20,6 +20,7 @@ import structlog
 
 from bridge.contract import Position
 from bridge.errors import ContractError, FencedError, RefusedError, TransientError
+from bridge.killpoints import reach
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import Consumer, MessageId, PulsarClient, our_errors
 from sources.planning import PartitionView
@@ -165,7 +166,9 @@ class Hold:
                 self._write(partition, HoldRecord(record.starting, record.start, True))
             else:
                 self._records[partition] = record
+            reach("source_after_record")
             self._acknowledge(partition, views.get(partition), end)
+            reach("source_after_ack")
 
     def check(self, views: Mapping[str, PartitionView]) -> list[str]:
         """Return the partitions whose subscription did not follow the last commit and was told again (H16).

@@ -16,6 +16,7 @@ import structlog
 
 from bridge.contract import Position
 from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
+from bridge.killpoints import reach
 from bridge.logs import configure as configure_logs
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.log import LogSettings
@@ -84,6 +85,7 @@ class StreamPlanner:
         if self._initial is None:
             self._initial = _patiently(self._first_offset)
             self._resumed = True
+            reach("source_after_first_offset")
         return self._initial
 
     def note_ceiling(self) -> None:
@@ -162,6 +164,7 @@ class StreamPlanner:
         starts: dict[str, Position] = {}
         for partition in partitions:
             starts[partition] = self._begin(partition, views[partition], partition in existing)
+            reach("source_in_first_offset")
         self._hold.attach(partitions)
         return Offset(self._catalog.cluster(), starts, marks)
 

@@ -1,0 +1,113 @@
+"""Killed at any named point of a batch, and at random, a query gives each message once and in order, and holds its rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.killpoints import SOURCE_KILL_POINTS
+from bridge.settings.pulsar import PulsarSettings
+from tests.support import batch_engine
+from tests.support.batch_engine import ENGINE_KILL_POINTS, rows_of
+from tests.support.pulsar_topics import TestTopic, topic_of
+
+pytestmark = [pytest.mark.stack, pytest.mark.chaos]
+
+RANDOM_KILLS = int(os.environ.get("PULSEBRIDGE_SOURCE_KILLS", "6"))
+BIG = bytes(6 * 1024 * 1024)  # two chunks
+
+
+class World:
+    """A topic, what was published to it, and a query's folder."""
+
+    def __init__(self, topic: TestTopic, folder: Path) -> None:
+        self.topic = topic
+        self.folder = folder
+        self.wanted: dict[str, list[tuple[str, int]]] = {topic.partition(n): [] for n in range(2)}
+        self.options = topic.options(
+            predefinedSubscription="q", startingOffsets="latest", maxEntriesPerTrigger="8", columns="value"
+        )
+        self.rounds = 0
+
+    def publish(self) -> None:
+        """Write messages of several kinds to both partitions; now and then a ledger ends."""
+        self.rounds += 1
+        for partition in range(2):
+            for kind in ("unbatched", "batched", "chunked"):
+                if kind == "chunked" and self.rounds % 4:
+                    continue
+                count = {"unbatched": 14, "batched": 5, "chunked": 1}[kind]
+                payloads = [f"{self.rounds}-{kind}-{n}".encode().ljust(20, b".") for n in range(count)]
+                payloads = [payload + BIG if kind == "chunked" else payload for payload in payloads]
+                self.topic.publish(payloads, kind, partition)
+                self.wanted[self.topic.partition(partition)] += [(p[:20].decode(), len(p)) for p in payloads]
+        if self.rounds % 5 == 0:
+            self.topic.roll_over()
+
+    def start(self, **environment: str) -> subprocess.Popen[str]:
+        given = json.dumps({"options": self.options, "folder": str(self.folder)})
+        return subprocess.Popen(
+            [sys.executable, "-m", batch_engine.__name__, given],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | environment,
+        )  # fmt: skip
+
+    def run(self, **environment: str) -> tuple[int, str]:
+        with self.start(**environment) as process:
+            _, told = process.communicate(timeout=120)
+        return process.returncode, told
+
+    def check(self) -> None:
+        """Run to the end; each message came once, in the order of its partition."""
+        code, told = self.run()
+        assert code == 0, told[-2000:]
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.wanted}
+        for partition, value, size in rows_of(self.folder):
+            found[partition].append((value, size))
+        assert found == self.wanted
+
+
+@pytest.fixture
+def world(namespaces: PulsarSettings, tmp_path: Path) -> Iterator[World]:
+    with topic_of(namespaces, partitions=2) as topic:
+        topic.publish([b"before the query"] * 3)
+        yield World(topic, tmp_path)
+
+
+def test_killed_at_each_named_point_three_times_nothing_is_lost_or_repeated(world: World) -> None:
+    first = ("source_in_first_offset:1", "source_in_first_offset:2", "source_after_first_offset:1")
+    for point in first:
+        assert world.run(PULSEBRIDGE_KILL_AT=point)[0] == -signal.SIGKILL, point
+    later = [*ENGINE_KILL_POINTS, *(name for name in SOURCE_KILL_POINTS if "first" not in name)]
+    for passage in (1, 2, 3):
+        for point in later:
+            world.publish()
+            code, told = world.run(PULSEBRIDGE_KILL_AT=f"{point}:{passage}")
+            assert code == -signal.SIGKILL, (point, passage, told[-2000:])
+    world.check()
+
+
+def test_killed_at_random_nothing_is_lost_or_repeated(world: World) -> None:
+    """``PULSEBRIDGE_SOURCE_KILLS=50`` kills more often."""
+    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
+    print(f"PULSEBRIDGE_SEED={seed}")
+    moments = random.Random(seed)
+    assert world.run()[0] == 0, "the query begins"
+    for _ in range(RANDOM_KILLS):
+        world.publish()
+        process = world.start()
+        try:
+            process.communicate(timeout=moments.uniform(0.3, 2.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL)
+    world.check()
