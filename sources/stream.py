@@ -25,7 +25,7 @@ from sources.chunks import ChunkGuard
 from sources.fallback import FallbackCatalog
 from sources.hold import Hold, HoldRecord
 from sources.lag import BEHIND, Lag, as_json
-from sources.offsets import Offset
+from sources.offsets import Offset, base_topic
 from sources.options import SourceOptions
 from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
 from sources.policies import expiry_error
@@ -69,6 +69,8 @@ class StreamPlanner:
         self._chunks = ChunkGuard(options.subscription, self._catalog.chunk_parts)
         self._lag = Lag(self._catalog.published_ms)
         self._lost: set[str] = set()
+        self._same: set[tuple[str, Position]] = set()
+        """Places whose ledger is gone, of topics that are still the same."""
         self._took_at: float | None = None
         """When a trigger last took something, seconds of the monotonic clock."""
 
@@ -231,6 +233,7 @@ class StreamPlanner:
         partitions = self._catalog.partitions()
         views = self._catalog.snapshot({**partitions, **start.positions})
         self._views = views
+        self._refuse_made_anew(start)
         self._refuse_loss(start.positions)
         if not self._catalog.off:
             self._hold.check(views)
@@ -296,6 +299,22 @@ class StreamPlanner:
                 reason=what,
                 command=command,
             )
+
+    def _refuse_made_anew(self, start: Offset) -> None:
+        """Compare the marks of topics that have lost the ledger of their offset, once for each such place.
+
+        Pulsar's client subscribes by itself to a topic that was deleted and made anew, at its first entry: then it
+        looks as if all before had been read and trimmed.
+        """
+        gone = {
+            (name, place)
+            for name, place in start.positions.items()
+            if name in self._views and all(of.id != place.ledger for of in self._views[name].ledgers)
+        }
+        if new := gone - self._same:
+            marks = self._catalog.incarnations({base_topic(name) for name, _ in new}, mark=False)
+            start.refuse_strangers(start.cluster, marks)
+        self._same = gone
 
     def _refuse_loss(self, positions: Mapping[str, Position]) -> None:
         found = losses(self._views, positions, self._hold.name)

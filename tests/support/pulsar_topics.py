@@ -113,6 +113,9 @@ class TestTopic:
         cursors = self.admin.internal_stats(self.partition(partition))["cursors"]
         return str(cursors[subscription]["markDeletePosition"])
 
+    def holds(self, subscription: str, partition: int = 0) -> bool:
+        return subscription in self.admin.internal_stats(self.partition(partition))["cursors"]
+
     def drop(self, subscription: str, partition: int = 0) -> None:
         path = f"/{rest_path(self.partition(partition))}/subscription/{subscription}"
         self.admin.request("DELETE", f"{path}?force=true")

@@ -146,6 +146,23 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: 
         assert len(warned) == 1, warned
 
 
+def test_a_topic_that_is_made_anew_under_a_running_query_is_not_taken_for_the_former_one(
+    topic: TestTopic,
+) -> None:
+    """Pulsar's client subscribes to the new one by itself, and then it looks as if all before had been trimmed."""
+    topic.publish(names(3), "unbatched")
+    with planner(topic) as (query, options):
+        at = query.latest_offset(query.initial_offset(), options.limits)
+        query.commit(at)
+        topic.publish(names(3), "unbatched")  # never read
+        topic.delete()
+        topic.create()
+        topic.publish([b"other"], "unbatched")
+        poll_for(lambda: topic.holds("q"), 60, "the client to subscribe again")
+        with pytest.raises(DataLossError, match="is not the one that the checkpoint was made on"):
+            query.latest_offset(at, options.limits)
+
+
 def test_h14_what_a_ledger_that_ends_inside_a_message_holds_is_not_let_go(topic: TestTopic) -> None:
     big = bytes(12 * 1024 * 1024)  # three chunks
     topic.publish([b"a"], "unbatched")

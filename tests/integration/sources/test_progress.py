@@ -71,3 +71,33 @@ def test_entries_bytes_and_seconds_behind_are_in_the_progress_and_in_the_metrics
     (line,) = [line for line in logs if line["event"] == "behind" and line["log_level"] == "info"]
     assert (line["query"], line["entries"], line["partitions"]) == ("lagging", 4, 1)
     assert list(line["most"]) == [topic.partition(0)], "the log names the partition"
+
+
+def test_few_rows_wait_in_spark_until_there_are_enough_but_not_with_available_now(
+    spark: SparkSession, topic: TestTopic, tmp_path: Path
+) -> None:
+    options = topic.options(
+        predefinedSubscription="q", startingOffsets="earliest", minRowsPerTrigger="5", maxTriggerDelay="1h"
+    )
+    frame = spark.readStream.format("pulsebridge").options(**options, columns="value").load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    topic.publish([b"first"], "unbatched")
+    query = writer.start()
+
+    def rows() -> list[int]:
+        return [p.numInputRows for p in query.recentProgress if p.numInputRows]
+
+    try:
+        poll_for(lambda: rows() == [1], 90, "the first batch, which waits for nobody")
+        topic.publish([b"1", b"2"], "unbatched")
+        # The rest comes later: were the two a batch of their own, there would be three batches.
+        poll_for(lambda: query.status["message"] == "Waiting for data to arrive", 30, "the query to wait")
+        topic.publish([b"3", b"4", b"5"], "unbatched", 1)
+        poll_for(lambda: sum(rows()) == 6, 90, "the second batch")
+        assert rows() == [1, 5]
+    finally:
+        query.stop()
+    topic.publish([b"last"], "unbatched")
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(90)
+    assert rows() == [1]
