@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.contract import Position
@@ -16,6 +16,7 @@ from sources.binary import LedgerEnd, ledger_end
     st.integers(0, 300),
     st.booleans(),
 )
+@settings(deadline=None)
 def test_the_end_of_a_ledger_is_found_whatever_its_messages_span(
     spans: list[int], known: int, followed: bool
 ) -> None:
