@@ -26,6 +26,8 @@ __all__ = ["BinaryTopics", "LedgerEnd", "ledger_end"]
 
 _WAIT_MS: Final = 10_000
 _USUAL_BYTES: Final = 1024
+_CHUNKS_BACK: Final = 64
+"""How far before the end of a ledger a message may begin that ends it: chunks are sent one right after the other."""
 
 
 class LedgerEnd(NamedTuple):
@@ -36,12 +38,20 @@ class LedgerEnd(NamedTuple):
     """None when there is no message after it."""
 
 
-def ledger_end(ledger: int, entries: int, first_from: Callable[[int], Position | None]) -> LedgerEnd:
-    """Find the end of a ledger that is known to have ``entries`` entries at least.
+def ledger_end(
+    ledger: int,
+    known: int,
+    first_from: Callable[[int], Position | None],
+    last_from: Callable[[int], int],
+) -> LedgerEnd:
+    """Find the end of a ledger that is known to have ``known`` entries at least.
 
-    ``first_from`` gives the place of the first message at or after an entry of this ledger, the last chunk's for one
-    in chunks, None when there is none. It is asked about twice the logarithm of the ledger's length.
+    ``first_from`` gives the place of the first message that begins at or after an entry of this ledger, the last
+    chunk's for one in chunks, None when there is none; it is asked about twice the logarithm of the ledger's length.
+    ``last_from`` gives the last entry of all such messages, ``entry - 1`` for none: the chunks of several messages may
+    lie between each other, so the one that ends last need not be the one that begins last.
     """
+    entries = max(0, known - _CHUNKS_BACK)
     step, beyond, following = 1, None, None
     at = entries
     while beyond is None or entries < beyond:
@@ -53,7 +63,7 @@ def ledger_end(ledger: int, entries: int, first_from: Callable[[int], Position |
             beyond = at
             following = None if found is None else found.ledger
         at = entries + step - 1 if beyond is None else (entries + beyond) // 2
-    return LedgerEnd(entries, following)
+    return LedgerEnd(max(known, entries, last_from(max(0, entries - _CHUNKS_BACK)) + 1), following)
 
 
 class BinaryTopics:
@@ -108,6 +118,7 @@ class BinaryTopics:
                 ledger.id,
                 ledger.entries,
                 lambda entry: self._first(partition, MessageId(-1, ledger.id, entry, -1)),
+                lambda entry: self._last_of(partition, Position(ledger.id, entry)),
             )
         return self._closed[key]
 
@@ -118,6 +129,21 @@ class BinaryTopics:
                 found = consumer.get_last_message_id()
             return None if found.entry_id() < 0 else Position(found.ledger_id(), found.entry_id())
         return self._first(partition, LATEST)
+
+    def _last_of(self, partition: str, start: Position) -> int:
+        """Return the last entry in the ledger of ``start`` of the messages from there on."""
+        last = start.entry - 1
+        reader = self._client().reader(partition, MessageId(-1, start.ledger, start.entry, -1))
+        try:
+            with our_errors(f"looking into {partition}"):
+                while reader.has_message_available():
+                    found = reader.read_next(_WAIT_MS).message_id()
+                    if found.ledger_id() != start.ledger:
+                        break
+                    last = max(last, found.entry_id())
+        finally:
+            reader.close()
+        return last
 
     def _first(self, partition: str, start: Any, time_ms: int | None = None) -> Position | None:
         reader = self._client().reader(partition, start, queue=1)
