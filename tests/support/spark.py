@@ -26,12 +26,16 @@ def build_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkS
     from streaming.session import local_session
 
     jars = os.environ.get(DELTA_JARS)
+    (folder / "events").mkdir()
     return local_session(
         "pulsebridge-tests",
         jars=None if jars is None else sorted(Path(jars).glob("*.jar")),
         more={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "scratch"),
+            "spark.eventLog.enabled": "true",  # a test looks for secrets in it
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": (folder / "events").as_uri(),
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.log.level": "ERROR",

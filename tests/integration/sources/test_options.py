@@ -1,0 +1,159 @@
+"""Options in a real Spark: secrets stay out of sight, and a query of the JVM connector goes on as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.waiting import poll_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+TOKEN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+SECRETS = {
+    "option": {"pulsar.client.token": "s3cr3t-of-option"},
+    "params": {
+        "pulsar.client.authPluginClassName": TOKEN, "pulsar.client.authParams": "token:s3cr3t-of-params",
+        "pulsar.admin.authPluginClassName": TOKEN, "pulsar.admin.authParams": "token:s3cr3t-of-params",
+    },
+    "map": {
+        "pulsar.client.authPluginClassName": TOKEN,
+        "pulsar.client.authParamMap": json.dumps({"token": "s3cr3t-of-map"}),
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
+    with topic_of(namespaces, partitions=2) as found:
+        yield found
+
+
+def plans(execution: Any, jvm: Any) -> str:
+    """Everything that Spark shows of a query that it can run."""
+    shown = [execution.toString(), execution.stringWithStats()]
+    shown += [
+        getattr(execution, of)().toJSON() for of in ("logical", "analyzed", "optimizedPlan", "executedPlan")
+    ]
+    modes = jvm.org.apache.spark.sql.execution.ExplainMode
+    for mode in ("simple", "extended", "formatted", "cost", "codegen"):
+        shown.append(execution.explainString(modes.fromString(mode)))
+    return "\n".join(shown)
+
+
+def events(spark: SparkSession, marker: str) -> str:
+    """The session's event log, once it tells that the query of this description has ended."""
+    folder = Path(urlsplit(spark.conf.get("spark.eventLog.dir") or "").path)
+
+    def told() -> str | None:
+        text = "".join(log.read_text(encoding="utf-8") for log in folder.rglob("*") if log.is_file())
+        lines = [line for line in text.splitlines() if marker in line]
+        return text if any("SparkListenerJobStart" in line for line in lines) else None
+
+    return str(poll_for(told, 60, "the event log"))
+
+
+@pytest.mark.parametrize("form", SECRETS)
+def test_no_secret_shows_in_plans_progress_or_event_log(
+    spark: SparkSession, topic: TestTopic, tmp_path: Path, form: str
+) -> None:
+    topic.publish([b"v"])
+    secrets = SECRETS[form]
+    options = topic.options(startingOffsets="earliest", **secrets)
+    marker = f"looking for secrets in {topic.name}"
+    spark.sparkContext.setJobDescription(marker)
+    try:
+        frame = spark.read.format("pulsebridge").options(**options).load()
+        assert frame.count() == 1
+        shown = plans(frame.where("partition >= 0")._jdf.queryExecution(), spark._jvm)
+        assert "pulsebridge" in shown
+        stream = spark.readStream.format("pulsebridge").options(**options, predefinedSubscription="q").load()
+        writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(90)
+        planned = stream._jdf.queryExecution()
+        shown += planned.toString() + planned.logical().toJSON() + planned.analyzed().toJSON()
+        shown += plans(query._jsq.streamingQuery().lastExecution(), spark._jvm)
+        shown += query._jsq.explainInternal(True)
+        shown += "".join(progress.json for progress in query.recentProgress) + str(query.status)
+        shown += "".join(file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file())
+        with pytest.raises(Exception, match="did you mean topic") as caught:
+            spark.read.format("pulsebridge").options(**options, topik="x").load()
+        shown += str(caught.value)
+        shown += events(spark, marker)
+    finally:
+        spark.sparkContext.setJobDescription(None)
+    assert "s3cr3t" not in shown
+
+
+def streamnative(
+    spark: SparkSession, format_name: str, topic: TestTopic, folder: Path
+) -> list[tuple[Any, ...]]:
+    """A streaming query and a batch query, as the documentation of StreamNative's connector has them."""
+    settings = topic.settings
+    stream = (
+        spark.readStream.format(format_name)
+        .option("service.url", settings.service_url)
+        .option("admin.url", settings.admin_url)
+        .option("topicsPattern", f"{topic.name}.*")
+        .option("startingOffsets", "earliest")
+        .option("predefinedSubscription", "spark-job")
+        .option("subscriptionPrefix", "spark")
+        .option("maxBytesPerTrigger", "1000000")
+        .option("pollTimeoutMs", "6000")
+        .option("failOnDataLoss", "true")
+        .option("waitingForNonExistedTopic", "false")
+        .option("allowDifferentTopicSchemas", "true")
+        .option("pulsar.client.operationTimeoutMs", "20000")
+        .option("pulsar.client.numIoThreads", "2")
+        .option("pulsar.client.tlsAllowInsecureConnection", "false")
+        .option("pulsar.client.tlsHostnameVerificationenable", "true")
+        .option("pulsar.admin.readTimeoutMs", "30000")
+        .option("pulsar.reader.receiverQueueSize", "500")
+        .load()
+        .selectExpr(
+            "CAST(__key AS STRING)", "CAST(value AS STRING)", "__topic", "__messageProperties['a'] AS a"
+        )
+    )
+    query = (
+        stream.writeStream.format("parquet")
+        .option("path", str(folder / "rows"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(90)
+    batch = (
+        spark.read.format(format_name)
+        .option("service.url", settings.service_url)
+        .option("admin.url", settings.admin_url)
+        .option("topics", topic.name)
+        .option("startingTime", "1")
+        .option("endingOffsets", "latest")
+        .load()
+        .selectExpr(
+            "CAST(__key AS STRING)", "CAST(value AS STRING)", "__topic", "__messageProperties['a'] AS a"
+        )
+    )
+    return sorted(
+        tuple(row) for frame in (spark.read.parquet(str(folder / "rows")), batch) for row in frame.collect()
+    )
+
+
+def test_a_query_for_streamnatives_connector_runs_with_the_formats_name_changed(
+    spark: SparkSession, topic: TestTopic, tmp_path: Path
+) -> None:
+    for partition in range(2):
+        topic.publish([b"%d" % partition], "batched", partition, partition_key="k", properties={"a": "b"})
+    wanted = [("k", f"{partition}", topic.name, "b") for partition in range(2)]
+    assert streamnative(spark, "pulsebridge", topic, tmp_path) == sorted([*wanted, *wanted])
