@@ -41,7 +41,10 @@ __all__ = ["PulsebridgeDataSource", "PulsebridgeStreamReader", "register"]
 
 FORMAT = "pulsebridge"
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
-_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_SESSION: Final = {
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.redaction.options.regex": "(?i)url|authparam",  # url is Spark's own default
+}
 _KEPT_APART: Final = hasattr(DataSourceReader, "pushLimit")
 """Whether Spark keeps what was pushed with each scan. Before SPARK-58551, which brought this method, all uses of a
 DataFrame shared what was pushed last: with a self-union, or the next query, rows were missing."""
@@ -50,11 +53,13 @@ DataFrame shared what was pushed last: with a self-union, or the next query, row
 def register(spark: SparkSession) -> None:
     """Make ``format("pulsebridge")`` known to this session. Doing it twice is harmless.
 
-    Lets Spark push filters to Python sources, unless the session says otherwise; a Spark without that ignores it.
+    Lets Spark push filters to Python sources, and hide ``authParams`` where it shows the options of a view,
+    unless the session says otherwise.
     """
     spark.dataSource.register(PulsebridgeDataSource)
-    if spark.conf.get(_PUSHDOWN, None) is None:
-        spark.conf.set(_PUSHDOWN, "true")
+    for name, value in _SESSION.items():
+        if spark.conf.get(name, None) is None:
+            spark.conf.set(name, value)
 
 
 class Range(InputPartition):

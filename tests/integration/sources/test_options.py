@@ -96,6 +96,22 @@ def test_no_secret_shows_in_plans_progress_or_event_log(
     assert "s3cr3t" not in shown
 
 
+def test_a_view_of_the_format_hides_its_secrets(spark: SparkSession, topic: TestTopic) -> None:
+    topic.publish([b"v"])
+    secret = {"pulsar.client.authPluginClassName": TOKEN, "pulsar.client.authParams": "s3cr3t"}
+    given = ", ".join(f"`{name}` '{value}'" for name, value in topic.options(**secret).items())
+    made = spark.sql(f"CREATE TEMPORARY VIEW readings_view USING pulsebridge OPTIONS ({given})")
+    try:
+        assert spark.table("readings_view").count() == 1
+        execution = made._jdf.queryExecution()
+        shown = execution.toString() + execution.analyzed().toJSON()
+        shown += str(spark.sql("DESCRIBE EXTENDED readings_view").collect())
+    finally:
+        spark.sql("DROP VIEW IF EXISTS readings_view")
+    assert topic.name in shown
+    assert "s3cr3t" not in shown
+
+
 def streamnative(
     spark: SparkSession, format_name: str, topic: TestTopic, folder: Path
 ) -> list[tuple[Any, ...]]:
