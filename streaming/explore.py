@@ -58,6 +58,7 @@ class Lab:
         self._ingest: Child | None = None
         self._spark: SparkSession | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="pulsebridge-lab-"))
+        (self.folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")  # as the local stack does
         self.settings = Settings()
 
     def __enter__(self) -> Lab:

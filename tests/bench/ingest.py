@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import statistics
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -34,6 +33,7 @@ from tests.bench.ack_latency import PlayedBroker
 from tests.bench.flood import PROPERTIES, Load, Protocol, flood, prepared
 from tests.bench.processes import cpu_seconds, pulsebridge, running
 from tests.bench.results import Figure, percentile
+from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
@@ -72,7 +72,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     peer = os.environ.get(PEER)
     left_out = [] if peer else [f"another bridge beside ingest: name its binary in {PEER}"]
     with ExitStack() as run:
-        folder = Path(run.enter_context(tempfile.TemporaryDirectory(prefix="pulsebridge-bench-")))
+        folder = run.enter_context(own_folder("bench"))
         place = run.enter_context(_servers(folder, left_out))
         bench = _Bench(place, folder, peer)
         for name in ("mqtt311", "mqtt5", *(("peer",) if peer else ())):
@@ -90,9 +90,9 @@ def measure() -> tuple[list[Figure], list[str]]:
     middle = {name: (statistics.median(rates[name]), statistics.median(costs[name])) for name in rates}
     figures = _figures(middle)
     pace = middle["peer" if peer else "mqtt311"][0] / 2
-    with tempfile.TemporaryDirectory(prefix="pulsebridge-bench-") as name, ExitStack() as run:
-        place = run.enter_context(_servers(Path(name), []))
-        figures += _ack_latency(place, Path(name), peer, pace)
+    with own_folder("bench") as folder, ExitStack() as run:
+        place = run.enter_context(_servers(folder, []))
+        figures += _ack_latency(place, folder, peer, pace)
     return figures, left_out
 
 

@@ -8,7 +8,6 @@ the command names the reading that caused it.
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from bridge.settings import LocalSettings, MqttSettings
 from bridge.settings.loading import conf_path
 from tests.bench.processes import pulsebridge, running
 from tests.bench.results import Figure, percentile
+from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
@@ -39,11 +39,10 @@ EVERY = 10
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``loop.device_to_device.p50`` and ``.p99``, beside Spark's own Kafka micro-batch latencies."""
     with (
-        tempfile.TemporaryDirectory(prefix="pulsebridge-bench-") as name,
+        own_folder("bench") as folder,
         LocalStack(LocalSettings(quick_start=False)) as stack,
         ExitStack() as run,
     ):
-        folder = Path(name)
         config = _config(stack, folder)
         fleet = _Fleet(stack)
         run.callback(fleet.close)

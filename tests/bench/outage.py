@@ -8,15 +8,14 @@ each message that devices publish meanwhile were kept: rate times payload.
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
 from bridge.settings.ingest import TopicRule
 from tests.bench.results import Figure
 from tests.support.fleet import Fleet
+from tests.support.folders import own_folder
 from tests.support.ingest import ingest_process, ingest_settings, stored
 from tests.support.memory import memory_samples, slope
 from tests.support.stack import mqtt_settings, provisioned
@@ -36,7 +35,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     seconds = float(os.environ.get(SECONDS, "600"))
     slopes: dict[str, float] = {}
     with (
-        tempfile.TemporaryDirectory(prefix="pulsebridge-bench-") as folder,
+        own_folder("bench") as folder,
         LocalStack(LocalSettings(quick_start=False)) as stack,
         ExitStack() as run,
     ):
@@ -47,7 +46,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             rule = TopicRule(
                 name="fleet", filter=f"{mqtt.client_id}/+device/x", topic="fleet", device="{device}"
             )
-            place = Path(folder) / protocol
+            place = folder / protocol
             place.mkdir()
             settings = ingest_settings(mqtt, pulsar, rules=(rule,))
             pids.append(run.enter_context(ingest_process(settings, place)).pid)

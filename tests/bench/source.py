@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
 from tests.bench.results import Figure
+from tests.support.folders import own_folder
 from tests.support.spark import build_session
 
 __all__ = ["measure"]
@@ -69,7 +69,7 @@ def _fill(settings: PulsarSettings, topic: str) -> None:
 
 def _pulsar_perf(stack: LocalStack, topic: str) -> float:
     """Return the rate at which Pulsar's own tool consumes the topic from its start."""
-    with tempfile.TemporaryDirectory(prefix="pulsebridge-bench-") as folder:
+    with own_folder("bench") as folder:
         command = [
             str(stack.homes["pulsar"] / "bin" / "pulsar-perf"), "consume", topic,
             "--service-url", stack.pulsar_url,
@@ -77,7 +77,7 @@ def _pulsar_perf(stack: LocalStack, topic: str) -> float:
         ]  # fmt: skip
         env = os.environ | {
             "PULSAR_MEM": "-Xms256m -Xmx512m -XX:MaxDirectMemorySize=512m",
-            "PULSAR_LOG_DIR": folder,
+            "PULSAR_LOG_DIR": str(folder),
             "JAVA_HOME": str(_java_home()),
         }
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
@@ -99,8 +99,8 @@ def _java_home() -> Path:
 
 
 def _spark(stack: LocalStack, topic: str) -> tuple[float, float]:
-    with tempfile.TemporaryDirectory(prefix="pulsebridge-bench-") as folder:
-        spark = build_session(Path(folder))
+    with own_folder("bench") as folder:
+        spark = build_session(folder)
         try:
             frame = (
                 spark.read.format("pulsebridge")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from bridge.killpoints import INGEST_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
 from tests.chaos.world import VICTIMS, World, world
 from tests.support.fleet import Fleet
+from tests.support.folders import own_folder
 
 _EACH = 3
 
@@ -30,19 +29,19 @@ def main() -> int:
     seed = random.randrange(2**32) if args.seed is None else args.seed
     _say(f"seed {seed}: repeat with ARGS='--seed {seed}'")
     with (
-        tempfile.TemporaryDirectory(prefix="pulsebridge-chaos-") as folder,
+        own_folder("chaos") as folder,
         LocalStack(LocalSettings(start_timeout_s=300)) as stack,
     ):
         failed = 0
         if not args.no_points:
-            place = Path(folder) / "points"
+            place = folder / "points"
             place.mkdir()
             with world(stack, place) as one:
                 one.start()
                 with one.fleet(devices=20, rate=400) as fleet:
                     _named(one)
                     failed += _account(one, fleet)
-        with world(stack, Path(folder)) as one:
+        with world(stack, folder) as one:
             one.start()
             with one.fleet(devices=args.devices, rate=args.rate) as fleet:
                 _say(f"at random for {args.seconds:.0f} s")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-_OURS = "pulsebridge-"
+from tests.support.folders import PREFIX, is_ours
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Footprint:
     def now(cls) -> Footprint:
         return cls(
             frozenset((p.pid, p.create_time()) for p in _children()),
-            frozenset(Path(tempfile.gettempdir()).glob(f"{_OURS}*")),
+            frozenset(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")),
         )
 
 
@@ -65,20 +65,11 @@ def _lines(before: Footprint) -> list[str]:
             continue
     for port in _own_ports():
         lines.append(f"this process still listens on port {port}")
-    now = frozenset(Path(tempfile.gettempdir()).glob(f"{_OURS}*"))
-    lines += [f"folder {folder}" for folder in sorted(now - before.folders) if not _foreign(folder)]
+    now = frozenset(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    lines += [f"folder {folder}" for folder in sorted(now - before.folders) if is_ours(folder)]
     return lines
 
 
 def _own_ports() -> list[int]:
     connections = psutil.Process().net_connections("tcp")
     return [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
-
-
-def _foreign(folder: Path) -> bool:
-    """Whether the folder belongs to a process that is not ours: another test run on the same machine."""
-    mark = folder / "owner.pid"
-    try:
-        return int(mark.read_text(encoding="ascii")) != psutil.Process().pid
-    except (OSError, ValueError):
-        return False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.folders import made_folder
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def build_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkS
 @contextmanager
 def running_session() -> Iterator[SparkSession]:
     """Give a session for many tests to share; starting one takes seconds. Its files and its JVM go with it."""
-    folder = Path(tempfile.mkdtemp(prefix="pulsebridge-spark-"))
-    (folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")
+    folder = made_folder("spark")
     try:
         spark = build_session(folder)
         try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.certificates import Authority
+from tests.support.folders import made_folder
 from tests.support.secured import SecuredArtemis, SecuredPulsar
 
 # The least that each tier needs at Artemis: ingest makes its session's queues and reads them, push and devices send.
@@ -43,8 +42,7 @@ ROLES = {"operators": ["operator"], "devices": ["device"], "readers": ["ingest"]
 @pytest.fixture(scope="session")
 def folder(_nothing_left_behind: None) -> Iterator[Path]:
     """A folder for servers and certificates, named so that what is left of it counts as a leak."""
-    made = Path(tempfile.mkdtemp(prefix="pulsebridge-secured-"))
-    (made / "owner.pid").write_text(str(os.getpid()), encoding="ascii")
+    made = made_folder("secured")
     yield made
     shutil.rmtree(made, ignore_errors=True)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from sources.options import parse
 from sources.planning import Limits, Segment
 from sources.reading import ReadTask, read_range
 from sources.stream import StreamPlanner
+from tests.support.folders import made_folder
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.transactions import JavaClient, java_client, running_pulsar
 
@@ -26,8 +25,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def folder(_nothing_left_behind: None) -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="pulsebridge-stack-"))
-    (made / "owner.pid").write_text(str(os.getpid()), encoding="ascii")
+    made = made_folder("stack")
     yield made
     shutil.rmtree(made, ignore_errors=True)
 
