@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from bridge import contract
@@ -10,8 +13,8 @@ from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
-from tests.support.ingest import device, publish_ids, running_ingest, stored
-from tests.support.stack import mqtt_settings
+from tests.support.ingest import device, first_copies, publish_ids, running_ingest, stored
+from tests.support.stack import mqtt_settings, new_stack
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for
 
@@ -63,6 +66,58 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(
             slow.thaw()
             poll_for(lambda: links_of(namespaces, 200) == {"slow", "good"}, 90, "all of them", every=0.5)
             poll_for(lambda: service.readiness().get("mqtt") == ready, 60, "the link to be back")
+
+
+def test_a_stopped_second_broker_holds_no_other_link_and_loses_nothing_when_it_goes_on(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """Two brokers; the second one's process is stopped (SIGSTOP) in mid-flow, and goes on later.
+
+    What the first one brings is acknowledged meanwhile: else no more than its window of 20 would come.
+    """
+    near = mqtt_settings(stack, keep_alive_s=5)
+    root = near.client_id
+    with new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url) as other:
+        far = near.model_copy(update={"port": other.mqtt_port})
+        settings = settings_of(
+            near,
+            namespaces,
+            [
+                {"name": "near", "client_id": f"{root}-near"},
+                {"name": "far", "client_id": f"{root}-far", "port": other.mqtt_port},
+            ],
+            max_in_flight=20,
+        )
+        came: list[str] = []
+        with (
+            running_ingest(settings) as service,
+            device(near, "dev", window=1) as beside,
+            device(far, "dev", window=1) as dev,
+        ):
+            publish_ids(dev, [f"{root}/far"], 300, came)
+            poll_for(lambda: len(ids_of(namespaces, "far")) > 20, 60, "the far broker's messages", every=0.1)
+            os.kill(other.pids["mqtt"], signal.SIGSTOP)
+            try:
+                publish_ids(beside, [f"{root}/near"], 200, [])
+                poll_for(
+                    lambda: len(set(ids_of(namespaces, "near"))) == 200, 60, "the near broker's", every=0.3
+                )
+                poll_for(
+                    lambda: service.readiness()["mqtt"] == {"near": True, "far": False}, 60, "far to be lost"
+                )
+            finally:
+                os.kill(other.pids["mqtt"], signal.SIGCONT)
+            assert dev.flush(90)
+            poll_for(lambda: set(came) <= set(ids_of(namespaces, "far")), 60, "all of it", every=0.5)
+            assert len(came) == 300
+            poll_for(lambda: service.readiness()["mqtt"] == {"near": True, "far": True}, 60, "far to be back")
+        for name, count in (("near", 200), ("far", 300)):
+            assert first_copies(ids_of(namespaces, name)) == list(range(count))
+
+
+def ids_of(namespaces: PulsarSettings, device_name: str) -> list[str]:
+    """Return the ids of a device's messages, in the order of the log."""
+    return [m.payload.decode() for m in stored(namespaces, "fleet") if m.key == device_name]
 
 
 def links_of(namespaces: PulsarSettings, count: int) -> set[str]:
