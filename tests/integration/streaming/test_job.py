@@ -18,10 +18,12 @@ from deltalake import DeltaTable
 
 from bridge import contract
 from bridge.errors import TerminalError
+from bridge.local.ports import free_ports
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from streaming.checkpoints import CheckpointLock
 from tests.support.bronze_rows import reading
+from tests.support.endpoint import Endpoint
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
@@ -39,7 +41,10 @@ class Driver:
     def __init__(self, settings: PulsarSettings, root: Path, log: Path) -> None:
         self.root = root
         self.log = log
+        (port,) = free_ports(1)
+        self.endpoint = Endpoint(port)
         sets = {
+            "metrics.port": str(port),
             "pulsar.service_url": settings.service_url,
             "pulsar.admin_url": settings.admin_url,
             "pulsar.namespace": settings.namespace,
@@ -142,6 +147,9 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
         driver.start()
         sent += publish(client, topic, range(301, 401))
         poll_for(lambda: len(set(driver.ids("silver"))) >= len(sent), 240, "all readings in silver")
+        rows = driver.endpoint.value("pulsebridge_source_rows_total", query="bronze")
+        assert rows >= 100, "what the second driver read"
+        assert driver.endpoint.value("pulsebridge_source_behind_entries", query="bronze") == 0
         lock = CheckpointLock(spark, str(tmp_path / "lakehouse" / "checkpoints" / "silver"))
         with pytest.raises(TerminalError, match=r"in use by pid \d+"):
             lock.acquire(wait_s=0)
