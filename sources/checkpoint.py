@@ -90,8 +90,8 @@ def _json_of(line: str) -> dict[str, Any] | None:
 
 def _file_system(folder: str) -> tuple[Callable[[str], list[str]], Callable[[str], str]]:
     """Return how the names in a sub-folder are listed and how a file is read."""
-    if "://" not in folder or folder.startswith("file://"):
-        base = Path(folder.removeprefix("file://")).expanduser()
+    if "://" not in folder:
+        base = Path(folder).expanduser()
         return lambda name: _listed(base / name), lambda name: (base / name).read_text(encoding="utf-8")
     from pyarrow import fs
 
