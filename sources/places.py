@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from bridge.contract import Position, partition_name
+from bridge.pulsar_wire.protobuf import numbers_of
 from sources.topics import full_name
 
 __all__ = ["EARLIEST", "LATEST", "At", "Place", "StartingOffsets", "offsets_of", "times_of"]
@@ -116,13 +117,7 @@ def _message_id(data: bytes, ending: bool) -> Place:
     Its ledger is field 1, its entry field 2, both varints. An end names the last message that is read. The index in
     a batch is left out: the entry counts as a whole.
     """
-    fields: dict[int, int] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        if tag & 7 != 0:
-            break  # what is not a varint comes after ledger and entry
-        fields[tag >> 3], at = _varint(data, at)
+    fields = numbers_of(data)
     if 1 not in fields or 2 not in fields:
         raise ValueError("not the bytes of a message id")
     ledger, entry = fields[1], fields[2]
@@ -131,16 +126,3 @@ def _message_id(data: bytes, ending: bool) -> Place:
     if ledger == 2**63 - 1:
         return LATEST
     return Position(ledger, entry + 1 if ending else entry)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("not the bytes of a message id")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            return value, at

@@ -8,7 +8,8 @@ import time
 from urllib.parse import urlsplit
 
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_dial import _exactly, _fields, _number, _text
+from bridge.pulsar_wire.protobuf import fields as fields_of
+from bridge.pulsar_wire.protobuf import number, text
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["store_raw"]
@@ -24,18 +25,18 @@ def store_raw(
         admin.owner(partition)  # loads the topic
     parts = urlsplit(settings.service_url)
     with socket.create_connection((parts.hostname or "", parts.port or 6650), timeout=30) as link:
-        _ask(link, _CONNECT, _text(1, b"raw") + _number(4, 19), _CONNECTED)
-        _ask(link, _PRODUCER, _text(1, partition.encode()) + _number(2, 1) + _number(3, 1), _PRODUCER_SUCCESS)
-        metadata = _text(1, b"raw") + _number(2, 0) + _number(3, int(time.time() * 1000)) + _text(6, key)
+        _ask(link, _CONNECT, text(1, b"raw") + number(4, 19), _CONNECTED)
+        _ask(link, _PRODUCER, text(1, partition.encode()) + number(2, 1) + number(3, 1), _PRODUCER_SUCCESS)
+        metadata = text(1, b"raw") + number(2, 0) + number(3, int(time.time() * 1000)) + text(6, key)
         if as_base64:
-            metadata += _number(17, 1)
+            metadata += number(17, 1)
         body = struct.pack("!I", len(metadata)) + metadata + payload
-        _ask(link, _SEND, _number(1, 1) + _number(2, 0) + _number(3, 1), _RECEIPT, body)
+        _ask(link, _SEND, number(1, 1) + number(2, 0) + number(3, 1), _RECEIPT, body)
 
 
 def _ask(link: socket.socket, kind: int, fields: bytes, wanted: int, body: bytes = b"") -> None:
-    command = _number(1, kind) + _text(kind, fields)
+    command = number(1, kind) + text(kind, fields)
     link.sendall(struct.pack("!II", len(command) + 4 + len(body), len(command)) + command + body)
-    size = struct.unpack("!II", _exactly(link, 8))[1]
-    answer = dict(_fields(_exactly(link, size)))
+    size = struct.unpack("!II", link.recv(8, socket.MSG_WAITALL))[1]
+    answer = dict(fields_of(link.recv(size, socket.MSG_WAITALL)))
     assert answer.get(1) == wanted, answer

@@ -142,6 +142,9 @@ def test_an_avro_topic_is_read_under_its_newest_schema_whatever_wrote_it(
     assert [tuple(row) for row in frame(spark, topic, "device bigint", decode="fields").collect()] == [
         (None,), (2**40,), (None,),
     ]  # fmt: skip
+    assert frame(spark, topic, decode="fields", columns="b,__key").columns == ["b", "__key"]
+    with pytest.raises(Exception, match="columns: no column nothing"):
+        frame(spark, topic, decode="fields", columns="b,nothing")
     stream = (
         spark.readStream.format("pulsebridge")
         .options(**topic.options(startingOffsets="earliest", predefinedSubscription="q", decode="fields"))

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import struct
+import sys
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -249,6 +250,15 @@ def test_the_fields_of_a_record_are_columns_before_those_that_streamnative_does_
         wrong = topic_schema(record(*({"name": name, "type": "int"} for name in clash)))
         with pytest.raises(ConfigError, match="set decode=value"):
             columns_of(Decoding(wrong, True, False))
+
+
+def test_an_avro_topic_without_its_reader_names_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(ConfigError, match=r"pip install .pulsebridge\[avro\]"):
+        Decoder(Decoding(topic_schema(NEW), False, False), "t", lambda _: topic_schema(NEW))
+    assert decode(topic_schema(NEW, "JSON"), [Stored(b'{"a": 1}')], fields=True)["a"] == [1]
 
 
 def test_a_null_record_has_null_fields() -> None:
