@@ -18,6 +18,7 @@ import structlog
 from bridge.acks import AckQueue
 from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
+from bridge.ingest.credit import Credit
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
 from bridge.ingest.metrics import SessionMetrics
@@ -87,6 +88,7 @@ class IngestWorker(LinkHandler):
         self._silence = math.inf
         """When the first message is late, by the monotonic clock."""
         self._heard = False
+        self._credit = Credit(settings.ingest.max_in_flight)
 
     @property
     def in_flight(self) -> int:
@@ -100,6 +102,8 @@ class IngestWorker(LinkHandler):
         if event.epoch > 1:
             reach("ingest_in_reconnect")
         self._acks.connected(event.epoch)
+        counted = event.session_present and self.settings.mqtt.protocol == "5"
+        self._credit.connected(time.monotonic(), session_present=counted)
         self._losses = 0
         self._metrics.connections.inc()
         self._metrics.connected.set(1)
@@ -153,6 +157,7 @@ class IngestWorker(LinkHandler):
     def on_disconnected(self, event: Disconnected) -> None:
         """Say why at the first loss, and give up only where trying again cannot help."""
         self._metrics.connected.set(0)
+        self._credit.ended()
         self._part.waits(f"no connection to the MQTT broker: {event.why}")
         if self._takeover.lost(event, time.monotonic()):
             raise TerminalError(
@@ -171,6 +176,7 @@ class IngestWorker(LinkHandler):
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Take what was read in one piece; see the module's docstring."""
         self._heard = True
+        self._credit.ended()
         readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
         if self._intake.full:
@@ -199,9 +205,21 @@ class IngestWorker(LinkHandler):
             self._next_watch = now + 1.0
             oldest = self._acks.oldest
             self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
+            if self.ready and not self.draining and self._credit.exhausted(now):
+                self._dial_with_more_credit()
             if now >= self._silence:
                 self._silence = math.inf
                 self._tell_silence()
+
+    def _dial_with_more_credit(self) -> None:
+        log.info(
+            "no message has come on this connection; it is made anew with more credit, for some brokers count what former "
+            "connections left unacknowledged",
+            receive_maximum=self._credit.granted,
+        )
+        self.link.receive_maximum = self._credit.granted
+        self._metrics.connected.set(0)
+        self.link.disconnect()
 
     def _tell_silence(self) -> None:
         """Name what a broker may hold back without a word: Mosquitto's acl_file refuses no subscription."""

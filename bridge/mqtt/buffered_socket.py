@@ -8,8 +8,10 @@ whole read turn leave in one segment. It decides nothing; who reads when is the 
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
+import time
 from typing import Any, Final
 
 from bridge.settings.mqtt import MqttSettings
@@ -20,6 +22,7 @@ __all__ = ["BufferedSocket", "secured"]
 _READ_BYTES: Final = 64 * 1024
 """Below the size from which memory is mapped anew, and faulted in page by page, for each buffer."""
 _OUT_LIMIT: Final = 4 * 1024 * 1024
+_LINGER_S: Final = 2.0
 
 
 class BufferedSocket:
@@ -37,6 +40,9 @@ class BufferedSocket:
         self._ended = False
         self.failure: OSError | None = None
         """What broke the connection; shown to paho once all that was read before is consumed."""
+        self.lingers = False
+        """Whether ``close`` waits for the other side, and drops what that still sends. A close with bytes unread, or before
+        bytes arrive, resets the connection, and what was sent last is lost on the other side (RFC 1122, 4.2.2.13)."""
         self.drained = not isinstance(sock, ssl.SSLSocket)
         """Whether the last ``fill`` found the kernel's buffer empty, so that nothing older waits unread."""
 
@@ -70,10 +76,21 @@ class BufferedSocket:
         return len(self.data) - self.at
 
     def close(self) -> None:
-        """Send what is left without waiting, then close."""
+        """Send what is left, then close: at once, or where it ``lingers``, when the other side has."""
         if self.failure is None:
             self.flush()
+        if self.lingers:
+            self._linger(time.monotonic() + _LINGER_S)
         self._sock.close()
+
+    def _linger(self, until: float) -> None:
+        poller = select.poll()
+        while self.failure is None and not self._ended and time.monotonic() < until:
+            self.data, self.at = b"", 0
+            if not self.fill():
+                poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
+                poller.poll(max(0.0, until - time.monotonic()) * 1000)
+            self.flush()
 
     def fileno(self) -> int:
         """Return the file descriptor."""

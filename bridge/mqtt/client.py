@@ -99,8 +99,8 @@ class Link:
         self.connected = False
         self.paused = False
         self.failure: BaseException | None = None
+        self.receive_maximum = receive_maximum  # from the next CONNECT on
         self._persistent = persistent
-        self._receive_maximum = receive_maximum
         self._outbox = Outbox(window)
         self._accepted = 0  # the epoch of the present connection, 0 before its CONNACK
         self._attempt = 0
@@ -130,8 +130,7 @@ class Link:
     ) -> None:
         """Queue a publish; ``confirmed`` is called once, on the loop thread, when it has ended.
 
-        The queue is not bounded here: the caller bounds what it has in flight. Properties need MQTT 5 and are
-        left out before it. Raises ValueError for a topic that nobody can publish to.
+        The queue is not bounded here, but by the caller. Properties are left out before MQTT 5. Raises ValueError.
         """
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
@@ -319,7 +318,7 @@ class Link:
         options: dict[str, Any] = {}
         if s.protocol == "5":
             properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-            properties.ReceiveMaximum = self._receive_maximum
+            properties.ReceiveMaximum = self.receive_maximum
             if self._persistent:
                 properties.SessionExpiryInterval = s.session_expiry_s
             options = {"clean_start": not self._persistent, "properties": properties}
@@ -476,6 +475,7 @@ class Link:
         """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""
         if self._sock is not None:
             if self.connected:
+                self._sock.lingers = True  # so that the last acknowledgements arrive
                 self._paho.disconnect()
                 self._paho.loop_write()
             self._close_socket()
