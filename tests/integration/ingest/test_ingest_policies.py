@@ -179,7 +179,7 @@ def test_h11_a_topic_deleted_under_load_is_made_anew_and_keeps_all_that_is_ackno
             admin.create_partitioned(topic, partitions)
         else:
             admin.request("PUT", f"/{path}")
-        with running_ingest(settings), device(mqtt, "dev", window=20) as dev:
+        with running_ingest(settings), device(mqtt, "dev", window=1) as dev:
             publish_ids(dev, topics, 400, [])
             poll_for(lambda: len(stored(namespaces, "fleet")) >= 50, 30, "some of the load in Pulsar")
             admin.request("DELETE", f"/{path}{'/partitions' if partitions else ''}?force=true")
