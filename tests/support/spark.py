@@ -26,7 +26,7 @@ def build_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkS
     from streaming.session import local_session
 
     jars = os.environ.get(DELTA_JARS)
-    (folder / "events").mkdir()
+    (folder / "events").mkdir(parents=True, exist_ok=True)
     return local_session(
         "pulsebridge-tests",
         jars=None if jars is None else sorted(Path(jars).glob("*.jar")),
