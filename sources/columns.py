@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ContractError, TerminalError
+from sources.entries import Entry, Kind, Rows, message_id
 from sources.offsets import partition_number
 
-__all__ = ["ARROW_TYPES", "Entry", "arrow_schema", "record_batch"]
+__all__ = ["ARROW_TYPES", "arrow_schema", "record_batch"]
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
@@ -39,23 +41,12 @@ ARROW_TYPES: Final[Mapping[str, Any]] = {
 """Spark SQL type to the Arrow type that Spark expects for it."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One entry: how many of the messages of the batch are its own, and its id as the first message shows it."""
-
-    ledger: int
-    entry: int
-    size: int
-    serialized: bytes
-    batched: bool
-
-
 def arrow_schema(
     columns: Sequence[str], keys: str = "text", decoded: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
     """Return the Arrow schema of these columns, in this order.
 
-    ``keys`` is ``text``, ``bytes`` (the text's UTF-8) or ``base64`` (the bytes that the text stands for);
+    ``keys`` is ``text``, ``bytes`` (as it is stored) or ``base64`` (the bytes that the text stands for);
     ``decoded`` has the types of the columns that the payload is decoded to.
     """
     types = {name: ARROW_TYPES[kind] for name, kind in SOURCE_COLUMNS}
@@ -68,63 +59,81 @@ def record_batch(
     schema: Any,
     topic: str,
     partition: str,
-    entries: Sequence[Entry],
-    messages: Sequence[Any],
+    rows: Rows,
     *,
     keys: str = "text",
     decoded: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Build one batch. ``messages`` are those of ``entries``, in order; ``topic`` is written to ``__topic``.
+    """Build one batch of these rows; ``topic`` is written to ``__topic``.
 
     ``decoded`` has the columns that were decoded from the payloads. Raises TerminalError for a key that is not base64
     where it should be.
     """
-    batch = _Batch(topic, partition, entries, messages)
-    arrays = []
-    for field in schema:
-        if field.name in decoded:
-            arrays.append(decoded[field.name])
-        elif field.name in _ARRAYS:
-            arrays.append(_ARRAYS[field.name](batch))
-        elif field.name == "__key" and keys != "text":
-            arrays.append(pa.array(_key_bytes(batch, keys), type=field.type))
-        else:
-            arrays.append(pa.array(_BUILD[field.name](batch), type=field.type))
+    batch = _Batch(topic, partition, rows, keys)
+    arrays = [decoded.get(field.name) if field.name in decoded else _array(batch, field) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class _Batch:
-    """The messages with what several columns share, computed once."""
+    """The rows with what several columns share, computed once."""
 
-    def __init__(self, topic: str, partition: str, entries: Sequence[Entry], messages: Sequence[Any]) -> None:
+    def __init__(self, topic: str, partition: str, rows: Rows, keys: str) -> None:
+        self.keys = keys
         self.topic = topic
         self.partition = partition
-        self.entries = entries
-        self.messages = messages
-        self._properties: list[dict[str, str]] | None = None
-        self._payloads: list[bytes | None] | None = None
+        self.rows = rows
 
-    @property
-    def properties(self) -> list[dict[str, str]]:
-        if self._properties is None:
-            self._properties = [message.properties() for message in self.messages]
-        return self._properties
+    @cached_property
+    def kind_of(self) -> Any:
+        """By row, the place of its kind."""
+        return pa.array(self.rows.kind_of, pa.int32())
 
-    @property
-    def payloads(self) -> list[bytes | None]:
-        if self._payloads is None:
-            # An empty payload and a null one look alike until asked.
-            self._payloads = [m.data() or (None if m.has_null_value() else b"") for m in self.messages]
-        return self._payloads
-
-    def get(self, name: str) -> list[str | None]:
-        return [properties.get(name) for properties in self.properties]
+    @cached_property
+    def events(self) -> Any:
+        """Event times in µs, null where there is none."""
+        return pa.array([time * 1000 if time else None for time in self.rows.events], _TIME)
 
     def per_entry(self, value: Callable[[Entry], int]) -> list[int]:
+        """Return a value of each row's entry."""
         found: list[int] = []
-        for entry in self.entries:
-            found.extend([value(entry)] * entry.size)
+        for entry, count in zip(self.rows.entries, self.rows.counts, strict=True):
+            found += [value(entry)] * count
         return found
+
+    @cached_property
+    def indexes(self) -> list[int]:
+        """The place of each row in its batch, 0 for one that is not in a batch."""
+        if self.rows.indexes is not None:
+            return self.rows.indexes
+        return [index for count in self.rows.counts for index in range(count)]
+
+
+def _array(batch: _Batch, field: Any) -> Any:
+    name, kinds = field.name, batch.rows.kinds
+    if name in _OF_ROW:
+        found = _OF_ROW[name](batch)
+        return found if isinstance(found, pa.Array) else pa.array(found, type=field.type)
+    if name == "__messageProperties":
+        found = _properties(kinds)
+    elif name == "__key":
+        found = pa.array([_key(kind, batch) for kind in kinds], type=field.type)
+    else:
+        found = pa.array([_OF_KIND[name](kind) for kind in kinds], type=field.type)
+    return found.take(batch.kind_of)
+
+
+def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
+    if kind.key is None or batch.keys == "bytes":
+        return kind.key
+    if batch.keys == "text":
+        return kind.key.decode("utf-8", "replace")
+    try:
+        return base64.b64decode(kind.key, validate=True)
+    except ValueError as e:
+        raise TerminalError(
+            f"{batch.partition}: a key is not base64, as keyEncoding=base64 says: {e}",
+            remedy="set keyEncoding=text (the default): then __key is the key as it is stored",
+        ) from e
 
 
 def _varint(value: int) -> bytes:
@@ -141,78 +150,40 @@ _INDEXES: Final = [_varint(index) for index in range(4096)]
 
 def _message_ids(batch: _Batch) -> list[bytes]:
     # The ids of a batch differ in field 4, the index, which stands before field 6, the size: 20 <index> 30 <size>.
+    number = partition_number(batch.partition)
     found: list[bytes] = []
-    for entry in batch.entries:
+    places = iter(batch.indexes)
+    for entry, count in zip(batch.rows.entries, batch.rows.counts, strict=True):
+        head = message_id(entry, number)
         if not entry.batched:
-            found.append(entry.serialized)
+            next(places, None)
+            found += [head] * count
             continue
-        tail = b"\x30" + _varint(entry.size)
-        head = entry.serialized[: -len(tail) - 1]
+        head, tail = head + b"\x20", b"\x30" + _varint(entry.size)
+        mine = list(islice(places, count))
         if entry.size <= len(_INDEXES):
-            found.extend([head + index + tail for index in _INDEXES[: entry.size]])
+            found += [head + _INDEXES[index] + tail for index in mine]
         else:
-            found.extend([head + _varint(index) + tail for index in range(entry.size)])
+            found += [head + _varint(index) + tail for index in mine]
     return found
 
 
-def _indexes(batch: _Batch) -> list[int]:
-    found: list[int] = []
-    for entry in batch.entries:
-        found.extend(range(entry.size))
-    return found
-
-
-def _keys(batch: _Batch) -> list[str | None]:
-    # The client does not tell a key that is empty from none, nor whether Pulsar marks it as base64 of bytes.
-    try:
-        return [message.partition_key() or None for message in batch.messages]
-    except UnicodeDecodeError:  # written by a client that takes any bytes for a key
-        found = _stored_keys(batch)
-        return [None if key is None else key.decode("utf-8", "replace") for key in found]
-
-
-def _stored_keys(batch: _Batch) -> list[bytes | None]:
-    found: list[bytes | None] = []
-    for message in batch.messages:
-        try:
-            found.append(message.partition_key().encode() or None)
-        except UnicodeDecodeError as e:
-            found.append(e.object)
-    return found
-
-
-def _key_bytes(batch: _Batch, keys: str) -> list[bytes | None]:
-    found = _stored_keys(batch)
-    if keys == "bytes":
-        return found
-    try:
-        return [None if key is None else base64.b64decode(key, validate=True) for key in found]
-    except ValueError as e:
-        raise TerminalError(
-            f"{batch.partition}: a key is not base64, as keyEncoding=base64 says: {e}",
-            remedy="set keyEncoding=text (the default): then __key is the key as it is stored",
-        ) from e
-
-
-def _publish_times(batch: _Batch) -> list[int]:
-    return [message.publish_timestamp() * 1000 for message in batch.messages]
-
-
-def _event_times(batch: _Batch) -> list[int | None]:
-    return [time * 1000 if (time := message.event_timestamp()) else None for message in batch.messages]
-
-
-def _map_of_properties(batch: _Batch) -> Any:
+def _properties(kinds: Sequence[Kind]) -> Any:
     offsets = [0]
     keys: list[str] = []
     items: list[str] = []
-    for properties in batch.properties:
-        keys.extend(properties.keys())
-        items.extend(properties.values())
+    for kind in kinds:
+        keys.extend(kind.properties.keys())
+        items.extend(kind.properties.values())
         offsets.append(len(keys))
     return pa.MapArray.from_arrays(
         pa.array(offsets, pa.int32()), pa.array(keys, pa.string()), pa.array(items, pa.string())
     )
+
+
+def _arrivals(batch: _Batch) -> Any:
+    ours = pa.array([contract.P_INGEST in kind.properties for kind in batch.rows.kinds], pa.bool_())
+    return pc.if_else(ours.take(batch.kind_of), batch.events, pa.scalar(None, _TIME))
 
 
 def _number(text: str | None) -> int | None:
@@ -231,27 +202,17 @@ def _ingest(text: str) -> Mapping[str, str]:
         return {}
 
 
-def _of_topic(batch: _Batch, name: str) -> list[str | None]:
+def _of_topic(kind: Kind, name: str) -> str | None:
     # What is the same for all messages of a topic is folded into one property.
-    return [
+    properties = kind.properties
+    return (
         properties[name] if name in properties else _ingest(properties.get(contract.P_INGEST, "")).get(name)
-        for properties in batch.properties
-    ]
+    )
 
 
-def _of_reading(batch: _Batch, name: str, usual: str) -> list[str | None]:
+def _of_reading(kind: Kind, name: str, usual: str) -> str | None:
     # What ingest leaves out has its usual value on a reading, and none on any other message.
-    return [
-        properties.get(name, usual if contract.P_INGEST in properties else None)
-        for properties in batch.properties
-    ]
-
-
-def _arrivals(batch: _Batch) -> list[int | None]:
-    return [
-        time if contract.P_INGEST in properties else None
-        for time, properties in zip(_event_times(batch), batch.properties, strict=True)
-    ]
+    return kind.properties.get(name, usual if contract.P_INGEST in kind.properties else None)
 
 
 def _correlation(text: str | None) -> bytes | None:
@@ -272,28 +233,29 @@ def _user_properties(text: str | None) -> list[dict[str, str]] | None:
         return None
 
 
-_BUILD: Final[Mapping[str, Callable[[_Batch], Any]]] = {
-    "value": lambda b: b.payloads,
-    "__key": _keys,
-    "__topic": lambda b: [b.topic] * len(b.messages),
+_OF_ROW: Final[Mapping[str, Callable[[_Batch], Any]]] = {
+    "value": lambda b: b.rows.payloads,
+    "payload": lambda b: b.rows.payloads,
+    "__topic": lambda b: pa.repeat(b.topic, len(b.rows)),
     "__messageId": _message_ids,
-    "__publishTime": _publish_times,
-    "__eventTime": _event_times,
-    "partition": lambda b: [partition_number(b.partition)] * len(b.messages),
+    "__publishTime": lambda b: b.per_entry(lambda e: e.publish_ms * 1000),
+    "__eventTime": lambda b: b.events,
+    "partition": lambda b: pa.repeat(pa.scalar(partition_number(b.partition), pa.int32()), len(b.rows)),
     "ledger_id": lambda b: b.per_entry(lambda e: e.ledger),
     "entry_id": lambda b: b.per_entry(lambda e: e.entry),
-    "batch_index": _indexes,
-    "mqtt_topic": lambda b: b.get(contract.P_TOPIC),
-    "device": lambda b: _of_topic(b, contract.P_DEVICE),
-    "payload": lambda b: b.payloads,
-    "qos": lambda b: [_number(text) for text in _of_reading(b, contract.P_QOS, "1")],
-    "retain": lambda b: [_truth(text) for text in _of_reading(b, contract.P_RETAIN, "0")],
-    "retained": lambda b: [_truth(text) for text in _of_reading(b, contract.P_RETAINED, "0")],
+    "batch_index": lambda b: b.indexes,
     "arrival_time": _arrivals,
-    "command_topic": lambda b: _of_topic(b, contract.P_COMMAND_TOPIC),
-    "content_type": lambda b: b.get(contract.P_CONTENT_TYPE),
-    "response_topic": lambda b: b.get(contract.P_RESPONSE_TOPIC),
-    "correlation_data": lambda b: [_correlation(text) for text in b.get(contract.P_CORRELATION)],
-    "user_properties": lambda b: [_user_properties(text) for text in b.get(contract.P_USER)],
 }
-_ARRAYS: Final[Mapping[str, Callable[[_Batch], Any]]] = {"__messageProperties": _map_of_properties}
+_OF_KIND: Final[Mapping[str, Callable[[Kind], Any]]] = {
+    "mqtt_topic": lambda k: k.properties.get(contract.P_TOPIC),
+    "device": lambda k: _of_topic(k, contract.P_DEVICE),
+    "qos": lambda k: _number(_of_reading(k, contract.P_QOS, "1")),
+    "retain": lambda k: _truth(_of_reading(k, contract.P_RETAIN, "0")),
+    "retained": lambda k: _truth(_of_reading(k, contract.P_RETAINED, "0")),
+    "command_topic": lambda k: _of_topic(k, contract.P_COMMAND_TOPIC),
+    "content_type": lambda k: k.properties.get(contract.P_CONTENT_TYPE),
+    "response_topic": lambda k: k.properties.get(contract.P_RESPONSE_TOPIC),
+    "correlation_data": lambda k: _correlation(k.properties.get(contract.P_CORRELATION)),
+    "user_properties": lambda k: _user_properties(k.properties.get(contract.P_USER)),
+}
+"""What messages of one kind have in common is computed once for them."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
+from sources.entries import Placed
 from sources.value_types import TopicSchema, ValueType, plain_definition, single_value, type_of
 
 __all__ = ["Decoder", "Decoding", "columns_of", "require_avro"]
@@ -104,7 +105,7 @@ class Decoder:
         )
         """Arrow type of each column that is decoded."""
 
-    def arrays(self, messages: Sequence[Any]) -> dict[str, Any]:
+    def arrays(self, messages: Sequence[Placed]) -> dict[str, Any]:
         """Return the decoded columns. Raises TerminalError for a payload that is not what the schema says."""
         values = [self._value(message) for message in messages]
         try:
@@ -115,7 +116,7 @@ class Decoder:
             return {"value": array}
         return dict(zip(self.names, array.flatten(), strict=True))
 
-    def _one_by_one(self, messages: Sequence[Any], values: list[Any]) -> Any:
+    def _one_by_one(self, messages: Sequence[Placed], values: list[Any]) -> Any:
         for at, (message, value) in enumerate(zip(messages, values, strict=True)):
             try:
                 pa.array([value], type=self._type.arrow)
@@ -124,9 +125,9 @@ class Decoder:
                 values[at] = None
         return pa.array(values, type=self._type.arrow)
 
-    def _value(self, message: Any) -> Any:
-        payload = message.data()
-        if not payload and message.has_null_value():
+    def _value(self, message: Placed) -> Any:
+        payload = message.payload
+        if payload is None:
             return None
         try:
             return self._read(payload, message)
@@ -136,18 +137,17 @@ class Decoder:
             self._undecodable(message, e)
             return None
 
-    def _undecodable(self, message: Any, why: Exception) -> None:
+    def _undecodable(self, message: Placed, why: Exception) -> None:
         """Raise TerminalError, unless the value is to be null."""
         if self._decoding.null_undecodable:
             return
-        of = message.message_id()
         raise TerminalError(
-            f"{self._topic}: message {of.ledger_id()}:{of.entry_id()}:{max(0, of.batch_index())} is not what the "
+            f"{self._topic}: message {message.ledger}:{message.entry}:{message.place} is not what the "
             f"topic's {self._decoding.schema.kind} schema says: {type(why).__name__}: {str(why)[:200]}",
             remedy="set decodeErrors=null: then its value is null, and payload has its bytes; or decode=none",
         ) from why
 
-    def _reading(self) -> Callable[[bytes, Any], Any]:
+    def _reading(self) -> Callable[[bytes, Placed], Any]:
         kind = self._decoding.schema.kind
         if kind == "AVRO":
             return self._avro
@@ -157,10 +157,10 @@ class Decoder:
         read = single_value(kind)
         return lambda payload, _: read(payload)
 
-    def _avro(self, payload: bytes, message: Any) -> Any:
+    def _avro(self, payload: bytes, message: Placed) -> Any:
         from fastavro import schemaless_reader
 
-        version = message.int_schema_version()
+        version = message.version
         if version not in self._writers:
             self._writers[version] = self._parsed(version)
         source = io.BytesIO(payload)

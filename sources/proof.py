@@ -13,7 +13,7 @@ from bridge.contract import Position
 from bridge.errors import TransientError
 from sources.planning import Segment
 
-__all__ = ["RangeProof", "Verdict", "batch_size", "classify"]
+__all__ = ["RangeProof", "Verdict", "classify"]
 
 
 class RangeProof:
@@ -83,10 +83,6 @@ class Verdict(Enum):
     """A marker of Pulsar's own (transactions, replicated subscriptions): never a message."""
     ABORTED = "aborted"
     """Part of an aborted transaction: never a message to readers."""
-    CHUNK = "chunk"
-    """A part of a chunked message, which counts where its last chunk is (H14)."""
-    LAST_CHUNK = "last chunk"
-    """The last chunk of a message whose first one lies before the range."""
     OPEN = "open transaction"
     """Not decided yet: the task has to be tried again."""
     PRESENT = "present"
@@ -95,7 +91,7 @@ class Verdict(Enum):
     @property
     def settled(self) -> bool:
         """Whether the entry is no message of this range, so that its not coming is right."""
-        return self in (Verdict.MARKER, Verdict.ABORTED, Verdict.CHUNK)
+        return self in (Verdict.MARKER, Verdict.ABORTED)
 
     @property
     def may_come(self) -> bool:
@@ -118,45 +114,4 @@ def classify(status: int, headers: Mapping[str, str]) -> Verdict:
         return Verdict.ABORTED
     if headers.get("x-pulsar-txn-uncommitted") == "true":
         return Verdict.OPEN
-    total = int(headers.get("x-pulsar-num-chunks-from-msg", "0"))
-    chunk = headers.get("x-pulsar-chunk-id")
-    if chunk is not None:
-        return Verdict.LAST_CHUNK if total and int(chunk) == total - 1 else Verdict.CHUNK
     return Verdict.PRESENT
-
-
-# --- the serialised id of a message (protobuf MessageIdData; 6 is batch_size) ---------------------------
-
-
-def _fields(serialized: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at = 0
-    while at < len(serialized):
-        tag, at = _varint(serialized, at)
-        if tag & 7 == 0:
-            value, at = _varint(serialized, at)
-            yield tag >> 3, value
-        elif tag & 7 == 2:
-            length, at = _varint(serialized, at)
-            yield tag >> 3, serialized[at : at + length]
-            at += length
-        else:
-            raise TransientError(f"a message id has a field of unknown form: {serialized.hex()}")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-
-
-def batch_size(serialized: bytes) -> int:
-    """Return how many messages the entry of this message id holds, 1 when it is not batched."""
-    for number, value in _fields(serialized):
-        if number == 6 and isinstance(value, int):
-            return value
-    return 1

@@ -1,14 +1,17 @@
 """The task: read one range of one partition, prove that nothing of it is missing, give Arrow batches.
 
-Runs in Spark's Python workers. The client is made in the worker that uses it, once for each process and never before
-a fork. Which entries the range holds was decided by the planner; what a missing entry is, is decided by
-``sources.proof`` from what the admin says of it, in the place where it is missing, so that rows keep their order.
-Nothing waits without bound (H15).
+Runs in Spark's Python workers. It reads entries, not messages (``bridge.pulsar_wire``): so it sees each one that the
+range holds, chunks included, and takes them apart by column. The connection is made in the worker that uses it, once
+for each process and never before a fork. Which entries the range holds was decided by the planner; what a missing
+entry is, is decided by ``sources.proof`` from what the admin says of it, in the place where it is missing, so that
+rows keep their order. Nothing waits without bound (H15).
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.contract import Position
 from bridge.errors import DataLossError, TransientError
-from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, our_errors
+from bridge.pulsar_wire.client import WireReaders
+from bridge.pulsar_wire.reader import EntryReader, RawEntry
 from bridge.settings.pulsar import PulsarSettings
-from sources.columns import Entry, arrow_schema, record_batch
+from sources.columns import arrow_schema, record_batch
 from sources.decoding import Decoder, Decoding
+from sources.entries import Opened, Opener, joined, open_entry
 from sources.planning import Segment
-from sources.proof import RangeProof, Verdict, batch_size, classify
+from sources.proof import RangeProof, Verdict, classify
 from sources.value_types import TopicSchema
 
 if TYPE_CHECKING:
@@ -32,6 +37,9 @@ __all__ = ["ReadTask", "read_range"]
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 32 * 1024 * 1024
 _QUEUE_BYTES: Final = 64 * 1024 * 1024
+_CHUNKED: Final = 10
+"""How many messages may be under way in chunks at the same time, as with Pulsar's own clients."""
+_RETRY_S: Final = 0.2
 _ASK_MS: Final = 500
 """Silence after which the rest of a range is asked for. It may end in what is no message: then nothing comes."""
 _ASK_ENTRIES: Final = 100
@@ -59,17 +67,17 @@ class ReadTask:
     """How payloads are decoded, None where no column of the task needs it."""
 
 
-_clients: dict[tuple[int, PulsarSettings], PulsarClient] = {}
+_connected: dict[tuple[int, int, PulsarSettings], WireReaders] = {}
 _rows_per_entry: dict[str, float] = {}
 _schemas: dict[tuple[str, str, int], TopicSchema] = {}
 """Versions of schemas by admin, topic and number: they never change."""
 
 
-def _client(settings: PulsarSettings) -> PulsarClient:
-    key = (os.getpid(), settings)
-    if key not in _clients:
-        _clients[key] = PulsarClient(settings)
-    return _clients[key]
+def _readers(settings: PulsarSettings) -> WireReaders:
+    key = (os.getpid(), threading.get_ident(), settings)
+    if key not in _connected:
+        _connected[key] = WireReaders(settings)
+    return _connected[key]
 
 
 def _admin(settings: PulsarSettings) -> PulsarAdmin:
@@ -97,95 +105,107 @@ class _Range:
         self.decoder = None if task.decoding is None else Decoder(task.decoding, task.topic, self._version)
         types = {} if self.decoder is None else self.decoder.arrow
         self.schema = arrow_schema(task.columns, task.keys, types)
-        self.entries: list[Entry] = []
-        self.messages: list[Any] = []
-        self.bytes = 0
+        self.opener = Opener()
+        self.reader: EntryReader | None = None
+        self.left = sum(segment.stop - segment.first for segment in task.segments)
+        """Entries that are not read yet."""
+        self.chunks: dict[str, list[Opened]] = {}
+        """Parts of messages whose last chunk has not come, by their ids."""
         self.lost: list[Position] = []
+        self.trouble: tuple[int, float] | None = None
+        """How many entries were left, and since when, while the connection fails."""
 
     def batches(self) -> Iterator[Any]:
-        first = self.task.segments[0]
-        with our_errors(f"reading {self.task.partition}"):
-            reader = self._reader(Position(first.ledger, first.first))
-            try:
-                while not self.proof.complete:
-                    self._step(reader)
-                    if len(self.messages) >= _BATCH_ROWS or self.bytes >= _BATCH_BYTES:
-                        yield self._flush()
-            finally:
-                reader.close()
-        if self.messages:
+        try:
+            while not self.proof.complete:
+                self._step()
+                if len(self.opener.rows) >= _BATCH_ROWS or self.opener.rows.size >= _BATCH_BYTES:
+                    yield self._flush()
+        finally:
+            self._leave()
+        if len(self.opener.rows):
             yield self._flush()
         self._report_loss()
 
-    def _reader(self, place: Position) -> Any:
-        # The queue counts messages, the bound is in bytes: what an entry holds is known from the range before.
+    def _reader(self, place: Position) -> EntryReader:
+        # What is permitted counts messages, the bound is in bytes: what an entry holds is known from before.
         rows = _rows_per_entry.get(self.task.partition, 1.0)
-        queue = max(16, min(10_000, int(_QUEUE_BYTES * rows / self.task.entry_bytes)))
-        start = MessageId(-1, place.ledger, place.entry, -1)
-        return _client(self.task.pulsar).reader(self.task.partition, start, queue=queue)
+        permits = max(16, min(10_000, int(_QUEUE_BYTES * rows / self.task.entry_bytes)))
+        readers = _readers(self.task.pulsar)
+        return readers.reader(self.task.partition, place.ledger, place.entry, permits=permits)
 
-    def _step(self, reader: Any) -> None:
+    def _leave(self) -> None:
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+    def _receive(self, timeout_ms: int) -> RawEntry | None:
+        """Return the next entry, None when nothing comes within the time.
+
+        A lost connection, or a topic that went to another broker, is met by reading on from where it ended, for as
+        long as the idle timeout; then its TransientError is raised.
+        """
+        while True:
+            try:
+                if self.reader is None:
+                    self.reader = self._reader(next(self.proof.pending()))
+                return self.reader.receive(timeout_ms / 1000)
+            except TransientError:
+                self._leave()
+                now = time.monotonic()
+                if self.trouble is None or self.trouble[0] != self.left:
+                    self.trouble = (self.left, now)
+                if now - self.trouble[1] >= self.task.idle_timeout_ms / 1000:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _step(self) -> None:
         """Take the next entry, or settle what did not come."""
-        found = self._receive(reader, min(_ASK_MS, self.task.idle_timeout_ms))
+        found = self._receive(min(_ASK_MS, self.task.idle_timeout_ms))
         if found is None and not self._rest_cannot_come():
-            found = self._receive(reader, max(1, self.task.idle_timeout_ms - _ASK_MS))
+            found = self._receive(max(1, self.task.idle_timeout_ms - _ASK_MS))
         if found is None:
             self.proof.give_up()
             self._settle()
             return
-        entry, messages = found
-        counts = self.proof.saw(entry.ledger, entry.entry)
+        counts = self.proof.saw(found.ledger, found.entry)
         self._settle()
+        opened = open_entry(found, self.task.partition)
+        self.left -= counts
+        if self.reader is not None:
+            rows = self.opener.rows
+            per_entry = len(rows) / len(rows.entries) if rows.entries else opened.size
+            self.reader.took(opened.size, int(self.left * max(1.0, per_entry)))
         if counts:
-            self._take(entry, messages)
+            self._take(opened)
 
-    def _receive(self, reader: Any, timeout_ms: int) -> tuple[Entry, list[Any]] | None:
-        """Receive all messages of the next entry, None when nothing comes within the timeout."""
-        receive = reader._reader.read_next  # below the wrapper: half of the cost of a message
-        try:
-            message = receive(timeout_ms)
-        except ReceiveTimeout:
-            return None
-        of = message.message_id()
-        ledger, number, index = of.ledger_id(), of.entry_id(), of.batch_index()
-        serialized = of.serialize()
-        if index < 0:
-            return Entry(ledger, number, 1, serialized, False), [message]
-        size = batch_size(serialized)
-        messages = [message]
-        name = f"{self.task.partition}: entry {ledger}:{number}"
-        if index != 0:
-            raise TransientError(f"{name} came from its message {index} on, the first of {size} is missing")
-        try:
-            for _ in range(size - 1):
-                messages.append(receive(self.task.idle_timeout_ms))
-        except ReceiveTimeout as e:
-            raise TransientError(f"{name}: only {len(messages)} of its {size} messages came") from e
-        last = messages[-1].message_id()
-        if (last.ledger_id(), last.entry_id(), last.batch_index()) != (ledger, number, size - 1):
-            raise TransientError(f"{name} came mixed with others: its last message is not where it must be")
-        return Entry(ledger, number, size, serialized, True), messages
-
-    def _take(self, entry: Entry, messages: list[Any]) -> None:
-        self.entries.append(entry)
-        self.messages.extend(messages)
-        self.bytes += len(messages[0].data()) * entry.size
+    def _take(self, opened: Opened) -> None:
+        if opened.marker:
+            return
+        chunk = opened.chunk
+        if chunk is None:
+            self.opener.add(opened)
+            return
+        parts = self.chunks.pop(chunk.uuid, [])
+        if chunk.number == 0:
+            parts = []  # its producer may have begun anew
+        if chunk.number == len(parts):
+            parts.append(opened)
+        if len(parts) == chunk.of:
+            self.opener.add(joined(parts))
+        elif chunk.number == chunk.of - 1:
+            self._read_chunked(opened)
+        else:
+            self.chunks[chunk.uuid] = parts
+            if len(self.chunks) > _CHUNKED:
+                del self.chunks[next(iter(self.chunks))]  # should its last chunk come, it is read again
 
     def _flush(self) -> Any:
+        rows = self.opener.flush()
+        _rows_per_entry[self.task.partition] = len(rows) / len(rows.entries)
         task = self.task
-        decoded = {} if self.decoder is None else self.decoder.arrays(self.messages)
-        batch = record_batch(
-            self.schema,
-            task.topic,
-            task.partition,
-            self.entries,
-            self.messages,
-            keys=task.keys,
-            decoded=decoded,
-        )
-        _rows_per_entry[self.task.partition] = len(self.messages) / len(self.entries)
-        self.entries, self.messages, self.bytes = [], [], 0
-        return batch
+        decoded = {} if self.decoder is None else self.decoder.arrays(list(rows.placed()))
+        return record_batch(self.schema, task.topic, task.partition, rows, keys=task.keys, decoded=decoded)
 
     def _version(self, number: int) -> TopicSchema:
         key = (self.task.pulsar.admin_url, self.task.topic, number)
@@ -223,36 +243,44 @@ class _Range:
                 verdict = self._verdict(admin, place)
                 if verdict is Verdict.LOST:
                     self._lose(place)
-                elif verdict is Verdict.LAST_CHUNK:
-                    self._read_chunked(admin, place)
                 elif not verdict.settled:
                     raise TransientError(
                         f"{self.task.partition}: entry {place.ledger}:{place.entry} is there ({verdict.value}) "
                         f"and did not come within {self.task.idle_timeout_ms} ms"
                     )
 
-    def _read_chunked(self, admin: PulsarAdmin, last: Position) -> None:
+    def _read_chunked(self, last: Opened) -> None:
         """Read a message whose first chunk lies before where the reader began, from that chunk on (H14)."""
-        wanted = admin.entry_headers(self.task.partition, last.ledger, last.entry)[1].get("x-pulsar-uuid")
-        for place in self._backwards(last):
-            headers = admin.entry_headers(self.task.partition, place.ledger, place.entry)[1]
-            if headers.get("x-pulsar-uuid") == wanted and headers.get("x-pulsar-chunk-id") == "0":
-                break
-        else:
-            self._lose(last)
+        assert last.chunk is not None
+        end = Position(last.ledger, last.entry)
+        first = self._first_chunk(end, last.chunk.uuid)
+        if first is None:
+            self._lose(end)
             return
-        reader = self._reader(place)
+        parts: list[Opened] = []
+        reader = self._reader(first)
         try:
-            while (found := self._receive(reader, self.task.idle_timeout_ms)) is not None:
-                at = Position(found[0].ledger, found[0].entry)
-                if at >= last:
-                    if at == last:
-                        self._take(*found)
-                        return
-                    break
+            while len(parts) < last.chunk.of - 1:
+                found = reader.receive(self.task.idle_timeout_ms / 1000)
+                if found is None or Position(found.ledger, found.entry) >= end:
+                    raise TransientError(
+                        f"{self.task.partition}: the chunked message that ends at {end} did not come"
+                    )
+                opened = open_entry(found, self.task.partition)
+                reader.took(opened.size, last.chunk.of)
+                if opened.chunk is not None and opened.chunk.uuid == last.chunk.uuid:
+                    parts.append(opened)
         finally:
             reader.close()
-        raise TransientError(f"{self.task.partition}: the chunked message that ends at {last} did not come")
+        self.opener.add(joined([*parts, last]))
+
+    def _first_chunk(self, last: Position, uuid: str) -> Position | None:
+        with _admin(self.task.pulsar) as admin:
+            for place in self._backwards(last):
+                headers = admin.entry_headers(self.task.partition, place.ledger, place.entry)[1]
+                if headers.get("x-pulsar-uuid") == uuid and headers.get("x-pulsar-chunk-id") == "0":
+                    return place
+        return None
 
     def _backwards(self, last: Position) -> Iterator[Position]:
         known = [*self.task.before, *self.task.segments]

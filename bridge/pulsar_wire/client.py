@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -12,12 +14,14 @@ from bridge.errors import DeniedError, TransientError
 from bridge.pulsar_dial import addresses, credentials, open_connection
 from bridge.pulsar_errors import as_our_error
 from bridge.pulsar_wire import commands
-from bridge.pulsar_wire.commands import Kind, Redirect, WireError
+from bridge.pulsar_wire.commands import Answer, Redirect, WireError
 from bridge.pulsar_wire.connection import BrokerConnection
+from bridge.pulsar_wire.link import BrokerLink
 from bridge.pulsar_wire.producer import BatchProducer, Identity
+from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["WireClient"]
+__all__ = ["Brokers", "WireClient", "WireReaders"]
 
 log = structlog.get_logger("pulsar")
 
@@ -26,49 +30,52 @@ _DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024
 """The limit of a broker that does not tell its own."""
 
 
-class WireClient:
-    """Makes producers; one connection to each broker, dialled when it is needed, and anew when it was lost.
+class Link(Protocol):
+    """A connection to a broker: ``BrokerConnection``, or ``BrokerLink``."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        name: str,
+        max_message_bytes: int,
+        credentials: Callable[[], bytes],
+    ) -> None: ...
+
+    @property
+    def ended(self) -> WireError | None:
+        """What ended the connection, None while it is open."""
+
+    def number(self) -> int:
+        """Return a number for a request, a producer or a reader."""
+
+    def request(self, number: int, frame: bytes, timeout_s: float) -> Answer | WireError:
+        """Say ``frame``, the request ``number``, and return the answer, or what came in its place."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+L = TypeVar("L", bound=Link)
+
+
+class Brokers(Generic[L]):
+    """One connection of the kind ``kind`` to each broker, dialled when it is needed, and anew when it was lost.
 
     Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout_s``, and may be made by any thread.
     """
 
-    def __init__(self, settings: PulsarSettings) -> None:
+    def __init__(self, settings: PulsarSettings, kind: type[L]) -> None:
         self._settings = settings
+        self._kind = kind
         self._lock = threading.Lock()
-        self._connections: dict[tuple[str, int, str], BrokerConnection] = {}
+        self._connections: dict[tuple[str, int, str], L] = {}
         self._dialling: dict[tuple[str, int, str], threading.Lock] = {}
         self._tls = settings.service_url.startswith("pulsar+ssl:")
         self._let_in = False
         self._closed = False
 
-    def producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
-        """Make a producer on one partition, or on a topic that has none.
-
-        ``identity`` is what its predecessor's ``successor`` returned. Raises TransientError, RefusedError,
-        DeniedError or FencedError.
-        """
-        doing = f"making a producer on {partition}"
-        until = time.monotonic() + self._settings.operation_timeout_s
-        connection = self._owner(partition, doing, until)
-        number, request = connection.number(), connection.number()
-        before = identity or Identity()
-        made = BatchProducer(connection, number)
-        asked = commands.producer(partition, number, request, name=before.name, epoch=before.epoch)
-        answer = connection.request(request, asked, _left(until))
-        if isinstance(answer, WireError):
-            if answer.name == "Timeout":
-                made.close()
-            else:
-                connection.ignore(number)
-            if answer.name == "ProducerBusy" and before.name:
-                raise TransientError(f"{doing}: the broker has not let go of the connection that was lost")
-            raise as_our_error(answer, doing)
-        last = answer.number(3, -1)
-        last = last if last < 1 << 63 else -1  # an int64 below zero
-        made.opened(Identity(answer.text(2), before.epoch, max(before.sequence, last + 1)))
-        return made
-
-    def _owner(self, partition: str, doing: str, until: float) -> BrokerConnection:
+    def owner(self, partition: str, doing: str, until: float) -> L:
         """Return a connection to the broker that serves the partition."""
         connection = self._service()
         authoritative = False
@@ -76,7 +83,7 @@ class WireClient:
             request = connection.number()
             asked = commands.lookup(partition, request, authoritative=authoritative)
             answer = connection.request(request, asked, _left(until))
-            if not isinstance(answer, WireError) and answer.kind != Kind.LOOKUP_RESPONSE:
+            if not isinstance(answer, WireError) and answer.kind != commands.Kind.LOOKUP_RESPONSE:
                 answer = WireError(
                     "UnknownError", f"a command of type {answer.kind} as the answer to a lookup"
                 )
@@ -97,7 +104,7 @@ class WireClient:
             authoritative = found.authoritative
         raise TransientError(f"{doing}: the brokers sent us on {_REDIRECTS} times")
 
-    def _service(self, proxy_to: str = "") -> BrokerConnection:
+    def _service(self, proxy_to: str = "") -> L:
         """Return a connection to the first address of the service URL that answers."""
         away: TransientError | None = None
         for host, port in addresses(self._settings.service_url):
@@ -108,7 +115,7 @@ class WireClient:
         assert away is not None
         raise away
 
-    def _connection(self, host: str, port: int, proxy_to: str = "") -> BrokerConnection:
+    def _connection(self, host: str, port: int, proxy_to: str = "") -> L:
         key = (host, port, proxy_to)
         with self._lock:
             dialling = self._dialling.setdefault(key, threading.Lock())
@@ -118,7 +125,7 @@ class WireClient:
                 found = self._connections[key] = self._dial(host, port, proxy_to)
             return found
 
-    def _dial(self, host: str, port: int, proxy_to: str) -> BrokerConnection:
+    def _dial(self, host: str, port: int, proxy_to: str) -> L:
         settings = self._settings
         if self._closed:
             raise TransientError("the client was closed")
@@ -133,7 +140,7 @@ class WireClient:
         self._let_in = True
         name = f"{host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
         log.debug("connected to Pulsar", broker=name, version=connected.text(1))
-        return BrokerConnection(
+        return self._kind(
             sock,
             name=name,
             max_message_bytes=connected.number(3) or _DEFAULT_MESSAGE_BYTES,
@@ -141,10 +148,67 @@ class WireClient:
         )
 
     def close(self) -> None:
-        """Close every connection. What was not receipted fails."""
+        """Close every connection."""
         self._closed = True
         for connection in list(self._connections.values()):
             connection.close()
+
+
+class WireClient:
+    """Makes producers; their connections have threads of their own. Blocks and may be called as ``Brokers``."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._brokers = Brokers(settings, BrokerConnection)
+        self._timeout_s = settings.operation_timeout_s
+
+    def producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
+        """Make a producer on one partition, or on a topic that has none.
+
+        ``identity`` is what its predecessor's ``successor`` returned. Raises TransientError, RefusedError,
+        DeniedError or FencedError.
+        """
+        doing = f"making a producer on {partition}"
+        until = time.monotonic() + self._timeout_s
+        connection = self._brokers.owner(partition, doing, until)
+        number, request = connection.number(), connection.number()
+        before = identity or Identity()
+        made = BatchProducer(connection, number)
+        asked = commands.producer(partition, number, request, name=before.name, epoch=before.epoch)
+        answer = connection.request(request, asked, _left(until))
+        if isinstance(answer, WireError):
+            if answer.name == "Timeout":
+                made.close()
+            else:
+                connection.ignore(number)
+            if answer.name == "ProducerBusy" and before.name:
+                raise TransientError(f"{doing}: the broker has not let go of the connection that was lost")
+            raise as_our_error(answer, doing)
+        last = answer.number(3, -1)
+        last = last if last < 1 << 63 else -1  # an int64 below zero
+        made.opened(Identity(answer.text(2), before.epoch, max(before.sequence, last + 1)))
+        return made
+
+    def close(self) -> None:
+        """Close every connection. What was not receipted fails."""
+        self._brokers.close()
+
+
+class WireReaders:
+    """Makes readers, in one thread. What it is used for is read by the thread that asks for it."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._brokers = Brokers(settings, BrokerLink)
+        self._timeout_s = settings.operation_timeout_s
+
+    def reader(self, partition: str, ledger: int, entry: int, *, permits: int) -> EntryReader:
+        """Read a partition from an entry on; see ``EntryReader``. Raises TransientError, RefusedError or DeniedError."""
+        until = time.monotonic() + self._timeout_s
+        link = self._brokers.owner(partition, f"reading {partition}", until)
+        return EntryReader(link, partition, ledger, entry, permits=permits, timeout_s=_left(until))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._brokers.close()
 
 
 def _left(until: float) -> float:

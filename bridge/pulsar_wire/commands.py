@@ -17,19 +17,23 @@ __all__ = [
     "MAX_FRAME",
     "PING",
     "PONG",
+    "REQUEST_FIELD",
     "Answer",
     "Frames",
     "Kind",
     "Redirect",
     "WireError",
     "auth_response",
+    "close_consumer",
     "close_producer",
     "connect",
+    "flow",
     "frame",
     "lookup",
     "parse",
     "producer",
     "redirect_of",
+    "subscribe_reader",
 ]
 
 PROTOCOL_VERSION: Final = 19
@@ -44,13 +48,17 @@ class Kind(IntEnum):
 
     CONNECT = 2
     CONNECTED = 3
+    SUBSCRIBE = 4
     PRODUCER = 5
     SEND = 6
     SEND_RECEIPT = 7
     SEND_ERROR = 8
+    MESSAGE = 9
+    FLOW = 11
     SUCCESS = 13
     ERROR = 14
     CLOSE_PRODUCER = 15
+    CLOSE_CONSUMER = 16
     PRODUCER_SUCCESS = 17
     PING = 18
     PONG = 19
@@ -59,6 +67,14 @@ class Kind(IntEnum):
     AUTH_CHALLENGE = 36
     AUTH_RESPONSE = 37
 
+
+REQUEST_FIELD: Final[dict[int, int]] = {
+    Kind.PRODUCER_SUCCESS: 1,
+    Kind.SUCCESS: 1,
+    Kind.ERROR: 1,
+    Kind.LOOKUP_RESPONSE: 4,
+}
+"""The answers to requests, and the field that names the request."""
 
 # As the C++ client calls what the broker means, so that both tell the user the same (ServerError in PulsarApi.proto).
 _ERRORS: Final = {
@@ -98,6 +114,8 @@ class Answer:
 
     kind: int
     fields: dict[int, int | bytes]
+    entry: bytes = b""
+    """What follows the command of a MESSAGE: the entry, as it was sent."""
 
     def number(self, field: int, default: int = 0) -> int:
         """Return a field that is a number."""
@@ -178,14 +196,34 @@ def close_producer(number_: int, request: int) -> bytes:
     return frame(Kind.CLOSE_PRODUCER, number(1, number_) + number(2, request))
 
 
-def parse(command: bytes) -> Answer:
+def subscribe_reader(topic: str, number_: int, request: int, *, name: str, ledger: int, entry: int) -> bytes:
+    """Return the request to read a partition from an entry on, without leaving anything behind.
+
+    The topic is not made when it is not there.
+    """
+    start = text(9, number(1, ledger) + number(2, entry))
+    body = text(1, topic.encode()) + text(2, name.encode()) + number(3, 0) + number(4, number_)
+    return frame(Kind.SUBSCRIBE, body + number(5, request) + number(8, 0) + start + number(15, 0))
+
+
+def flow(number_: int, messages: int) -> bytes:
+    """Return the permission to send so many messages more."""
+    return frame(Kind.FLOW, number(1, number_) + number(2, messages))
+
+
+def close_consumer(number_: int, request: int) -> bytes:
+    """Return the request to close a reader."""
+    return frame(Kind.CLOSE_CONSUMER, number(1, number_) + number(2, request))
+
+
+def parse(command: bytes, entry: bytes = b"") -> Answer:
     """Return what the broker said."""
     outer = dict(fields(command))
     kind = outer.get(1)
     if not isinstance(kind, int):
         return Answer(0, {})
     body = outer.get(kind)
-    return Answer(kind, dict(fields(body)) if isinstance(body, bytes) else {})
+    return Answer(kind, dict(fields(body)) if isinstance(body, bytes) else {}, entry)
 
 
 def redirect_of(answer: Answer, *, tls: bool) -> Redirect | WireError:
@@ -200,25 +238,29 @@ def redirect_of(answer: Answer, *, tls: bool) -> Redirect | WireError:
 
 
 class Frames:
-    """Cuts what the broker sends into commands."""
+    """Cuts what the broker sends into commands; ``most`` bounds a frame, in bytes."""
 
-    def __init__(self) -> None:
-        self._data = b""
+    def __init__(self, most: int = MAX_FRAME) -> None:
+        self._data = bytearray()
+        self._most = most
 
     def feed(self, data: bytes) -> list[Answer]:
         """Return the commands that are whole now. Raises ValueError for what is not Pulsar's protocol."""
-        data = self._data + data if self._data else data
+        buffer = self._data
+        buffer += data
         found, at = [], 0
-        while len(data) - at >= 8:
-            total = int.from_bytes(data[at : at + 4], "big")
-            if not 4 <= total <= MAX_FRAME:
+        while len(buffer) - at >= 8:
+            total = int.from_bytes(buffer[at : at + 4], "big")
+            if not 4 <= total <= self._most:
                 raise ValueError(f"a frame of {total} bytes")
-            if len(data) - at - 4 < total:
+            if len(buffer) - at - 4 < total:
                 break
-            size = int.from_bytes(data[at + 4 : at + 8], "big")
+            size = int.from_bytes(buffer[at + 4 : at + 8], "big")
             if size > total - 4:
                 raise ValueError(f"a command of {size} bytes in a frame of {total}")
-            found.append(parse(data[at + 8 : at + 8 + size]))
-            at += 4 + total
-        self._data = data[at:]
+            command = at + 8 + size
+            stop = at + 4 + total
+            found.append(parse(bytes(buffer[at + 8 : command]), bytes(buffer[command:stop])))
+            at = stop
+        del buffer[:at]
         return found

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import structlog
 
 from bridge.poller import Poller
-from bridge.pulsar_wire.commands import PING, PONG, Answer, Frames, Kind, WireError
+from bridge.pulsar_wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
 __all__ = ["BrokerConnection", "Listener"]
 
@@ -31,7 +31,6 @@ KEEP_ALIVE_S: Final = 30.0
 """After so long a silence the broker is asked whether it is there; after twice that it is not."""
 
 _READ_BYTES: Final = 64 * 1024
-_REQUEST_FIELD: Final = {Kind.PRODUCER_SUCCESS: 1, Kind.SUCCESS: 1, Kind.ERROR: 1, Kind.LOOKUP_RESPONSE: 4}
 _NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -207,10 +206,10 @@ class BrokerConnection:
             listener = self._listeners.get(answer.number(1))
             if listener is not None:
                 listener.receipted(answer.number(2))
-        elif kind in _REQUEST_FIELD:
+        elif kind in REQUEST_FIELD:
             if kind == Kind.PRODUCER_SUCCESS and not answer.number(6, 1):
                 return  # not ready yet, another one follows
-            waiting = self._requests.pop(answer.number(_REQUEST_FIELD[Kind(kind)]), None)
+            waiting = self._requests.pop(answer.number(REQUEST_FIELD[kind]), None)
             if waiting is not None:
                 waiting.set_result(answer)
         elif kind == Kind.SEND_ERROR:

@@ -13,7 +13,7 @@ from bridge.pulsar_client import MessageId, PulsarClient
 from bridge.settings.pulsar import PulsarSettings
 from sources.hold import Hold, HoldRecord
 from sources.planning import Ledger, PartitionView
-from sources.proof import Verdict, batch_size, classify
+from sources.proof import Verdict, classify
 from sources.snapshot import INCARNATION_PROPERTY, Catalog, view_of
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
@@ -64,17 +64,6 @@ def test_a_snapshot_counts_the_entries_of_closed_and_open_ledgers(topic: TestTop
     assert view() == [(first, 2), (second, 0)]
     topic.publish([b"3"], "unbatched")
     assert view() == [(first, 2), (second, 1)]
-
-
-def test_the_id_of_a_message_tells_the_size_of_its_batch(topic: TestTopic, client: PulsarClient) -> None:
-    topic.publish([b"1", b"2", b"3"], "batched")
-    topic.publish([b"4"], "unbatched")
-    reader = client.reader(topic.partition(), MessageId.earliest)
-    ids = [reader.read_next(10_000).message_id() for _ in range(4)]
-    reader.close()
-    assert [(i.entry_id(), i.batch_index(), batch_size(i.serialize())) for i in ids] == [
-        (0, 0, 3), (0, 1, 3), (0, 2, 3), (1, -1, 1),
-    ]  # fmt: skip
 
 
 def test_a_hold_is_made_at_a_place_with_its_properties_and_is_exclusive(
@@ -167,7 +156,7 @@ def test_h15_the_admin_tells_what_an_entry_is(topic: TestTopic) -> None:
     def verdict(number: int, entry: int) -> Verdict:
         return classify(*topic.admin.entry_headers(topic.partition(), number, entry))
 
-    assert [verdict(ledger, n) for n in range(3)] == [Verdict.PRESENT, Verdict.CHUNK, Verdict.LAST_CHUNK]
+    assert [verdict(ledger, n) for n in range(3)] == [Verdict.PRESENT] * 3
     topic.roll_over()
     topic.trim()
     assert verdict(ledger, 0) is Verdict.LOST

@@ -232,7 +232,7 @@ def test_a_lost_connection_sends_again_what_was_not_confirmed_in_order(one_parti
             if number % 100 == 0:
                 one.turn()
             if number % 1000 == 500:
-                for connection in client._wire._connections.values():
+                for connection in client._wire._brokers._connections.values():
                     connection._sock.shutdown(socket.SHUT_RDWR)
         one.until(lambda: len(one.stored) == 3000, "all of them")
         assert one.stored == [b"%04d" % n for n in range(3000)]

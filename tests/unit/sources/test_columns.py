@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS
-from sources.columns import Entry, arrow_schema, record_batch
-from sources.proof import batch_size
+from bridge.pulsar_wire.batches import head_of
+from bridge.pulsar_wire.protobuf import number
+from sources.columns import arrow_schema, record_batch
+from sources.entries import Opened, Opener, Rows
 
 TOPIC = "persistent://a/b/t"
 NAMES = [name for name, _ in SOURCE_COLUMNS]
@@ -18,38 +20,35 @@ NAMES = [name for name, _ in SOURCE_COLUMNS]
 
 @dataclass
 class Stored:
-    """What Pulsar's client gives of a message."""
+    """A message in Pulsar."""
 
     payload: bytes | None = b"x"
     key: str = ""
     event_ms: int = 0
     props: dict[str, str] = field(default_factory=dict)
 
-    def data(self) -> bytes:
-        return self.payload or b""
-
-    def has_null_value(self) -> bool:
-        return self.payload is None
-
-    def partition_key(self) -> str:
-        return self.key
-
-    def publish_timestamp(self) -> int:
-        return 1_700_000_000_123
-
-    def event_timestamp(self) -> int:
-        return self.event_ms
-
-    def properties(self) -> dict[str, str]:
-        return self.props
+    def opened(self, entry: int) -> Opened:
+        return Opened(
+            7,
+            entry,
+            self.payload or b"",
+            1_700_000_000_123,
+            self.event_ms,
+            prefix=head_of(self.key, self.props),
+            null=self.payload is None,
+        )
 
 
-def rows(
-    messages: list[Stored], entries: list[Entry] | None = None, names: list[str] = NAMES
-) -> list[dict[str, object]]:
-    entries = entries or [Entry(7, n, 1, bytes([8, 7, 16, n, 24, 0]), False) for n in range(len(messages))]
-    found = record_batch(arrow_schema(names), TOPIC, f"{TOPIC}-partition-3", entries, messages)
-    return list(found.to_pylist())
+def rows(messages: list[Stored], names: list[str] = NAMES) -> list[dict[str, object]]:
+    opener = Opener()
+    for entry, message in enumerate(messages):
+        assert opener.add(message.opened(entry)) == 1
+    return table(opener.flush(), names)
+
+
+def table(found: Rows, names: list[str] = NAMES, partition: int = 3) -> list[dict[str, object]]:
+    batch = record_batch(arrow_schema(names), TOPIC, f"{TOPIC}-partition-{partition}", found)
+    return list(batch.to_pylist())
 
 
 def test_null_and_empty_payloads_differ_and_bytes_stay() -> None:
@@ -117,9 +116,10 @@ def test_the_ids_of_a_batch_are_those_that_the_client_would_write(
         numbers = ((8, ledger), (16, entry), (24, partition), (32, index), (48, size))
         return b"".join(bytes([tag]) + _varint(value) for tag, value in numbers)
 
-    first = Entry(ledger, entry, size, serialized(0), True)
-    assert batch_size(first.serialized) == size
-    found = rows([Stored()] * size, [first], ["__messageId", "ledger_id", "entry_id", "batch_index"])
+    one = (2).to_bytes(4, "big") + number(3, 1) + b"x"
+    opener = Opener()
+    opener.add(Opened(ledger, entry, one * size, batched=True, size=size))
+    found = table(opener.flush(), ["__messageId", "ledger_id", "entry_id", "batch_index", "value"], partition)
     assert [row["__messageId"] for row in found] == [serialized(index) for index in range(size)]
     assert [row["batch_index"] for row in found] == list(range(size))
-    assert {(row["ledger_id"], row["entry_id"]) for row in found} == {(ledger, entry)}
+    assert {(row["ledger_id"], row["entry_id"], row["value"]) for row in found} == {(ledger, entry, b"x")}

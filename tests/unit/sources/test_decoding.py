@@ -7,7 +7,6 @@ import io
 import json
 import struct
 import sys
-from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -21,40 +20,15 @@ from hypothesis import strategies as st
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError, TerminalError
 from sources.decoding import Decoder, Decoding, columns_of
+from sources.entries import Placed
 from sources.value_types import TopicSchema, type_of
 
 UTC = timezone.utc
 
 
-class Id:
-    def ledger_id(self) -> int:
-        return 7
-
-    def entry_id(self) -> int:
-        return 3
-
-    def batch_index(self) -> int:
-        return -1
-
-
-@dataclass
-class Stored:
-    """What Pulsar's client gives of a message."""
-
-    payload: bytes | None
-    version: int = 0
-
-    def data(self) -> bytes:
-        return self.payload or b""
-
-    def has_null_value(self) -> bool:
-        return self.payload is None
-
-    def int_schema_version(self) -> int:
-        return self.version
-
-    def message_id(self) -> Id:
-        return Id()
+def stored(payload: bytes | None, version: int = 0) -> Placed:
+    """A message in Pulsar."""
+    return Placed(payload, version, 7, 3, 0)
 
 
 def record(*fields: dict[str, Any], name: str = "R") -> dict[str, Any]:
@@ -73,7 +47,7 @@ def avro(definition: Any, value: Any) -> bytes:
 
 def decode(
     schema: TopicSchema,
-    messages: list[Stored],
+    messages: list[Placed],
     *versions: TopicSchema,
     null: bool = False,
     fields: bool = False,
@@ -119,20 +93,20 @@ DDL = (
 def test_avro_values_have_the_types_of_streamnatives_connector() -> None:
     schema = topic_schema(EVERYTHING)
     assert type_of(schema).ddl == DDL
-    assert decode(schema, [Stored(avro(EVERYTHING, PLAIN)), Stored(None)]) == {"value": [SHAPED, None]}
+    assert decode(schema, [stored(avro(EVERYTHING, PLAIN)), stored(None)]) == {"value": [SHAPED, None]}
 
 
 def test_json_values_have_the_same_types() -> None:
     schema = topic_schema(EVERYTHING, "JSON")
     text = PLAIN | {"raw": base64.b64encode(b"\x00\xff").decode(), "money": 12.34}
     assert type_of(schema).ddl == DDL
-    assert decode(schema, [Stored(json.dumps(text).encode()), Stored(None)]) == {"value": [SHAPED, None]}
+    assert decode(schema, [stored(json.dumps(text).encode()), stored(None)]) == {"value": [SHAPED, None]}
     iso = text | {
         "day": "2022-01-08",
         "ms": "2023-11-14T22:13:20.123Z",
         "us": "2023-11-14T22:13:20.123456+00:00",
     }
-    assert decode(schema, [Stored(json.dumps(iso).encode())]) == {"value": [SHAPED]}
+    assert decode(schema, [stored(json.dumps(iso).encode())]) == {"value": [SHAPED]}
 
 
 OLD = record({"name": "a", "type": "int"}, {"name": "gone", "type": "string"})
@@ -145,9 +119,9 @@ NEWER = record({"name": "a", "type": "long"}, {"name": "b", "type": "string"}, {
 
 def test_messages_of_older_and_later_versions_are_read_under_the_newest_that_was_known() -> None:
     messages = [
-        Stored(avro(OLD, {"a": 1, "gone": "x"}), 0), Stored(avro(NEW, {"a": 2, "b": "b", "c": 3}), 1),
-        Stored(avro(NEWER, {"a": 4, "b": "late", "z": 5}), 2),
-        Stored(avro(NEW, {"a": 6, "b": "unversioned"}), -1),
+        stored(avro(OLD, {"a": 1, "gone": "x"}), 0), stored(avro(NEW, {"a": 2, "b": "b", "c": 3}), 1),
+        stored(avro(NEWER, {"a": 4, "b": "late", "z": 5}), 2),
+        stored(avro(NEW, {"a": 6, "b": "unversioned"}), -1),
     ]  # fmt: skip
     assert decode(topic_schema(NEW), messages, topic_schema(OLD), topic_schema(NEW), topic_schema(NEWER)) == {
         "value": [
@@ -158,7 +132,7 @@ def test_messages_of_older_and_later_versions_are_read_under_the_newest_that_was
 
 
 def test_json_of_an_older_version_gets_the_defaults_and_loses_what_is_gone() -> None:
-    messages = [Stored(b'{"a": 1, "gone": "x"}'), Stored(b'{"a": 2, "b": null, "c": 3}')]
+    messages = [stored(b'{"a": 1, "gone": "x"}'), stored(b'{"a": 2, "b": null, "c": 3}')]
     assert decode(topic_schema(NEW, "JSON"), messages, fields=True) == {
         "a": [1, 2], "b": ["usual", None], "c": [None, 3],
     }  # fmt: skip
@@ -180,25 +154,25 @@ def test_json_of_an_older_version_gets_the_defaults_and_loses_what_is_gone() -> 
 )
 def test_what_is_not_what_the_schema_says_fails_with_its_place_or_is_null(payload: bytes) -> None:
     schema = topic_schema(NEW, "JSON")
-    good = Stored(b'{"a": 1}')
+    good = stored(b'{"a": 1}')
     with pytest.raises(
         TerminalError, match=r"t: message 7:3:0 is not what the topic's JSON schema says.*decodeErrors=null"
     ):
-        decode(schema, [good, Stored(payload)])
-    assert decode(schema, [good, Stored(payload), good], null=True, fields=True)["a"] == [1, None, 1]
+        decode(schema, [good, stored(payload)])
+    assert decode(schema, [good, stored(payload), good], null=True, fields=True)["a"] == [1, None, 1]
 
 
 @given(st.binary(max_size=40), st.integers(-1, 2))
 def test_no_payload_breaks_an_avro_reader(payload: bytes, version: int) -> None:
     found = decode(
-        topic_schema(NEW), [Stored(payload, version)], topic_schema(OLD), TopicSchema("STRING"), null=True
+        topic_schema(NEW), [stored(payload, version)], topic_schema(OLD), TopicSchema("STRING"), null=True
     )
     assert len(found["value"]) == 1
 
 
 def test_avro_with_bytes_left_over_is_not_what_the_schema_says() -> None:
     with pytest.raises(TerminalError, match="1 bytes are left over"):
-        decode(topic_schema(NEW), [Stored(avro(NEW, {"a": 1, "b": ""}) + b"\x00", -1)])
+        decode(topic_schema(NEW), [stored(avro(NEW, {"a": 1, "b": ""}) + b"\x00", -1)])
 
 
 @pytest.mark.parametrize(
@@ -218,9 +192,9 @@ def test_avro_with_bytes_left_over_is_not_what_the_schema_says() -> None:
 def test_single_values_have_their_type(kind: str, payload: bytes, ddl: str, value: Any) -> None:
     schema = TopicSchema(kind)
     assert type_of(schema).ddl == ddl
-    assert decode(schema, [Stored(payload), Stored(None)], fields=True) == {"value": [value, None]}
+    assert decode(schema, [stored(payload), stored(None)], fields=True) == {"value": [value, None]}
     if kind not in ("STRING", "BYTES"):
-        assert decode(schema, [Stored(payload + b"x")], null=True) == {"value": [None]}
+        assert decode(schema, [stored(payload + b"x")], null=True) == {"value": [None]}
 
 
 @pytest.mark.parametrize(
@@ -258,10 +232,10 @@ def test_an_avro_topic_without_its_reader_names_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, "fastavro", None)
     with pytest.raises(ConfigError, match=r"pip install .pulsebridge\[avro\]"):
         Decoder(Decoding(topic_schema(NEW), False, False), "t", lambda _: topic_schema(NEW))
-    assert decode(topic_schema(NEW, "JSON"), [Stored(b'{"a": 1}')], fields=True)["a"] == [1]
+    assert decode(topic_schema(NEW, "JSON"), [stored(b'{"a": 1}')], fields=True)["a"] == [1]
 
 
 def test_a_null_record_has_null_fields() -> None:
-    found = decode(topic_schema(NEW), [Stored(None), Stored(avro(NEW, {"a": 1, "b": ""}), -1)], fields=True)
+    found = decode(topic_schema(NEW), [stored(None), stored(avro(NEW, {"a": 1, "b": ""}), -1)], fields=True)
     assert found == {"a": [None, 1], "b": [None, ""], "c": [None, None]}
     assert pa.types.is_struct(type_of(topic_schema(NEW)).arrow)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridge.contract import Position
 from bridge.errors import TransientError
 from sources.planning import Segment
-from sources.proof import RangeProof, Verdict, batch_size, classify
+from sources.proof import RangeProof, Verdict, classify
 
 segments = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=4).map(
     lambda parts: [Segment(10 * n, first, first + count) for n, (first, count) in enumerate(parts)]
@@ -55,8 +55,7 @@ def test_a_range_that_came_whole_misses_nothing() -> None:
         (200, {"x-pulsar-marker-type": "21"}, Verdict.MARKER),
         (200, {"x-pulsar-txn-aborted": "true"}, Verdict.ABORTED),
         (200, {"x-pulsar-txn-uncommitted": "true"}, Verdict.OPEN),
-        (200, {"x-pulsar-chunk-id": "1", "x-pulsar-num-chunks-from-msg": "3"}, Verdict.CHUNK),
-        (200, {"x-pulsar-chunk-id": "2", "x-pulsar-num-chunks-from-msg": "3"}, Verdict.LAST_CHUNK),
+        (200, {"x-pulsar-chunk-id": "1", "x-pulsar-num-chunks-from-msg": "3"}, Verdict.PRESENT),
     ],
 )
 def test_h15_what_did_not_come_is_classified(status: int, headers: dict[str, str], verdict: Verdict) -> None:
@@ -67,18 +66,5 @@ def test_h15_what_cannot_be_classified_is_an_error_never_seen() -> None:
     for status in (401, 500, 503):
         with pytest.raises(TransientError):
             classify(status, {})
-    for verdict in (Verdict.PRESENT, Verdict.OPEN, Verdict.LOST, Verdict.LAST_CHUNK):
+    for verdict in (Verdict.PRESENT, Verdict.OPEN, Verdict.LOST):
         assert not verdict.settled
-
-
-@pytest.mark.parametrize(
-    ("serialized", "size"),
-    [
-        ("080c1000180020003007", 7),
-        ("080c10021800", 1),
-        ("0816100318003a06081610011800", 1),
-        ("08e807100018002000 30e807", 1000),
-    ],
-)
-def test_the_size_of_a_batch_stands_in_the_message_id(serialized: str, size: int) -> None:
-    assert batch_size(bytes.fromhex(serialized)) == size
