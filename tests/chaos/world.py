@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+import pulsar
 import yaml
 
 from bridge.local.stack import LocalStack
@@ -187,13 +188,17 @@ class World:
         found: list[Ledger] = []
 
         def whole() -> bool:
-            found[:] = [ledger()]
+            try:
+                found[:] = [ledger()]
+            except pulsar.PulsarException:  # it was killed lately, and loads its topics
+                return False
             return not found[0].missing
 
         try:
             poll_for(whole, 180, "all that was acknowledged", every=2.0)
         except AssertionError as e:
-            raise AssertionError(f"{found[0].text()}: {found[0].missing[:10]}\n{e}") from e
+            told = f"{found[0].text()}: {found[0].missing[:10]}" if found else "the topic could not be read"
+            raise AssertionError(f"{told}\n{e}") from e
         return found[0]
 
 
