@@ -1,70 +1,155 @@
-"""Rows per second of the Spark source, beside ``pulsar-perf consume`` of the same topic in the same run.
+"""Rows per second of the Spark source, beside a bare reader in one process and ``pulsar-perf consume``, in one run.
 
-Both read the same stored messages from the start, so neither waits for a producer. Spark's own start-up and the
-first batch (which makes the Python workers) are left out; planning, tasks and the hand-over to the JVM are in.
+All read the same stored messages from the start, so none waits for a producer. Spark's own start-up and the first
+batch (which makes the Python workers) are left out; planning, tasks and the hand-over to the JVM are in.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import re
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
+from bridge.contract import P_INGEST, P_TOPIC, encode_ingest, partition_name
 from bridge.local.preflight import find_java
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_client import EARLIEST, PulsarClient
+from bridge.pulsar_wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings
 from tests.bench.results import Figure
 from tests.support.folders import own_folder
-from tests.support.spark import build_session
+from tests.support.spark import build_session, stop_session
 
-__all__ = ["measure"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-MESSAGES = 300_000
-PARTITIONS = 2
+__all__ = ["fill", "measure"]
+
+MESSAGES = 2_000_000
+SPLITS = 4
+BATCH = 840
+ROUNDS = 3
 PAYLOAD = b'{"id":"device-000001","ts":"2026-01-01T00:00:00Z","glucose":112.0}' + b" " * 62
-PROPERTIES = {
-    P_TOPIC: "wearables/device-000001/glucose",
-    P_INGEST: encode_ingest(link="pulsebridge", protocol="5", rule="bench", device="device-000001"),
-}
+PRUNED = "value binary, __key string, __publishTime timestamp"
 
 
 def measure() -> tuple[list[Figure], list[str]]:
-    """Return ``source.rate`` (all columns) and ``source.rate.value`` (payload alone)."""
-    with LocalStack(LocalSettings(quick_start=False)) as stack:
+    """Return ``source.all`` and ``source.pruned`` beside a bare reader in one process."""
+    with (
+        LocalStack(LocalSettings(quick_start=False)) as stack,
+        own_folder("bench") as folder,
+    ):
         settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
-        topic = settings.readings_topic("bench-source")
-        _fill(settings, topic)
-        peer = _pulsar_perf(stack, topic)
-        every, value = _spark(stack, topic)
-    beside = "pulsar-perf consume"
-    return [
-        Figure("source.rate", every, "1/s", beside, peer),
-        Figure("source.rate.value", value, "1/s", beside, peer),
-    ], []
-
-
-def _fill(settings: PulsarSettings, topic: str) -> None:
-    with PulsarAdmin(settings) as admin:
-        admin.provision_namespaces()
-        admin.create_partitioned(topic, PARTITIONS)
-    with PulsarClient(settings) as client:
-        producers = [
-            client.producer(p, max_pending=MESSAGES, max_delay_ms=5) for p in client.partitions(topic)
+        with PulsarAdmin(settings) as admin:
+            admin.provision_namespaces()
+        topic = fill(settings, "bench-source", 1, MESSAGES)
+        figures = [
+            Figure("source.pulsar_perf", _pulsar_perf(stack, topic), "1/s"),
         ]
-        for i in range(MESSAGES):
-            producers[i % PARTITIONS].send_async(
-                PAYLOAD, None, properties=PROPERTIES, partition_key=f"d{i % 100}"
-            )
-            if i % 20_000 == 19_999:
-                for p in producers:
-                    p.flush()
-        for p in producers:
-            p.flush()
+        spark = build_session(folder, {"spark.eventLog.enabled": "false"})
+        try:
+            one = _Reads(spark, settings)
+            one.rate(topic, 100_000, None)  # makes the workers, and compiles
+            figures += _beside_a_bare_reader(one, topic)
+        finally:
+            stop_session(spark)
+    return figures, []
+
+
+class _Message(NamedTuple):
+    payload: bytes
+    head: bytes
+    event_ms: int
+
+
+def fill(settings: PulsarSettings, name: str, partitions: int, count: int) -> str:
+    """Store readings of a hundred devices in batches of 840. Returns the topic."""
+    topic = settings.readings_topic(name)
+    with PulsarAdmin(settings) as admin:
+        admin.create_partitioned(topic, partitions)
+    messages = [
+        _Message(PAYLOAD, head_of(f"device-{n:06}", _properties(n)), 1_767_225_600_000) for n in range(100)
+    ]
+    batch = [messages[n % 100] for n in range(BATCH)]
+    answers: queue.Queue[Any] = queue.Queue()
+    with PulsarClient(settings) as client:
+        producers = [client.batch_producer(partition_name(topic, n)) for n in range(partitions)]
+        waiting = 0
+        for number, first in enumerate(range(0, count, BATCH)):
+            producers[number % partitions].send(batch[: min(BATCH, count - first)], answers.put)
+            waiting += 1
+            if waiting > 50:
+                assert answers.get(timeout=60) is None
+                waiting -= 1
+        for _ in range(waiting):
+            assert answers.get(timeout=60) is None
+    return topic
+
+
+def _properties(number: int) -> dict[str, str]:
+    device = f"device-{number:06}"
+    return {
+        P_TOPIC: f"wearables/{device}/glucose",
+        P_INGEST: encode_ingest(link="pulsebridge", protocol="5", rule="bench", device=device),
+    }
+
+
+def _bare(settings: PulsarSettings, topic: str) -> float:
+    """Return messages per second of Pulsar's own client in one Python process that looks at each payload."""
+    with PulsarClient(settings) as client:
+        reader = client.reader(partition_name(topic, 0), EARLIEST, queue=10_000)
+        read = reader._reader.read_next
+        started = time.monotonic()
+        for _ in range(MESSAGES):
+            read(30_000).data()
+        seconds = time.monotonic() - started
+        reader.close()
+    return MESSAGES / seconds
+
+
+class _Reads:
+    def __init__(self, spark: SparkSession, settings: PulsarSettings) -> None:
+        self.spark = spark
+        self.settings = settings
+
+    def frame(self, topic: str, schema: str | None, **options: str) -> DataFrame:
+        """Return the topic's messages, over all cores however few its partitions are."""
+        reader = (
+            self.spark.read.format("pulsebridge")
+            .option("service.url", self.settings.service_url)
+            .option("admin.url", self.settings.admin_url)
+            .option("topic", topic)
+            .option("minPartitions", str(SPLITS))
+            .options(**options)
+        )
+        return (reader if schema is None else reader.schema(schema)).load()
+
+    def rate(self, topic: str, count: int, schema: str | None) -> float:
+        """Return rows per second of one read to nowhere."""
+        started = time.monotonic()
+        self.frame(topic, schema).write.format("noop").mode("overwrite").save()
+        return count / (time.monotonic() - started)
+
+
+def _beside_a_bare_reader(one: _Reads, topic: str) -> list[Figure]:
+    """Read in turn, so that a noisy moment of the machine meets all of them; the middle of three counts."""
+    rates: dict[str, list[float]] = {"bare": [], "all": [], "pruned": []}
+    for _ in range(ROUNDS):
+        rates["bare"].append(_bare(one.settings, topic))
+        rates["pruned"].append(one.rate(topic, MESSAGES, PRUNED))
+        rates["all"].append(one.rate(topic, MESSAGES, None))
+        print("  " + ", ".join(f"{name} {found[-1]:,.0f}/s" for name, found in rates.items()), flush=True)
+    middle = {name: sorted(found)[len(found) // 2] for name, found in rates.items()}
+    beside = ("a bare reader, one process", middle["bare"])
+    return [
+        Figure("source.pruned", middle["pruned"], "1/s", *beside),
+        Figure("source.all", middle["all"], "1/s", *beside),
+    ]
 
 
 def _pulsar_perf(stack: LocalStack, topic: str) -> float:
@@ -96,27 +181,3 @@ def _java_home() -> Path:
     if java is None:
         raise RuntimeError("no Java 17 or 21 found")
     return java.home
-
-
-def _spark(stack: LocalStack, topic: str) -> tuple[float, float]:
-    with own_folder("bench") as folder:
-        spark = build_session(folder)
-        try:
-            frame = (
-                spark.read.format("pulsebridge")
-                .option("service.url", stack.pulsar_url)
-                .option("admin.url", stack.admin_url)
-                .option("topic", topic)
-            )
-            frame.load().limit(1).collect()
-            every = _rate(frame.load())
-            value = _rate(frame.schema("value binary").load())
-        finally:
-            spark.stop()
-    return every, value
-
-
-def _rate(frame) -> float:  # type: ignore[no-untyped-def]
-    started = time.monotonic()
-    frame.write.format("noop").mode("overwrite").save()
-    return MESSAGES / (time.monotonic() - started)
