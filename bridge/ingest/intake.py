@@ -45,6 +45,8 @@ PULSAR_RESERVE: Final = 64 * 1024
 _READING_OVERHEAD: Final = 1024
 """What one message in flight costs beside its payload and properties, in bytes, roughly."""
 
+_PIECE: Final = 500
+"""Most messages that are taken at once: between two pieces acknowledgements go out and a stop is seen."""
 
 _WAYS: Final = 65_536
 _LONG: Final = 256
@@ -129,6 +131,11 @@ class Intake:
     def full(self) -> bool:
         """Whether the window is full, in messages or in bytes: take nothing more that can wait."""
         return self.in_flight >= self.limit or self.in_flight_bytes >= self._limit_bytes
+
+    @property
+    def room(self) -> int:
+        """How many messages to take at once: what the window still holds, at least 1 and at most 500."""
+        return max(1, min(_PIECE, self.limit - self.in_flight))
 
     @property
     def has_room(self) -> bool:

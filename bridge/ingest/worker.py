@@ -50,8 +50,6 @@ class IngestWorker(LinkHandler):
     ``remember`` is called with the filters and their QoS once the broker has granted them; it must not block.
     """
 
-    piece = 500  # by so many the window may be exceeded
-
     def __init__(
         self,
         settings: Settings,
@@ -94,6 +92,11 @@ class IngestWorker(LinkHandler):
     def in_flight(self) -> int:
         """Messages that are not known to be stored, of all connections."""
         return self._intake.in_flight
+
+    @property
+    def piece(self) -> int:
+        """What the window still holds, so that one read of many small messages does not exceed it."""
+        return self._intake.room
 
     # --- the link's events ---
 

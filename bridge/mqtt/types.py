@@ -157,8 +157,10 @@ class ProbeResult:
 class LinkHandler:
     """What a link calls, always on its loop thread. An exception from any of these ends the link's loop."""
 
-    piece = 1
-    """How many messages ``on_messages`` takes at once; between two pieces the link looks whether it was paused."""
+    @property
+    def piece(self) -> int:
+        """How many messages ``on_messages`` takes next; between two pieces the link looks whether it was paused."""
+        return 1
 
     def on_connected(self, event: Connected) -> None:
         """Called after a CONNACK that accepted us, before any message of that connection. Subscribe here."""
