@@ -238,6 +238,9 @@ SOURCE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 
 # --- topic names ------------------------------------------------------------------------------------------------
 
+_PARTITION: Final = "-partition-"
+"""What Pulsar puts between a topic and the number of its partition."""
+
 
 class Position(NamedTuple):
     """A place in a partition, entry-aligned: the next entry to read is ``entry`` of ``ledger``."""
@@ -253,7 +256,19 @@ def topic_name(tenant: str, namespace: str, local: str) -> str:
 
 def partition_name(topic: str, partition: int) -> str:
     """Return the name of one partition of a partitioned topic."""
-    return f"{topic}-partition-{partition}"
+    return f"{topic}{_PARTITION}{partition}"
+
+
+def base_topic(name: str) -> str:
+    """Return the topic that a partition belongs to; any other name as it is."""
+    base, found, number = name.rpartition(_PARTITION)
+    return base if found and number.isdecimal() else name
+
+
+def partition_number(name: str, without: int = 0) -> int:
+    """Return the number of a partition, ``without`` for the name of none."""
+    _, found, number = name.rpartition(_PARTITION)
+    return int(number) if found and number.isdecimal() else without
 
 
 _INGEST: Final = {

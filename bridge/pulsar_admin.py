@@ -11,6 +11,7 @@ import time
 from typing import Any, Final
 from urllib.parse import quote
 
+from bridge.contract import base_topic
 from bridge.errors import DeniedError, RefusedError, TransientError
 from bridge.provisioning_plan import Step, namespace_steps, rest_path, tenant_step
 from bridge.pulsar_http import AdminHttp
@@ -133,7 +134,7 @@ class PulsarAdmin:
         plain = {
             t
             for t in self.request("GET", f"/persistent/{namespace}", accept=(404,)) or []
-            if t.rsplit("-partition-", 1)[0] not in partitioned
+            if base_topic(t) not in partitioned
         }
         return sorted(partitioned | plain)
 

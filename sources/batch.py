@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.contract import Position
+from bridge.contract import Position, base_topic
 from bridge.errors import ConfigError
 from bridge.pulsar_client import PulsarClient
 from sources.binary import BinaryTopics
 from sources.fallback import FallbackCatalog
-from sources.offsets import base_topic
 from sources.options import SourceOptions
 from sources.places import StartingOffsets
 from sources.planning import PartitionView

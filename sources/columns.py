@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge import contract
-from bridge.contract import SOURCE_COLUMNS
+from bridge.contract import SOURCE_COLUMNS, partition_number
 from bridge.errors import ContractError, TerminalError
 from sources.entries import Entry, Kind, Rows, message_id
-from sources.offsets import partition_number
 
 __all__ = ["ARROW_TYPES", "arrow_schema", "record_batch"]
 

@@ -16,21 +16,7 @@ from typing import Any
 from bridge.contract import OFFSET_VERSION, Position
 from bridge.errors import ContractError, DataLossError
 
-__all__ = ["Offset", "base_topic", "partition_number"]
-
-_PARTITION = "-partition-"
-
-
-def base_topic(partition: str) -> str:
-    """Return the topic that a partition belongs to; a topic without partitions is its own."""
-    base, mark, number = partition.rpartition(_PARTITION)
-    return base if mark and number.isdigit() else partition
-
-
-def partition_number(partition: str) -> int:
-    """Return the number of a partition, 0 for a topic without partitions."""
-    _, mark, number = partition.rpartition(_PARTITION)
-    return int(number) if mark and number.isdigit() else 0
+__all__ = ["Offset"]
 
 
 @dataclass(frozen=True)

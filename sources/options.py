@@ -16,12 +16,11 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from bridge.contract import SOURCE_COLUMNS
+from bridge.contract import SOURCE_COLUMNS, base_topic
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
 from sources.authentication import TOKEN_CLASS, identity_of
-from sources.offsets import base_topic
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, OPTIONS, REFUSED, SAME_AS_CLIENT
 from sources.places import EARLIEST, LATEST, StartingOffsets, offsets_of, times_of
 from sources.planning import Limits

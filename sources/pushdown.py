@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
-from sources.offsets import partition_number
+from bridge.contract import partition_number
 
 __all__ = ["Narrowed", "narrow"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bridge.contract import Position
+from bridge.contract import Position, base_topic
 from bridge.dead_letters.showing import since_us
 from bridge.errors import ConfigError
 from bridge.pulsar_admin import PulsarAdmin
-from sources.offsets import Offset, base_topic
+from sources.offsets import Offset
 from sources.snapshot import Catalog
 
 __all__ = ["Places", "places_at", "time_ms"]

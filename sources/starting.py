@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.contract import Position
+from bridge.contract import Position, base_topic
 from bridge.errors import ConfigError
-from sources.offsets import base_topic
 from sources.places import EARLIEST, At, StartingOffsets
 from sources.planning import PartitionView
 from sources.snapshot import Catalog

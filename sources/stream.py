@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from bridge.contract import Position
+from bridge.contract import Position, base_topic
 from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.logs import configure as configure_logs
@@ -25,7 +25,7 @@ from sources.chunks import ChunkGuard
 from sources.fallback import FallbackCatalog
 from sources.hold import Hold, HoldRecord
 from sources.lag import BEHIND, Lag, as_json
-from sources.offsets import Offset, base_topic
+from sources.offsets import Offset
 from sources.options import SourceOptions
 from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
 from sources.policies import expiry_error

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from bridge.contract import partition_name
+from bridge.contract import base_topic, partition_name
 from bridge.errors import ConfigError, FencedError, RefusedError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.hold import HoldRecord
-from sources.offsets import base_topic
 
 __all__ = ["HeldTopic", "delete", "held_topics"]
 

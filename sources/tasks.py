@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bridge.contract import Position
-from sources.offsets import base_topic
+from bridge.contract import Position, base_topic
 from sources.options import SourceOptions
 from sources.planning import PartitionView, split
 from sources.reading import ReadTask

@@ -18,11 +18,12 @@ from bridge.contract import (
     P_DEAD_TOPIC,
     P_DEVICE,
     P_TOPIC,
+    base_topic,
 )
 from bridge.errors import ConfigError
 from bridge.topic_templates import Filter
 
-__all__ = ["DeadLetter", "LetterId", "Note", "Place", "Selection", "base_topic", "note_of", "replayed_note"]
+__all__ = ["DeadLetter", "LetterId", "Note", "Place", "Selection", "note_of", "replayed_note"]
 
 
 class Place(NamedTuple):
@@ -64,12 +65,6 @@ class LetterId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.partition}:{self.place}"
-
-
-def base_topic(name: str) -> str:
-    """Return a topic's name without the suffix of a partition."""
-    base, found, number = name.rpartition("-partition-")
-    return base if found and number.isdecimal() else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,16 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import structlog
 
 from bridge.acks import Entry, Lane
-from bridge.contract import NOTE_PROBE, P_DEAD_NOTE, P_DEAD_REASON, P_DEAD_TOPIC, partition_name
+from bridge.contract import (
+    NOTE_PROBE,
+    P_DEAD_NOTE,
+    P_DEAD_REASON,
+    P_DEAD_TOPIC,
+    base_topic,
+    partition_name,
+    partition_number,
+)
 from bridge.dead_letters.blocks import Block, BlockStore
-from bridge.dead_letters.records import base_topic
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
 from bridge.ingest.stalls import Stall
 from bridge.pulsar_admin import PulsarAdmin
@@ -326,8 +333,7 @@ def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
 
 
 def _number(partition: str) -> int:
-    base = base_topic(partition)
-    return -1 if base == partition else int(partition[len(base) + len("-partition-") :])
+    return partition_number(partition, without=-1)
 
 
 def close_producer(producer: BatchProducer | ChunkingProducer) -> None:

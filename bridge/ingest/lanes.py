@@ -15,9 +15,8 @@ from typing import Any, Final
 import structlog
 
 from bridge.acks import Entry, Lane, Verdict
-from bridge.contract import partition_name
+from bridge.contract import base_topic, partition_name
 from bridge.dead_letters.blocks import Block
-from bridge.dead_letters.records import base_topic
 from bridge.errors import (
     DeniedError,
     PulsebridgeError,

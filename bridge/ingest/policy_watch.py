@@ -125,7 +125,7 @@ class PolicyWatch:
             ]
         return [
             f"{line}; what is written since is in partitions of it that belong to no topic, where its readers do not "
-            f"look: read {topic}-partition-0 and so on, delete them, and start ingest again"
+            f"look: read {partition_name(topic, 0)} and so on, delete them, and start ingest again"
         ]
 
     def _is_there(self, partition: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, partition_name
+from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, base_topic, partition_name
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
 from bridge.provisioning_plan import COMPACTION_THRESHOLD_BYTES, CURSOR_HOLD, INSTANCES_HOLD
@@ -140,10 +140,9 @@ class _Reading:
     def complain(self) -> None:
         """Say when the topic is not compacted at all."""
         if self._seen >= _FAR_TOO_MUCH_BYTES:
-            topic = self._partition.rpartition("-partition-")[0]
             log.warning(
                 "partition grows because it is not compacted: let an operator run pulsar-admin topicPolicies "
-                f"set-compaction-threshold {topic} --threshold {COMPACTION_THRESHOLD_BYTES}",
+                f"set-compaction-threshold {base_topic(self._partition)} --threshold {COMPACTION_THRESHOLD_BYTES}",
                 partition=self._partition,
             )
 

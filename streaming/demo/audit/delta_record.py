@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bridge.contract import base_topic
 from bridge.errors import MissingExtraError
 from streaming.demo.audit.records import Bronze, Place, Silver
 from streaming.demo.delta_log import commits
@@ -87,5 +88,10 @@ def _first_seen(folder: Path) -> dict[Place, int]:
 
 def _place(row: dict[str, Any]) -> Place:
     number = int(row["partition"] or 0)
-    topic = str(row["__topic"]).removesuffix(f"-partition-{number}")
-    return Place(topic, number, int(row["ledger_id"]), int(row["entry_id"]), max(0, int(row["batch_index"])))
+    return Place(
+        base_topic(str(row["__topic"])),
+        number,
+        int(row["ledger_id"]),
+        int(row["entry_id"]),
+        max(0, int(row["batch_index"])),
+    )

@@ -16,7 +16,6 @@ from bridge.dead_letters.records import (
     LetterId,
     Place,
     Selection,
-    base_topic,
     note_of,
     replayed_note,
 )
@@ -176,9 +175,3 @@ def test_a_payload_is_text_or_a_dump() -> None:
     assert body_of("grün\n".encode(), 100) == "grün\n"
     assert body_of("grün".encode(), 3) == "gr\n… 2 more bytes"
     assert body_of(b"\x00\x01ab", 10).startswith("00000000  00 01 61 62")
-
-
-def test_partitions_are_left_out_of_a_topic_s_name() -> None:
-    assert base_topic("a-partition-3") == "a"
-    assert base_topic("a-partition-x") == "a-partition-x"
-    assert base_topic("a") == "a"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.contract import Position
 from bridge.errors import ContractError, DataLossError
-from sources.offsets import Offset, base_topic, partition_number
+from sources.offsets import Offset
 
 names = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=12)
 positions = st.dictionaries(
@@ -67,10 +67,3 @@ def test_a_checkpoint_of_another_cluster_or_of_a_recreated_topic_is_refused_with
         offset.refuse_strangers("east", {"t": "9-200"})
     with pytest.raises(DataLossError, match="made anew"):
         offset.refuse_strangers("east", {"t": ""})
-
-
-def test_partitions_and_their_topics() -> None:
-    assert base_topic("persistent://a/b/t-partition-12") == "persistent://a/b/t"
-    assert base_topic("persistent://a/b/t-partition-x") == "persistent://a/b/t-partition-x"
-    assert partition_number("persistent://a/b/t-partition-12") == 12
-    assert partition_number("persistent://a/b/t") == 0

@@ -1,0 +1,25 @@
+"""Names of topics and of their partitions, as Pulsar forms them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.contract import base_topic, partition_name, partition_number
+
+TOPIC = "persistent://a/b/t"
+
+
+@given(topic=st.text(min_size=1), number=st.integers(0, 10_000))
+def test_a_partition_tells_its_topic_and_its_number(topic: str, number: int) -> None:
+    name = partition_name(topic, number)
+    assert (base_topic(name), partition_number(name)) == (topic, number)
+
+
+@pytest.mark.parametrize(
+    "name", [TOPIC, f"{TOPIC}-partition-x", f"{TOPIC}-partition-", f"{TOPIC}-partition-²", ""]
+)
+def test_any_other_name_is_no_partition_s(name: str) -> None:
+    assert base_topic(name) == name
+    assert (partition_number(name), partition_number(name, without=-1)) == (0, -1)
