@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS, partition_number
 from bridge.errors import ContractError, TerminalError
+from bridge.pulsar_wire.protobuf import varint
 from sources.entries import Entry, Kind, Rows, message_id
 
 __all__ = ["ARROW_TYPES", "arrow_schema", "record_batch"]
@@ -135,16 +136,7 @@ def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
         ) from e
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_INDEXES: Final = [_varint(index) for index in range(4096)]
+_INDEXES: Final = [varint(index) for index in range(4096)]
 
 
 def _message_ids(batch: _Batch) -> list[bytes]:
@@ -158,12 +150,12 @@ def _message_ids(batch: _Batch) -> list[bytes]:
             next(places, None)
             found += [head] * count
             continue
-        head, tail = head + b"\x20", b"\x30" + _varint(entry.size)
+        head, tail = head + b"\x20", b"\x30" + varint(entry.size)
         mine = list(islice(places, count))
         if entry.size <= len(_INDEXES):
             found += [head + _INDEXES[index] + tail for index in mine]
         else:
-            found += [head + _varint(index) + tail for index in mine]
+            found += [head + varint(index) + tail for index in mine]
     return found
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 from bridge.errors import RefusedError, TransientError
-from bridge.pulsar_wire.protobuf import fields, number, text
+from bridge.pulsar_wire.protobuf import fields, number, read_varint, text
 from bridge.pulsar_wire.reader import RawEntry
 
 __all__ = [
@@ -276,7 +276,7 @@ class Opener:
             length = body[cut + 1]
             rest = cut + 2
             if length > 127:
-                length, rest = _varint(body, cut + 1)
+                length, rest = read_varint(body, cut + 1)
             tail = _PLAIN
             if rest < end:
                 said = body[rest:end]
@@ -345,7 +345,7 @@ def _prefix_end(data: bytes, at: int, end: int) -> int:
             return at
         if tag not in (10, 18):
             break
-        length, after = _varint(data, at + 1)
+        length, after = read_varint(data, at + 1)
         at = after + length
     raise ValueError("its metadata is not in the order of its fields")
 
@@ -355,17 +355,6 @@ def _one_varint(data: bytes, at: int) -> bool:
     while data[at] > 127:
         at += 1
     return at == len(data) - 1
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
 
 
 def _kind(prefix: bytes, base64: bool) -> Kind:

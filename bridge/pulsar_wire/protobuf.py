@@ -6,8 +6,12 @@ Fields are told by their numbers in PulsarApi.proto; unknown ones are passed ove
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-__all__ = ["fields", "number", "numbers_of", "text", "varint"]
+__all__ = ["fields", "number", "numbers_of", "read_varint", "text", "varint"]
+
+_FIXED: Final = {1: 8, 5: 4}
+"""Wire types of a fixed size, in bytes."""
 
 
 def varint(value: int) -> bytes:
@@ -32,19 +36,33 @@ def text(field: int, value: bytes) -> bytes:
     return varint(field << 3 | 2) + varint(len(value)) + value
 
 
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at ``at``, and where it ends. Raises IndexError when the data ends before."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a message, as far as it is whole; numbers as int, the rest as bytes."""
     at = 0
     while at < len(data):
-        key, at = _read_varint(data, at)
-        kind = key & 7
+        try:
+            key, at = read_varint(data, at)
+            kind = key & 7
+            size = _FIXED.get(kind, 0)
+            if not size:
+                size, at = read_varint(data, at)
+        except IndexError:  # cut in the midst of a number
+            return
         if kind == 0:
-            value, at = _read_varint(data, at)
-            yield key >> 3, value
+            yield key >> 3, size
             continue
-        size = {1: 8, 5: 4}.get(kind, -1)
-        if size < 0:
-            size, at = _read_varint(data, at)
         if at + size > len(data):
             return
         yield key >> 3, data[at : at + size]
@@ -54,15 +72,3 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 def numbers_of(data: bytes) -> dict[int, int]:
     """Return the numbers in a message, by field; the last of several, as protobuf asks for."""
     return {field: value for field, value in fields(data) if isinstance(value, int)}
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    return value, at

@@ -132,3 +132,22 @@ def test_a_lookup_names_the_broker_that_fits_the_connection() -> None:
 def test_a_number_below_zero_is_read_as_protobuf_writes_it() -> None:
     data = number(1, (1 << 64) - 1) + text(2, b"x")
     assert dict(fields(data)) == {1: (1 << 64) - 1, 2: b"x"}
+
+
+@given(
+    numbers=st.lists(st.tuples(st.integers(1, 2000), st.integers(0, (1 << 64) - 1)), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_a_message_that_was_cut_tells_the_fields_before_the_cut(
+    numbers: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    parts = [
+        part for field, value in numbers for part in (number(field, value), text(field, b"x" * (value % 200)))
+    ]
+    whole = b"".join(parts)
+    cut = data.draw(st.integers(0, len(whole)))
+    left, complete = cut, 0
+    while complete < len(parts) and left >= len(parts[complete]):
+        left -= len(parts[complete])
+        complete += 1
+    assert list(fields(whole[:cut])) == list(fields(whole))[:complete]
