@@ -18,9 +18,9 @@ from google_crc32c import value as crc32c
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_wire.protobuf import fields, number, read_varint, text
 from bridge.pulsar_wire.reader import RawEntry
+from sources.chunks import ChunkPart
 
 __all__ = [
-    "Chunk",
     "Entry",
     "Kind",
     "Opened",
@@ -76,14 +76,6 @@ class Placed(NamedTuple):
     """In the batch."""
 
 
-class Chunk(NamedTuple):
-    """A part of a message that is larger than an entry."""
-
-    uuid: str
-    number: int
-    of: int
-
-
 @dataclass(slots=True)
 class Opened:
     """The metadata of an entry and its payload, not decompressed."""
@@ -102,7 +94,7 @@ class Opened:
     key_base64: bool = False
     null: bool = False
     marker: bool = False
-    chunk: Chunk | None = None
+    chunk: ChunkPart | None = None
     schema_version: bytes | None = None
     first_chunk: tuple[int, int] | None = None
 
@@ -148,7 +140,7 @@ def _read_metadata(opened: Opened, metadata: bytes, name: str) -> None:
     opened.key_base64, opened.null = bool(numbers.get(17)), bool(numbers.get(25))
     opened.marker = 20 in numbers
     if uuid and numbers.get(27, 0) > 1:
-        opened.chunk = Chunk(uuid, numbers.get(29, 0), numbers[27])
+        opened.chunk = ChunkPart(uuid, numbers.get(29, 0), numbers[27])
 
 
 def _decompressed(opened: Opened) -> bytes:

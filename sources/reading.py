@@ -22,6 +22,7 @@ from bridge.errors import DataLossError, TransientError
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader, RawEntry
 from bridge.settings.pulsar import PulsarSettings
+from sources.chunks import part_of
 from sources.columns import arrow_schema, record_batch
 from sources.decoding import Decoder, Decoding
 from sources.entries import Opened, Opener, joined, open_entry
@@ -191,9 +192,9 @@ class _Range:
             parts = []  # its producer may have begun anew
         if chunk.number == len(parts):
             parts.append(opened)
-        if len(parts) == chunk.of:
+        if len(parts) == chunk.total:
             self.opener.add(joined(parts))
-        elif chunk.number == chunk.of - 1:
+        elif chunk.number == chunk.total - 1:
             self._read_chunked(opened)
         else:
             self.chunks[chunk.uuid] = parts
@@ -260,14 +261,14 @@ class _Range:
         parts: list[Opened] = []
         reader = self._reader(first)
         try:
-            while len(parts) < last.chunk.of - 1:
+            while len(parts) < last.chunk.total - 1:
                 found = reader.receive(self.task.idle_timeout_ms / 1000)
                 if found is None or Position(found.ledger, found.entry) >= end:
                     raise TransientError(
                         f"{self.task.partition}: the chunked message that ends at {end} did not come"
                     )
                 opened = open_entry(found, self.task.partition)
-                reader.took(opened.size, last.chunk.of)
+                reader.took(opened.size, last.chunk.total)
                 if opened.chunk is not None and opened.chunk.uuid == last.chunk.uuid:
                     parts.append(opened)
         finally:
@@ -277,8 +278,8 @@ class _Range:
     def _first_chunk(self, last: Position, uuid: str) -> Position | None:
         with _admin(self.task.pulsar) as admin:
             for place in self._backwards(last):
-                headers = admin.entry_headers(self.task.partition, place.ledger, place.entry)[1]
-                if headers.get("x-pulsar-uuid") == uuid and headers.get("x-pulsar-chunk-id") == "0":
+                part = part_of(admin.entry_headers(self.task.partition, place.ledger, place.entry)[1])
+                if part is not None and (part.uuid, part.number) == (uuid, 0):
                     return place
         return None
 

@@ -50,7 +50,7 @@ def ours(settings: PulsarSettings, topic: TestTopic, entries: int) -> list[dict[
                 opener.add(opened)
                 continue
             parts.append(opened)
-            if opened.chunk.number == opened.chunk.of - 1:
+            if opened.chunk.number == opened.chunk.total - 1:
                 opener.add(joined(parts))
                 parts = []
         assert reader.receive(0.1) is None
