@@ -249,6 +249,16 @@ class Position(NamedTuple):
     entry: int
 
 
+class Behind(NamedTuple):
+    """What a query's last batch leaves unread in one partition."""
+
+    entries: int
+    size: int
+    """Bytes as stored."""
+    seconds: float | None
+    """Age of the first entry that waits, 0 when none does, None when Pulsar did not tell."""
+
+
 def topic_name(tenant: str, namespace: str, local: str) -> str:
     """Return the full name of a persistent topic, for example ``persistent://public/pulsebridge/plant``."""
     return f"persistent://{tenant}/{namespace}/{local}"

@@ -7,22 +7,16 @@ in the log: as series they would grow with the topics.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-__all__ = ["QueryMetrics", "SourceMetrics", "Waiting"]
+from bridge.contract import Behind
+
+__all__ = ["QueryMetrics", "SourceMetrics"]
 
 _NAME: Final = "pulsebridge_source"
 _QUERY: Final = ("query",)
-
-
-class Waiting(NamedTuple):
-    """What a batch leaves unread in one partition; ``seconds`` None when nobody could tell."""
-
-    entries: int
-    size: int
-    seconds: float | None
 
 
 class SourceMetrics:
@@ -69,7 +63,7 @@ class QueryMetrics:
         self._bytes = of.behind_bytes.labels(name)
         self._seconds = of.behind_seconds.labels(name)
 
-    def behind(self, partitions: Collection[Waiting]) -> None:
+    def behind(self, partitions: Collection[Behind]) -> None:
         """Show what the last batch leaves unread, one item for each partition."""
         self._partitions.set(len(partitions))
         self._behind_partitions.set(sum(1 for of in partitions if of.entries))

@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from bridge.contract import Position
+from bridge.contract import Behind, Position
 from sources.planning import PartitionView
 
-__all__ = ["BEHIND", "Behind", "Lag", "as_json"]
+__all__ = ["BEHIND", "Lag", "as_json"]
 
 BEHIND: Final = "behind"
 """Key of the lag in the ``latestOffset`` of a query's progress."""
 _ASK_S: Final = 1.0
-
-
-class Behind(NamedTuple):
-    """What waits in one partition after the trigger."""
-
-    entries: int
-    size: int
-    """Bytes as stored."""
-    seconds: float | None
-    """Age of the first entry that waits, 0 when none does, None when Pulsar did not tell."""
 
 
 class Lag:

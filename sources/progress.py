@@ -15,7 +15,8 @@ import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 from pyspark.sql.streaming import StreamingQueryListener
 
-from bridge.source_metrics import QueryMetrics, SourceMetrics, Waiting
+from bridge.contract import Behind
+from bridge.source_metrics import QueryMetrics, SourceMetrics
 from sources.lag import BEHIND
 
 __all__ = ["SourceProgress", "behind_of"]
@@ -28,7 +29,7 @@ _NAMED: Final = 5
 _UNNAMED: Final = "unnamed"
 
 
-def behind_of(source: Mapping[str, Any]) -> dict[str, Waiting] | None:
+def behind_of(source: Mapping[str, Any]) -> dict[str, Behind] | None:
     """Return what one source of a query's progress leaves unread, by partition; None when it is not this source."""
     latest = source.get("latestOffset")
     if isinstance(latest, str):
@@ -39,7 +40,7 @@ def behind_of(source: Mapping[str, Any]) -> dict[str, Waiting] | None:
     if not isinstance(latest, dict) or not isinstance(latest.get(BEHIND), dict):
         return None
     return {
-        str(name): Waiting(int(of["entries"]), int(of["bytes"]), of["seconds"])
+        str(name): Behind(int(of["entries"]), int(of["bytes"]), of["seconds"])
         for name, of in latest[BEHIND].items()
     }
 
@@ -61,7 +62,7 @@ class SourceProgress(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:
         """Triggered after each micro-batch."""
         progress = json.loads(event.progress.json)
-        found: dict[str, Waiting] = {}
+        found: dict[str, Behind] = {}
         rows = 0
         ours = False
         for source in progress.get("sources", ()):
@@ -84,7 +85,7 @@ class SourceProgress(StreamingQueryListener):
         if metrics is not None and all(name != other for other, _ in self._queries.values()):
             metrics.ended()
 
-    def _tell(self, run: str, name: str, behind: Mapping[str, Waiting], rows: int) -> None:
+    def _tell(self, run: str, name: str, behind: Mapping[str, Behind], rows: int) -> None:
         if run not in self._queries:
             self._queries[run] = (name, self._metrics.query(name))
         metrics = self._queries[run][1]
