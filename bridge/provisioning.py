@@ -26,6 +26,7 @@ from bridge.provisioning_plan import (
     policies_lack,
     push_needs,
     rest_path,
+    subscription_path,
     subscription_step,
     tenant_step,
     topic_steps,
@@ -301,7 +302,7 @@ def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
     if horizon > _place(cursors[hold]["markDeletePosition"]) and horizon[1] >= 0:
         admin.request(
             "POST",
-            f"/{rest_path(partition)}/subscription/{hold}/resetcursor",
+            f"{subscription_path(partition, hold)}/resetcursor",
             body={"ledgerId": horizon[0], "entryId": horizon[1], "partitionIndex": -1},
         )
 

@@ -40,6 +40,7 @@ __all__ = [
     "policies_lack",
     "push_needs",
     "rest_path",
+    "subscription_path",
     "tenant_step",
     "topic_steps",
 ]
@@ -297,7 +298,7 @@ def subscription_step(partition: str, name: str) -> Step:
         "a durable subscription from the first message on",
         ("topics", "create-subscription", partition, "--subscription", name, "--messageId", "earliest"),
         "PUT",
-        f"/{rest_path(partition)}/subscription/{quote(name, safe='')}",
+        subscription_path(partition, name),
         "earliest",
         DONE,
     )
@@ -382,6 +383,11 @@ def rest_path(topic: str) -> str:
     domain, _, rest = topic.partition("://")
     tenant, namespace, local = rest.split("/", 2)
     return f"{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
+
+
+def subscription_path(topic: str, name: str) -> str:
+    """Return the path of one subscription of a topic, or of a partition, in the admin's REST API."""
+    return f"/{rest_path(topic)}/subscription/{quote(name, safe='')}"
 
 
 def _minutes(minutes: int) -> str:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import random
 import time
 from typing import Any, Final
-from urllib.parse import quote
 
 from bridge.contract import base_topic
 from bridge.errors import DeniedError, RefusedError, TransientError
-from bridge.provisioning_plan import Step, namespace_steps, rest_path, tenant_step
+from bridge.provisioning_plan import Step, namespace_steps, rest_path, subscription_path, tenant_step
 from bridge.pulsar_http import AdminHttp
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["PulsarAdmin", "rest_path"]
+__all__ = ["PulsarAdmin", "rest_path", "subscription_path"]
 
 _BUSY_ATTEMPTS: Final = 8
 _BUSY_WAIT_S: Final = 0.1
@@ -140,9 +139,8 @@ class PulsarAdmin:
 
     def create_subscription(self, topic: str, name: str, position: str = "earliest") -> bool:
         """Create a durable subscription at ``earliest`` or ``latest``. Returns False when it was there already."""
-        path = f"/{rest_path(topic)}/subscription/{quote(name, safe='')}"
         try:
-            self.request("PUT", path, body=position)
+            self.request("PUT", subscription_path(topic, name), body=position)
         except RefusedError as e:
             if " 409" in e.what:
                 return False

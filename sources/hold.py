@@ -14,14 +14,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
 import structlog
 
 from bridge.contract import Position
 from bridge.errors import ContractError, FencedError, RefusedError, TransientError
 from bridge.killpoints import reach
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_admin import PulsarAdmin, subscription_path
 from bridge.pulsar_client import Consumer, MessageId, PulsarClient, our_errors
 from sources.planning import PartitionView
 
@@ -262,7 +261,7 @@ class Hold:
         self._records[partition] = record
 
     def _path(self, partition: str) -> str:
-        return f"/{rest_path(partition)}/subscription/{quote(self.name, safe='')}"
+        return subscription_path(partition, self.name)
 
 
 def _message_id(place: Position) -> dict[str, int | bool]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from bridge.contract import base_topic, partition_name
 from bridge.errors import ConfigError, FencedError, RefusedError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_admin import PulsarAdmin, rest_path, subscription_path
 from sources.hold import HoldRecord
 
 __all__ = ["HeldTopic", "delete", "held_topics"]
@@ -102,7 +101,7 @@ def delete(admin: PulsarAdmin, held: Iterable[HeldTopic]) -> None:
             )
     for of in found:
         for partition in of.partitions:
-            path = f"/{rest_path(partition)}/subscription/{quote(of.subscription, safe='')}"
+            path = subscription_path(partition, of.subscription)
             try:
                 admin.request("DELETE", path, accept=(404,))
             except RefusedError as e:

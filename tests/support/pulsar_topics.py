@@ -11,7 +11,7 @@ from typing import Any
 import pulsar
 
 from bridge.contract import partition_name
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar_admin import PulsarAdmin, rest_path, subscription_path
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.waiting import poll_for
 
@@ -96,7 +96,7 @@ class TestTopic:
 
     def expire(self, subscription: str, partition: int = 0) -> None:
         """Let go of all that the subscription holds, as a message TTL does."""
-        path = f"/{rest_path(self.partition(partition))}/subscription/{subscription}/expireMessages/1"
+        path = f"{subscription_path(self.partition(partition), subscription)}/expireMessages/1"
         last = self.admin.internal_stats(self.partition(partition))["lastConfirmedEntry"]
 
         def expired() -> bool:
@@ -117,7 +117,7 @@ class TestTopic:
         return subscription in self.admin.internal_stats(self.partition(partition))["cursors"]
 
     def drop(self, subscription: str, partition: int = 0) -> None:
-        path = f"/{rest_path(self.partition(partition))}/subscription/{subscription}"
+        path = subscription_path(self.partition(partition), subscription)
         self.admin.request("DELETE", f"{path}?force=true")
 
     def options(self, **more: str) -> dict[str, str]:

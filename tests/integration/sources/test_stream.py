@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.contract import P_INGEST, P_TOPIC, SOURCE_COLUMNS, Position, encode_ingest
-from bridge.pulsar_admin import rest_path
+from bridge.pulsar_admin import subscription_path
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
 from sources.hold import Hold, HoldRecord
@@ -91,7 +91,7 @@ def logged_offsets(query: Query) -> list[Any]:
 
 def properties(query: Query, partition: int) -> Any:
     """Return the properties of the query's subscription on a partition, None while it has none."""
-    path = f"/{rest_path(query.topic.partition(partition))}/subscription/q/properties"
+    path = f"{subscription_path(query.topic.partition(partition), 'q')}/properties"
     return query.topic.admin.request("GET", path, accept=(404,))
 
 
@@ -215,7 +215,7 @@ def test_h11_pulsars_copy_of_the_subscription_on_a_new_partition_is_set_to_its_f
 def test_h11_a_subscription_that_appears_while_it_is_made_is_set_right(topic: TestTopic) -> None:
     topic.publish(names("a", 3), "unbatched")
     partition, first = topic.partition(), topic.ledgers()[0]
-    path = f"/{rest_path(partition)}/subscription/q"
+    path = subscription_path(partition, "q")
     topic.admin.request(
         "PUT", path, body={"ledgerId": first, "entryId": 2, "properties": {"whose": "Pulsar"}}
     )
