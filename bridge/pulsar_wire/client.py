@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
@@ -14,6 +12,7 @@ from bridge.errors import DeniedError, TransientError
 from bridge.pulsar_dial import addresses, credentials, open_connection
 from bridge.pulsar_errors import as_our_error
 from bridge.pulsar_wire import commands
+from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.commands import Answer, Redirect, WireError
 from bridge.pulsar_wire.connection import BrokerConnection
 from bridge.pulsar_wire.link import BrokerLink
@@ -33,14 +32,7 @@ _DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024
 class Link(Protocol):
     """A connection to a broker: ``BrokerConnection``, or ``BrokerLink``."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        name: str,
-        max_message_bytes: int,
-        credentials: Callable[[], bytes],
-    ) -> None: ...
+    def __init__(self, accepted: Accepted) -> None: ...
 
     @property
     def ended(self) -> WireError | None:
@@ -141,10 +133,12 @@ class Brokers(Generic[L]):
         name = f"{host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
         log.debug("connected to Pulsar", broker=name, version=connected.text(1))
         return self._kind(
-            sock,
-            name=name,
-            max_message_bytes=connected.number(3) or _DEFAULT_MESSAGE_BYTES,
-            credentials=lambda: commands.auth_response(*credentials(settings)),
+            Accepted(
+                sock,
+                name,
+                max_message_bytes=connected.number(3) or _DEFAULT_MESSAGE_BYTES,
+                credentials=lambda: commands.auth_response(*credentials(settings)),
+            )
         )
 
     def close(self) -> None:

@@ -8,11 +8,9 @@ receipted, when the connection ends, fails with that. It decides nothing else: t
 from __future__ import annotations
 
 import itertools
-import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -21,6 +19,7 @@ from typing import Final, Protocol
 import structlog
 
 from bridge.poller import Poller
+from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
 __all__ = ["BrokerConnection", "Listener"]
@@ -45,24 +44,14 @@ class Listener(Protocol):
 
 
 class BrokerConnection:
-    """Commands over ``sock``, which has been accepted by the broker ``name``.
+    """Commands over a socket that a broker has accepted."""
 
-    ``credentials`` are asked for when the broker wants new ones: the method and the data.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        name: str,
-        max_message_bytes: int,
-        credentials: Callable[[], bytes],
-    ) -> None:
-        self.name = name
-        self.max_message_bytes = max_message_bytes
-        self._sock = sock
+    def __init__(self, accepted: Accepted) -> None:
+        self.name = accepted.name
+        self.max_message_bytes = accepted.max_message_bytes
+        self._sock = accepted.sock
         self._sock.setblocking(False)
-        self._credentials = credentials
+        self._credentials = accepted.credentials
         self._lock = threading.Lock()
         self._ended: WireError | None = None
         self._closing = False
@@ -75,7 +64,7 @@ class BrokerConnection:
         self._poller = Poller()
         self._heard = time.monotonic()
         self._asked = False
-        self._thread = threading.Thread(target=self._run, name=f"pulsar-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"pulsar-{self.name}", daemon=True)
         self._thread.start()
 
     @property

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import select
-import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
+from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
 __all__ = ["BrokerLink"]
@@ -26,24 +25,15 @@ _FRAME_RESERVE: Final = 1024 * 1024
 
 
 class BrokerLink:
-    """Commands over ``sock``, which has been accepted by the broker ``name``. Used by one thread at a time."""
+    """Commands over a socket that a broker has accepted. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        name: str,
-        max_message_bytes: int,
-        credentials: Callable[[], bytes],
-    ) -> None:
-        self.name = name
-        self.max_message_bytes = max_message_bytes
-        self._sock = sock
+    def __init__(self, accepted: Accepted) -> None:
+        self._sock = accepted.sock
         self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-        self._credentials = credentials
+        self._poll.register(self._sock, select.POLLIN)
+        self._credentials = accepted.credentials
         self._numbers = itertools.count(1)
-        self._frames = Frames(max_message_bytes + _FRAME_RESERVE)
+        self._frames = Frames(accepted.max_message_bytes + _FRAME_RESERVE)
         self._heard: deque[Answer] = deque()
         self._waiting: dict[int, deque[Answer]] = {}
         """What was heard for each reader while something else was waited for."""
