@@ -20,9 +20,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
@@ -40,16 +40,19 @@ from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
 from bridge.ingest.stalls import Stall
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import OK, ChunkingProducer, PulsarClient, our_errors
+from bridge.pulsar_client import ChunkingProducer, PulsarClient, our_errors
 from bridge.pulsar_wire.producer import BatchProducer
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "close_producer", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "Producer", "close_producer", "quota_of"]
 
 log = structlog.get_logger("ingest")
 
 Phase = Literal["open", "terminated", "blocking", "blocked", "releasing", "held"]
 """``terminated`` and ``blocked`` lanes give their messages to the dead letters, ``releasing`` and ``held`` keep them
 until a replay has ended the block, ``blocking`` is on its way there."""
+
+Producer: TypeAlias = BatchProducer | ChunkingProducer
+"""What a lane writes with: the first readings, the second dead letters."""
 
 _POLL_S: Final = 2.0
 _PROBE_S: Final = 10.0
@@ -67,12 +70,22 @@ class BlockingPolicy(NamedTuple):
 WAIT: Final = BlockingPolicy()
 
 
+@dataclass(slots=True)
+class _Note:
+    """A message among the dead letters that is none."""
+
+    properties: dict[str, str]
+    payload: bytes = b""
+    key: str = "note"
+    event_ms: int = 0
+
+
 class Flow(Protocol):
     """A lane with its producer, as ``bridge.ingest.lanes`` keeps it."""
 
     partition: str
     lane: Lane
-    producer: BatchProducer | ChunkingProducer | None
+    producer: Producer | None
     opening: bool
     dead_letters: bool
     phase: Phase
@@ -246,9 +259,7 @@ class Blocking:
             good, why = False, e.what
         self._tell(partial(self._answered, flow, good, why))
 
-    def _block(
-        self, flow: Flow, producer: BatchProducer | ChunkingProducer | None, oldest: Entry | None, why: str
-    ) -> None:
+    def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
         why = why or f"{flow.partition} took nothing for {self._policy.blocked_s:g} s"
         failure, closed = "", False
         try:
@@ -273,24 +284,19 @@ class Blocking:
         answered = threading.Event()
         results: list[Any] = []
 
-        def receipt(result: Any, _id: Any) -> None:
+        def receipt(result: Any) -> None:
             results.append(result)
             answered.set()
 
-        producer = self._client.producer(partition_name(self._dead_letter_topic, 0), batching=False)
+        note = _Note({P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why})
+        producer = self._client.chunking_producer(partition_name(self._dead_letter_topic, 0), max_pending=2)
         try:
             with our_errors("writing a note to the dead letters"):
-                producer.send_async(
-                    b"",
-                    receipt,
-                    properties={P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why},
-                    partition_key="note",
-                )
-            if not answered.wait(_PROBE_S) or results != [OK]:
+                producer.send([note], receipt)
+            if not answered.wait(_PROBE_S) or results != [None]:
                 raise PulsebridgeError("Pulsar does not take messages for the dead letters either")
         finally:
-            with suppress(PulsebridgeError), our_errors("closing a producer"):
-                producer.close()
+            close_producer(producer)
 
     def _hold(self, flow: Flow, why: str) -> None:
         try:
@@ -336,7 +342,7 @@ def _number(partition: str) -> int:
     return partition_number(partition, without=-1)
 
 
-def close_producer(producer: BatchProducer | ChunkingProducer) -> None:
+def close_producer(producer: Producer) -> None:
     """Close a producer, whatever Pulsar says. It waits for Pulsar."""
     try:
         producer.close()

@@ -24,7 +24,7 @@ from bridge.errors import (
     TerminatedError,
     TransientError,
 )
-from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase, close_producer
+from bridge.ingest.blocking import WAIT, Blocking, BlockingPolicy, Phase, Producer, close_producer
 from bridge.ingest.idle import KEEP, IdlePolicy, to_close
 from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.readings import Reading, Stalled
@@ -33,9 +33,9 @@ from bridge.ingest.topic_making import TopicMaker
 from bridge.mqtt.keepalive import backoff_s
 from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import ChunkingProducer, PulsarClient
+from bridge.pulsar_client import PulsarClient
 from bridge.pulsar_errors import as_our_error, name_of, names_a_message
-from bridge.pulsar_wire.producer import BatchProducer, Identity
+from bridge.pulsar_wire.producer import Identity
 
 __all__ = ["Lanes", "Reading", "Stalled"]
 
@@ -53,7 +53,7 @@ class _Producing:
         self.partition = partition
         self.dead_letters = dead_letters
         self.lane = Lane(most)
-        self.producer: BatchProducer | ChunkingProducer | None = None
+        self.producer: Producer | None = None
         self.identity: Identity | None = None
         """What its next producer is to be called."""
         self.opening = False
@@ -114,9 +114,7 @@ class Lanes:
         self._dirty: set[_Producing] = set()
         self._closed: list[_Producing] = []
         self._receipts: deque[tuple[_Producing, int, Reading, Any]] = deque()
-        self._opened: deque[
-            tuple[_Producing, BatchProducer | ChunkingProducer | None, PulsebridgeError | None]
-        ] = deque()
+        self._opened: deque[tuple[_Producing, Producer | None, PulsebridgeError | None]] = deque()
         self._provisioned: deque[tuple[str, int, dict[int, Block], PulsebridgeError | None]] = deque()
         self._retry_topics: dict[str, tuple[float, int]] = {}
         self._pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
@@ -379,11 +377,11 @@ class Lanes:
         self._pool.submit(self._open, producing, old)
         return True
 
-    def _open(self, producing: _Producing, old: BatchProducer | ChunkingProducer | None) -> None:
+    def _open(self, producing: _Producing, old: Producer | None) -> None:
         if old is not None:
             close_producer(old)
             producing.identity = old.successor()
-        producer: BatchProducer | ChunkingProducer
+        producer: Producer
         try:
             if producing.dead_letters:
                 producer = self._client.chunking_producer(producing.partition, max_pending=self._max_pending)
@@ -406,7 +404,7 @@ class Lanes:
     def _take_producer(
         self,
         producing: _Producing,
-        producer: BatchProducer | ChunkingProducer | None,
+        producer: Producer | None,
         error: PulsebridgeError | None,
         now: float,
     ) -> None:
@@ -427,7 +425,7 @@ class Lanes:
     def _rest(self, now: float) -> None:
         opened = [p for p in self._lanes.values() if p.producer is not None]
         idle = ((p.used, p) for p in opened if p.lane.open and p.phase == "open" and not len(p.lane))
-        old: list[BatchProducer | ChunkingProducer] = []
+        old: list[Producer] = []
         for producing in to_close(idle, len(opened), now, self._idle):
             assert producing.producer is not None
             old.append(producing.producer)
@@ -437,7 +435,7 @@ class Lanes:
             self._closing = True
             self._pool.submit(self._close_all, old)
 
-    def _close_all(self, old: list[BatchProducer | ChunkingProducer]) -> None:
+    def _close_all(self, old: list[Producer]) -> None:
         for producer in old:
             if not self._ending:  # then the connection is closed, and they with it
                 close_producer(producer)
