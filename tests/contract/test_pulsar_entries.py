@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from bridge.contract import Position
-from bridge.local.stack import LocalStack
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.pulsar_wire.client import WireReaders
 from bridge.settings.pulsar import PulsarSettings
 from sources.columns import arrow_schema, record_batch
 from sources.entries import Opened, Opener, joined, open_entry
-from tests.support.pulsar_topics import KINDS, TestTopic, topic_of
-from tests.support.stack import provisioned
+from tests.support.pulsar_topics import KINDS, TestTopic
 
 pytestmark = pytest.mark.stack
 
 COLUMNS = ("value", "__key", "__messageId", "__publishTime", "__eventTime", "__messageProperties")
-
-
-@pytest.fixture
-def namespaces(stack: LocalStack) -> PulsarSettings:
-    return provisioned(stack, partitions=1, command_partitions=1)
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces) as found:
-        yield found
 
 
 def ours(settings: PulsarSettings, topic: TestTopic, entries: int) -> list[dict[str, Any]]:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from bridge.contract import Position
 from bridge.errors import FencedError
 from bridge.pulsar_admin import rest_path
 from bridge.pulsar_client import MessageId, PulsarClient
-from bridge.settings.pulsar import PulsarSettings
 from sources.hold import Hold, HoldRecord
 from sources.planning import Ledger, PartitionView
 from sources.proof import Verdict, classify
 from sources.snapshot import INCARNATION_PROPERTY, Catalog, view_of
-from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces) as found:
-        yield found
-
-
-@pytest.fixture
-def client(namespaces: PulsarSettings) -> Iterator[PulsarClient]:
-    with PulsarClient(namespaces) as found:
-        yield found
 
 
 def test_h16_a_cumulative_ack_where_no_entry_is_does_not_move_the_subscription(

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from bridge.contract import partition_name
 from bridge.errors import RefusedError, TerminatedError
-from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.pulsar_wire.batches import BATCH_BYTES, head_of
 from bridge.pulsar_wire.commands import WireError
 from bridge.pulsar_wire.producer import BatchProducer
 from bridge.settings.pulsar import PulsarSettings
-from tests.support.pulsar_topics import TestTopic, topic_of
-from tests.support.stack import provisioned
+from tests.support.pulsar_topics import TestTopic
 
 pytestmark = pytest.mark.stack
 
@@ -34,23 +31,6 @@ class Sent:
     @property
     def head(self) -> bytes:
         return head_of(self.key, dict(self.properties))
-
-
-@pytest.fixture
-def namespaces(stack: LocalStack) -> PulsarSettings:
-    return provisioned(stack, partitions=1, command_partitions=1)
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces) as found:
-        yield found
-
-
-@pytest.fixture
-def client(namespaces: PulsarSettings) -> Iterator[PulsarClient]:
-    with PulsarClient(namespaces) as found:
-        yield found
 
 
 def sent(producer: BatchProducer, messages: list[Sent]) -> WireError | None:

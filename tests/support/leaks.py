@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from tests.support.folders import PREFIX, is_ours
+from tests.support.waiting import poll_for
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,15 @@ def leaks_since(before: Footprint, *, grace_s: float = 15.0) -> list[str]:
 
     Processes get ``grace_s`` seconds to end by themselves.
     """
-    deadline = time.monotonic() + grace_s
-    while True:
-        lines = _lines(before)
-        if not lines or time.monotonic() > deadline:
-            return lines
-        time.sleep(0.2)
+    left: list[str] = []
+
+    def nothing_left() -> bool:
+        left[:] = _lines(before)
+        return not left
+
+    with suppress(AssertionError):
+        poll_for(nothing_left, grace_s, "the end of what the tests began", every=0.2)
+    return left
 
 
 def _lines(before: Footprint) -> list[str]:

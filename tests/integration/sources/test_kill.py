@@ -8,26 +8,18 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bridge.settings.pulsar import PulsarSettings
 from tests.support import source_driver
-from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.pulsar_topics import TestTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos]
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces, partitions=2) as found:
-        yield found
 
 
 def publish(topic: TestTopic) -> Counter[str]:

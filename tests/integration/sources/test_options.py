@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from bridge.settings.pulsar import PulsarSettings
-from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
@@ -31,12 +29,6 @@ SECRETS = {
         "pulsar.client.authParamMap": json.dumps({"token": "s3cr3t-of-map"}),
     },
 }  # fmt: skip
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces, partitions=2) as found:
-        yield found
 
 
 def plans(execution: Any, jvm: Any) -> str:

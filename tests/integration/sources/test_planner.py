@@ -13,7 +13,6 @@ import structlog
 from bridge.contract import Position
 from bridge.errors import DataLossError, TerminalError
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.settings.pulsar import PulsarSettings
 from sources.chunks import ChunkGuard
 from sources.offsets import Offset
 from sources.options import SourceOptions, parse
@@ -25,12 +24,6 @@ from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces, partitions=2) as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

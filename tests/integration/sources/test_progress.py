@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +10,14 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from bridge.settings.pulsar import PulsarSettings
 from sources.progress import SourceProgress
-from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces, partitions=2) as found:
-        yield found
 
 
 def run(spark: SparkSession, topic: TestTopic, folder: Path) -> list[Any]:

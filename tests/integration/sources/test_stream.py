@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import pytest
 from bridge.contract import P_INGEST, P_TOPIC, SOURCE_COLUMNS, Position, encode_ingest
 from bridge.pulsar_admin import subscription_path
 from bridge.pulsar_client import PulsarClient
-from bridge.settings.pulsar import PulsarSettings
 from sources.hold import Hold, HoldRecord
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
@@ -70,12 +69,6 @@ class Query:
             return Counter()
         rows = self.spark.read.schema(SCHEMA).parquet(str(folder))
         return Counter(bytes(row.value).decode() for row in rows.collect())
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces, partitions=2) as found:
-        yield found
 
 
 @pytest.fixture

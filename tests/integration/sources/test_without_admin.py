@@ -19,17 +19,11 @@ from sources.planning import Limits
 from sources.reading import ReadTask, read_range
 from sources.snapshot import view_of
 from sources.stream import StreamPlanner
-from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.pulsar_topics import TestTopic
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture
-def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
-    with topic_of(namespaces, partitions=2) as found:
-        yield found
 
 
 @pytest.fixture
