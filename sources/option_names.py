@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from bridge.connection_options import CONNECTION_OPTIONS
+
 __all__ = ["ALIASES", "INSTEAD", "NO_EFFECT", "ONLY", "OPTIONS", "REFUSED", "SAME_AS_CLIENT"]
 
 OPTIONS: Final[Mapping[str, str]] = {
-    "service.url": "Pulsar's binary service URL, pulsar:// or pulsar+ssl://; required.",
-    "admin.url": "Pulsar's admin REST URL, http:// or https://; default: port 8080 (with TLS 8443) of the first host of service.url.",
+    **{name: told for name, told in CONNECTION_OPTIONS.items() if name.endswith(".url")},
     "topic": "The topic to read. One of topic, topics and topicsPattern is required.",
     "topics": "The topics to read, separated by commas.",
     "topicsPattern": "tenant/namespace/ and a regular expression for the rest of the name, matched whole; only the last part is a pattern. Streaming: topics made later are found.",
@@ -41,17 +42,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "keyEncoding": "text (default: __key is the key as a string); base64: the producers set keys as bytes, which Pulsar keeps as base64, and __key is those bytes.",
     "pushFilters": "Batch: whether filters on __topic, partition and __publishTime spare entries. Default: true on a Spark that keeps them apart for each use of a DataFrame (4.3 and later); 4.1 and 4.2 give a DataFrame that is used again the rows of the filters pushed last, so there set it only where each query has a load() of its own.",
     "publishTimeSlackMs": "Batch: how far publish times may be out of the order of the topic for a filter on __publishTime to spare entries, in ms (default 86400000); -1: such a filter spares none.",
-    "pulsar.client.token": "Token for both URLs.",
-    "pulsar.client.authPluginClassName": "Java class name of an authentication plug-in, or its short name: AuthenticationToken, AuthenticationTls, AuthenticationDisabled.",
-    "pulsar.client.authParams": "Its parameters: token:…, file:///… (a token that is read anew when it rotates), or tlsCertFile:…,tlsKeyFile:…; also as JSON.",
-    "pulsar.client.authParamMap": "The same, as JSON.",
-    "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates.",
-    "pulsar.client.tlsCertificateFilePath": "PEM file of this client's certificate.",
-    "pulsar.client.tlsKeyFilePath": "PEM file of this client's private key.",
-    "pulsar.client.tlsHostnameVerificationEnable": "Whether a broker's certificate must name its host (default true; the Java client's is false).",
-    "pulsar.client.useTls": "True where service.url is pulsar+ssl://, which alone turns TLS on.",
-    "pulsar.client.operationTimeoutMs": "How long a lookup or a subscribe may take, in ms (default 30000).",
-    "pulsar.client.connectionTimeoutMs": "How long a TCP connection may take, in ms (default 5000).",
+    **{name: told for name, told in CONNECTION_OPTIONS.items() if name.startswith("pulsar.client.")},
 }
 """Every option of ours with its meaning; the names as they are documented, compared without case."""
 

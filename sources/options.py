@@ -7,20 +7,14 @@ known name. All names stand in ``sources.option_names``; what an option leads to
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
+from bridge.connection_options import OptionReader, connection_options, pulsar_settings
 from bridge.contract import SOURCE_COLUMNS, base_topic
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
-from bridge.settings.secret_file import SecretFile
-from sources.authentication import TOKEN_CLASS, identity_of
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, OPTIONS, REFUSED, SAME_AS_CLIENT
 from sources.places import EARLIEST, LATEST, StartingOffsets, offsets_of, times_of
 from sources.planning import Limits
@@ -38,9 +32,6 @@ _ONLY: Final = {name.lower(): (name, *said) for name, said in ONLY.items()}
 _REFUSED: Final = {name.lower(): why for name, why in REFUSED.items()}
 _INSTEAD: Final = {name.lower(): known for name, known in INSTEAD.items()}
 _OF_ADMIN: Final = {f"pulsar.admin.{name}".lower(): f"pulsar.client.{name}" for name in SAME_AS_CLIENT}
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-"""Units of a time, as Spark's own options take them; a bare number is ms."""
 _SPARK_OWN: Final = frozenset({"path"})
 _DAY_MS: Final = 86_400_000
 
@@ -80,26 +71,6 @@ class SourceOptions:
     """What was given and changes nothing, a line each."""
 
 
-def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
-    """Return the options that connect a query as these settings say; secrets included."""
-    found = {"service.url": pulsar.service_url, "admin.url": pulsar.admin_url}
-    if isinstance(pulsar.token, SecretFile):  # it is read where and when it is used: on the executors too
-        found["pulsar.client.authPluginClassName"] = TOKEN_CLASS
-        found["pulsar.client.authParams"] = pulsar.token.path.absolute().as_uri()
-    elif pulsar.token is not None:
-        found["pulsar.client.token"] = pulsar.token.get_secret_value()
-    for name, value in (
-        ("tlsTrustCertsFilePath", pulsar.tls_ca),
-        ("tlsCertificateFilePath", pulsar.tls_certificate),
-        ("tlsKeyFilePath", pulsar.tls_private_key),
-    ):
-        if value is not None:
-            found[f"pulsar.client.{name}"] = str(value)
-    if not pulsar.tls_validate_hostname:
-        found["pulsar.client.tlsHostnameVerificationEnable"] = "false"
-    return found
-
-
 def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """Check the options of a query; ``streaming`` None while it is not known which kind it will be.
 
@@ -108,14 +79,14 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     problems: list[str] = []
     notes: list[str] = []
     options = _recognised({name.lower(): value for name, value in given.items()}, problems, notes)
-    reader = _Reader(options, problems)
+    reader = OptionReader(options, problems)
     topics, pattern = asked_topics(options, problems)
     starting, ending = _range(reader, streaming)
     if pattern is None:
         _refuse_strangers((starting, ending), topics, problems)
     subscription, reuse = _subscription(options, streaming, problems)
     columns = _columns(options, problems)
-    pulsar = _pulsar(reader)
+    pulsar = pulsar_settings(reader)
     limits = Limits(
         entries=reader.integer("maxEntriesPerTrigger", least=1),
         size=reader.integer("maxBytesPerTrigger", least=1),
@@ -150,7 +121,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     )  # fmt: skip
 
 
-def _decoding(reader: _Reader) -> str:
+def _decoding(reader: OptionReader) -> str:
     """Return how ``value`` is decoded; StreamNative's ``allowDifferentTopicSchemas`` asks for the raw bytes."""
     asked = reader.choice("decode", ("none", "value", "fields"))
     if reader.flag("allowDifferentTopicSchemas", False) and asked != "none":
@@ -160,7 +131,7 @@ def _decoding(reader: _Reader) -> str:
     return asked
 
 
-def _range(reader: _Reader, streaming: bool | None) -> tuple[StartingOffsets, StartingOffsets]:
+def _range(reader: OptionReader, streaming: bool | None) -> tuple[StartingOffsets, StartingOffsets]:
     """Return where the query begins and ends."""
     if streaming:
         for name in ("endingOffsets", "endingTime"):
@@ -175,7 +146,7 @@ def _range(reader: _Reader, streaming: bool | None) -> tuple[StartingOffsets, St
     return starting, ending
 
 
-def _place(reader: _Reader, which: str, default: str) -> StartingOffsets:
+def _place(reader: OptionReader, which: str, default: str) -> StartingOffsets:
     offsets, times = reader.text(f"{which}Offsets"), reader.text(f"{which}Time")
     if offsets is not None and times is not None:
         reader.problems.append(f"{which}Time and {which}Offsets: give one of them")
@@ -283,111 +254,3 @@ def _columns(options: Mapping[str, str], problems: list[str]) -> tuple[str, ...]
     if not asked:
         problems.append("columns: name one at least")
     return tuple(asked)
-
-
-class _Reader:
-    """Typed access to the options; problems are collected."""
-
-    def __init__(self, options: Mapping[str, str], problems: list[str]) -> None:
-        self.options = options
-        self.problems = problems
-
-    def text(self, name: str) -> str | None:
-        return self.options.get(name.lower())
-
-    def integer(self, name: str, *, least: int) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            value = int(text)
-        except ValueError:
-            self.problems.append(f"{name}={text!r} is not a whole number")
-            return None
-        if value < least:
-            self.problems.append(f"{name}={text!r} is below {least}")
-        return value
-
-    def seconds(self, name: str, default: float) -> float:
-        text = self.text(name)
-        if text is None:
-            return default
-        found = _DURATION.fullmatch(text.strip().lower())
-        if found is None:
-            self.problems.append(f"{name}={text!r} is no time: give a number with ms, s, m, min, h or d")
-            return default
-        return int(found[1]) * _SECONDS[found[2] or "ms"]
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = self.text(name)
-        if text is None:
-            return default
-        if text.strip().lower() not in ("true", "false"):
-            self.problems.append(f"{name}={text!r} is neither true nor false")
-        return text.strip().lower() == "true"
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return the word given, in lower case; the first of ``choices`` is the default."""
-        text = (self.text(name) or choices[0]).strip().lower()
-        if text not in choices:
-            self.problems.append(f"{name}={text!r}: give {', '.join(choices[:-1])} or {choices[-1]}")
-            return choices[0]
-        return text
-
-
-def _pulsar(reader: _Reader) -> PulsarSettings | None:
-    values: dict[str, Any] = {}
-    for name, schemes, default in (
-        ("service.url", ("pulsar://", "pulsar+ssl://"), None),
-        ("admin.url", ("http://", "https://"), _usual_admin(reader.text("service.url") or "")),
-    ):
-        text = reader.text(name) or default
-        if text is None:
-            reader.problems.append(f"{name} is required: {OPTIONS[name]}")
-        elif not text.startswith(schemes):
-            reader.problems.append(f"{name}={_shown(text)!r} does not begin with {' or '.join(schemes)}")
-        values[name.replace(".", "_")] = text or ""
-    if reader.flag("pulsar.client.useTls", False) and values["service_url"].startswith("pulsar://"):
-        reader.problems.append(
-            "pulsar.client.useTls=true: give service.url as pulsar+ssl://, with the port for TLS"
-        )
-    identity = identity_of(lambda name: reader.text(f"pulsar.client.{name}"), reader.problems)
-    ca = reader.text("pulsar.client.tlsTrustCertsFilePath")
-    values |= {
-        "token": identity.token,
-        "tls_ca": None if ca is None else Path(ca),
-        "tls_certificate": None if identity.certificate is None else Path(identity.certificate),
-        "tls_private_key": None if identity.key is None else Path(identity.key),
-        "tls_validate_hostname": reader.flag("pulsar.client.tlsHostnameVerificationEnable", True),
-    }
-    for name, setting in (
-        ("operationTimeoutMs", "operation_timeout_s"),
-        ("connectionTimeoutMs", "connection_timeout_s"),
-    ):
-        ms = reader.integer(f"pulsar.client.{name}", least=1)
-        if ms is not None:
-            values[setting] = ms / 1000
-    try:
-        return PulsarSettings(**values)
-    except ValidationError as e:
-        reader.problems.extend(str(error["msg"]) for error in e.errors())
-        return None
-
-
-def _shown(url: str) -> str:
-    """Return a URL without what may be a password in it."""
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
-
-
-def _usual_admin(service_url: str) -> str | None:
-    """Return where the admin usually is, beside the first broker; None for no service URL."""
-    parts = urlsplit(service_url)
-    try:
-        host = urlsplit(f"//{parts.netloc.split(',')[0]}").hostname
-    except ValueError:
-        return None
-    if not host or parts.scheme not in ("pulsar", "pulsar+ssl"):
-        return None
-    host = f"[{host}]" if ":" in host else host
-    return f"https://{host}:8443" if parts.scheme == "pulsar+ssl" else f"http://{host}:8080"

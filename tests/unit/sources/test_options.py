@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from bridge.contract import SOURCE_COLUMNS, Position
 from bridge.errors import ConfigError
+from bridge.java_authentication import TOKEN_CLASS
 from bridge.settings.pulsar import PulsarSettings
-from sources.authentication import TOKEN_CLASS
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, REFUSED, SAME_AS_CLIENT
 from sources.options import OPTIONS, connection_options, parse
 from sources.planning import Limits
