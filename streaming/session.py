@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.loading import conf_path
@@ -17,7 +18,9 @@ from bridge.settings.loading import conf_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["delta_jars", "job_session", "local_session", "spark_defaults"]
+__all__ = ["delta_jars", "is_local", "job_session", "local_session", "spark_defaults"]
+
+_CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 def spark_defaults() -> dict[str, str]:
@@ -55,6 +58,8 @@ def job_session(root: str) -> SparkSession:
             remedy="run `pulsebridge stream`, or give --jars with Delta's jars",
         ) from e
     _register(spark)
+    if is_local(root, str(spark._jsparkSession.sessionState().newHadoopConf().get("fs.defaultFS"))):
+        _start_fewer_processes(spark)
     from streaming.progress import ProgressFile, progress_file
 
     path = progress_file(root)
@@ -82,7 +87,32 @@ def local_session(
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     _register(spark)
+    _start_fewer_processes(spark)
     return spark
+
+
+def is_local(root: str, default: str) -> bool:
+    """Whether a folder lies on a disk of this machine; ``default`` is the file system of names without a scheme."""
+    return (urlsplit(root).scheme or urlsplit(default).scheme) == "file"
+
+
+def _start_fewer_processes(spark: SparkSession) -> None:
+    """Write checkpoints to local disks by Hadoop's older interface, unless the session says otherwise.
+
+    Both write beside and rename. Without its native library, Hadoop's newer one starts eleven processes for that
+    (``readlink`` and ``chmod``), the older one two: 30 ms less for each of the two logs of a micro-batch.
+    """
+    if spark.conf.get(_CHECKPOINTS, None) is not None:
+        return
+    lang: Any = spark.sparkContext._jvm.java.lang  # type: ignore[union-attr]
+    for package in ("streaming.checkpointing", "streaming"):  # Spark 4.1 moved it
+        name = f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
+        try:
+            lang.Class.forName(name)
+        except _java_error():
+            continue
+        spark.conf.set(_CHECKPOINTS, name)
+        return
 
 
 def _register(spark: SparkSession) -> None:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bridge.contract import P_INGEST, P_TOPIC, encode_ingest, partition_name
 from bridge.local.preflight import find_java
 from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.pulsar_wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings
 from tests.bench.results import Figure
+from tests.bench.source_latency import latency
 from tests.support.folders import own_folder
 from tests.support.spark import build_session, stop_session
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["fill", "measure"]
 
 MESSAGES = 2_000_000
+GROWTH = ((1, 100_000), (1, 1_000_000), (1, 5_000_000), (4, 1_000_000), (16, 1_000_000))
+"""Partitions and backlog of the topics whose cost per row is compared, in µs beside that of the second."""
 SPLITS = 4
 BATCH = 840
 ROUNDS = 3
@@ -39,7 +42,7 @@ PRUNED = "value binary, __key string, __publishTime timestamp"
 
 
 def measure() -> tuple[list[Figure], list[str]]:
-    """Return ``source.all`` and ``source.pruned`` beside a bare reader in one process."""
+    """Return ``source.all`` and ``source.pruned`` beside a bare reader, what a row costs as topics grow, the latency."""
     with (
         LocalStack(LocalSettings(quick_start=False)) as stack,
         own_folder("bench") as folder,
@@ -56,6 +59,8 @@ def measure() -> tuple[list[Figure], list[str]]:
             one = _Reads(spark, settings)
             one.rate(topic, 100_000, None)  # makes the workers, and compiles
             figures += _beside_a_bare_reader(one, topic)
+            figures += _growth(one)
+            figures += latency(spark, settings, folder)
         finally:
             stop_session(spark)
     return figures, []
@@ -150,6 +155,19 @@ def _beside_a_bare_reader(one: _Reads, topic: str) -> list[Figure]:
         Figure("source.pruned", middle["pruned"], "1/s", *beside),
         Figure("source.all", middle["all"], "1/s", *beside),
     ]
+
+
+def _growth(one: _Reads) -> list[Figure]:
+    """Return the cost of a row as partitions and backlog grow. A read costs a fixed time as well: planning, tasks."""
+    micros: dict[tuple[int, int], float] = {}
+    for partitions, count in GROWTH:
+        topic = fill(one.settings, f"bench-{partitions}-{count}", partitions, count)
+        micros[partitions, count] = 1e6 / max(one.rate(topic, count, PRUNED) for _ in range(ROUNDS))
+        with PulsarAdmin(one.settings) as admin:
+            admin.request("DELETE", f"/{rest_path(topic)}/partitions?force=true")
+    partitions, count = GROWTH[1]
+    beside = (f"{partitions} partition, {count:,} messages", micros[partitions, count])
+    return [Figure(f"source.cost.p{p}.n{n}", value, "µs", *beside) for (p, n), value in micros.items()]
 
 
 def _pulsar_perf(stack: LocalStack, topic: str) -> float:
