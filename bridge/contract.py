@@ -33,7 +33,8 @@ from bridge.errors import ContractError
 ENVELOPE_VERSION: Final = "1"
 OFFSET_VERSION: Final = 1
 COMMAND_VERSION: Final = "1"
-RECEIPT_VERSION: Final = "1"
+RECEIPT_VERSION: Final = "2"
+_RECEIPT_VERSIONS: Final = ("1", RECEIPT_VERSION)
 CURSOR_VERSION: Final = 1
 INSTANCE_VERSION: Final = 1
 """Of a record on ``INSTANCES_TOPIC``, whose shape stands in ``bridge/protocols/records.py``."""
@@ -145,6 +146,9 @@ COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 """Columns of a command row, in order, with Spark SQL types. ``command_id``, ``device``, ``mqtt_topic`` and
 ``payload`` are required; the others may be absent or null (``qos`` 1, ``retain`` false, no expiry)."""
 
+ANSWER_FAILED_PROPERTY: Final = "failed"
+"""User property of a device's answer; ``1`` says that the device could not do it, and gets it again."""
+
 # User properties that a device sees on a command over MQTT 5.
 COMMAND_ID_PROPERTY: Final = "command-id"
 COMMAND_POSITION_PROPERTY: Final = "position"
@@ -167,7 +171,11 @@ RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("emitted_at_us", "bigint"),
     ("pushed_at_us", "bigint"),
     ("confirmed_at_us", "bigint"),
+    ("answered_at_us", "bigint"),
+    ("answer", "string"),
+    ("answer_length", "int"),
 )
+"""Columns of a receipt. ``answer`` is base64, and cut to its head where ``answer_length``, in bytes, is more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +192,15 @@ class Receipt:
     emitted_at_us: int = 0
     pushed_at_us: int = 0
     confirmed_at_us: int = 0
+    answered_at_us: int = 0
+    answer: bytes = b""
+    """What the device answered, or the first of it."""
+    answer_length: int = 0
 
     def encode(self) -> bytes:
         """Return the receipt as the JSON payload of its Pulsar message."""
         body = {"v": RECEIPT_VERSION} | {name: getattr(self, name) for name, _ in RECEIPT_COLUMNS[1:]}
+        body["answer"] = base64.b64encode(self.answer).decode("ascii")
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
@@ -196,8 +209,9 @@ class Receipt:
         try:
             body = json.loads(payload)
             version = body.pop("v")
-            if version != RECEIPT_VERSION:
+            if version not in _RECEIPT_VERSIONS:
                 raise ContractError(f"receipt has version {version!r}, this reads {RECEIPT_VERSION!r}")
+            body["answer"] = base64.b64decode(body.get("answer", ""), validate=True)
             return cls(**body)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"not a command receipt: {payload[:80]!r}") from e

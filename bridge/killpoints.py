@@ -26,6 +26,7 @@ KILL_POINTS: Final = (
     "after_takeover",  # exclusive producer is ours, nothing read or pushed yet
     "after_publish",  # a command was handed to the link
     "after_puback",  # the broker has it, the cursor is not written
+    "after_answer",  # the device has answered (confirm: device), the cursor is not written
     "after_cursor",  # Pulsar has the cursor, the receipt row is not written
     "after_receipt",  # Pulsar has the receipt row, the command is not acknowledged
     "after_ack",

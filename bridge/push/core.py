@@ -5,7 +5,8 @@ No socket, thread or clock; the shell tells the time in µs since the epoch.
 Commit order of one delivered command (H25); the process may die between any two steps
 --------------------------------------------------------------------------------------
 1. ``Push``: at most ``device_window`` commands of a device are pushed beyond its stored cursor.
-2. ``confirmed`` with success: PUBACK. Died before the cursor was stored: the command comes again, ``repeat=1``.
+2. ``confirmed`` with success: PUBACK. With ``Limits.answers`` then ``answered``: the device's own answer, which may
+   come before the PUBACK. Died before the cursor was stored: the command comes again, ``repeat=1``.
 3. ``StoreCursor`` → ``cursor_stored``: position and id are known to every later owner. From here on no push again.
 4. ``StoreReceipt`` → ``receipt_stored``. Died before: the command comes again, is at or below the cursor, and gets
    its receipt then.
@@ -24,14 +25,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Final
 
 from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.queues import PASSED, Device, Item, Limits, State
 
 __all__ = ["NO_SUBSCRIBERS", "Limits", "PartitionCore"]
 
@@ -40,61 +41,6 @@ NO_SUBSCRIBERS: Final = 0x10
 
 _FAILED_FROM: Final = 0x80
 _OVERFLOW: Final = "too many commands wait for a device that refuses them"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a partition. Counts of commands; times in µs."""
-
-    window: int = 256
-    device_window: int = 1
-    remembered_ids: int = 256
-    pending: int = 4000
-    device_pending: int = 1000
-    retry_min_us: int = 200_000
-    retry_max_us: int = 30_000_000
-
-
-class _State(Enum):
-    QUEUED = 1
-    IN_FLIGHT = 2
-    CONFIRMED = 3
-    DYING = 4  # on its way to the dead letters
-    DEAD = 5  # stored there
-    SETTLED = 6
-
-
-_PASSED: Final = (_State.CONFIRMED, _State.DEAD, _State.SETTLED)
-
-
-@dataclass(slots=True, eq=False)
-class _Item:
-    position: CommandPosition
-    command: Command
-    state: _State = _State.QUEUED
-    attempts: int = 0
-    maybe_seen: bool = False
-    pushed_at_us: int = 0
-    confirmed_at_us: int = 0
-    overflowed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Device:
-    name: str
-    cursor: Cursor
-    loaded: CommandPosition  # the cursor as the former owner left it
-    suspects: int  # how many first pushes may repeat one of the former owner
-    queue: deque[_Item] = field(default_factory=deque)  # in log order; settled ones leave from the head only
-    ids: set[str] = field(default_factory=set)  # of what is in the queue
-    marks: set[CommandPosition] = field(
-        default_factory=set
-    )  # dead letters in the queue, acknowledged or about to be
-    unstored: list[_Item] = field(default_factory=list)  # passed by the cursor since the last StoreCursor
-    storing: list[_Item] = field(default_factory=list)  # covered by the StoreCursor under way
-    failures: int = 0  # in a row
-    retry_at_us: int = 0
-    ready: bool = False  # stands in the list of those to look at
 
 
 class PartitionCore:
@@ -112,12 +58,14 @@ class PartitionCore:
         self._limits = limits
         self._cursors = dict(cursors)
         self._horizon = horizon
-        self._devices: dict[str, _Device] = {}
-        self._held: dict[CommandPosition, _Item] = {}  # taken and not acknowledged
-        self._flights: dict[int, tuple[_Device, _Item]] = {}
-        self._ready: deque[_Device] = deque()
-        self._dirty: dict[str, _Device] = {}
+        self._devices: dict[str, Device] = {}
+        self._held: dict[CommandPosition, Item] = {}  # taken and not acknowledged
+        self._flights: dict[int, tuple[Device, Item]] = {}
+        self._ready: deque[Device] = deque()
+        self._dirty: dict[str, Device] = {}
         self._retries: list[tuple[int, str]] = []
+        self._deadlines: list[tuple[int, CommandPosition, int]] = []  # of answers; the attempt they are for
+        self._awaited = 0  # commands that the device has not answered in the time that it has for it
         self._pushes = 0
         self._busy = 0  # cursor writes and receipts under way
         self._highest = NOWHERE  # of what came from Pulsar
@@ -129,8 +77,13 @@ class PartitionCore:
 
     @property
     def in_flight(self) -> int:
-        """Commands pushed and not confirmed."""
+        """Commands pushed without a PUBACK so far."""
         return len(self._flights)
+
+    @property
+    def awaited(self) -> int:
+        """Commands that the broker has and that the device has not answered yet."""
+        return self._awaited
 
     @property
     def pending(self) -> int:
@@ -156,8 +109,9 @@ class PartitionCore:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way: no push, no cursor write, no receipt."""
-        return not self._flights and not self._busy and not self._dirty and not self._actions
+        """Whether nothing is under way: no push, no answer in its time, no cursor write, no receipt."""
+        under_way = self._flights or self._awaited or self._busy or self._dirty or self._actions
+        return not under_way
 
     def holds(self, position: CommandPosition) -> bool:
         """Return whether the message at ``position`` was taken and is not acknowledged."""
@@ -177,7 +131,7 @@ class PartitionCore:
 
     def next_time_us(self) -> int | None:
         """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
-        return self._retries[0][0] if self._retries else None
+        return min((heap[0][0] for heap in (self._retries, self._deadlines) if heap), default=None)
 
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far. At most one cursor write per device is under way."""
@@ -206,27 +160,28 @@ class PartitionCore:
         if position in device.marks:
             self._actions.append(Ack(position))
             return
-        item = self._held[position] = _Item(position, command)
+        item = self._held[position] = Item(position, command)
         if device.cursor.knows(command.command_id) or command.command_id in device.ids:
             self._receipt(item, "duplicate", "this command id came before")
             return
         device.queue.append(item)
         device.ids.add(command.command_id)
         if device.failures and len(device.queue) > self._limits.device_pending:
-            self._overflow(device, item)
+            self._give_up(device, item, "overflowed", _OVERFLOW)
         elif len(self._held) >= self._limits.pending:
             self._relieve()
         self._look_at(device)
 
     def _arrived_settled(
-        self, device: _Device, position: CommandPosition, command: Command, now_us: int
+        self, device: Device, position: CommandPosition, command: Command, now_us: int
     ) -> None:
         if position > device.loaded:
             self._actions.append(Ack(position))  # settled by ourselves; only the ack did not reach Pulsar
             return
-        item = self._held[position] = _Item(position, command, _State.SETTLED)
+        item = self._held[position] = Item(position, command, State.SETTLED)
         if device.cursor.delivered(command.command_id):
-            self._receipt(item, "delivered", "recovered: confirmed before the push worker was replaced")
+            state = "answered" if self._limits.answers else "delivered"
+            self._receipt(item, state, "recovered: confirmed before the push worker was replaced")
         elif device.cursor.knows(command.command_id):
             self._receipt(item, "overflowed", _OVERFLOW)
         elif command.expired(now_us):
@@ -240,7 +195,7 @@ class PartitionCore:
         """A message came that is no command: dead letter, and a receipt when its id is known."""
         if position in self._held:
             return
-        self._held[position] = _Item(position, Command(command_id, device, mqtt_topic, b""), _State.DYING)
+        self._held[position] = Item(position, Command(command_id, device, mqtt_topic, b""), State.DYING)
         self._busy += 1
         self._actions.append(DeadLetter(position, device, reason))
 
@@ -250,19 +205,62 @@ class PartitionCore:
         if flight is None:
             return
         device, item = flight
+        if item.state is not State.IN_FLIGHT:
+            return  # the device's answer was faster
         if reason >= _FAILED_FROM or (reason == NO_SUBSCRIBERS and not item.command.retain):
-            item.state = _State.QUEUED
-            device.failures += 1
-            wait = min(self._limits.retry_max_us, self._limits.retry_min_us << min(device.failures - 1, 20))
-            device.retry_at_us = now_us + wait
-            heapq.heappush(self._retries, (device.retry_at_us, device.name))
+            self._failed(device, item, f"the MQTT broker refused it with reason 0x{reason:02X}", now_us)
             return
-        item.state = _State.CONFIRMED
         item.confirmed_at_us = now_us
+        if self._limits.answers:
+            item.state = State.AWAITED
+            self._awaited += 1
+            due = now_us + self._limits.answer_timeout_us
+            heapq.heappush(self._deadlines, (due, item.position, item.attempts))
+        else:
+            self._succeeded(device, item)
+
+    def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
+        """The device answered the command at ``position``, perhaps late, perhaps once more, or never asked.
+
+        ``payload`` goes into the receipt, its head if it is long. Returns whether the answer was to a command that was pushed and is
+        not confirmed.
+        """
+        item = self._held.get(position)
+        if item is None or not item.attempts:
+            return False
+        if item.state not in (State.QUEUED, State.IN_FLIGHT, State.AWAITED):
+            return False
+        device = self._devices[item.command.device]
+        if failed and item.state is State.QUEUED:
+            return False  # its time is over, and it is about to be sent again
+        if item.state is State.AWAITED:
+            self._awaited -= 1
+        if failed:
+            self._failed(device, item, "the device says that it failed", now_us)
+            return True
+        item.answer = payload[: self._limits.answer_bytes]
+        item.answer_length = len(payload)
+        item.answered_at_us = now_us
+        self._succeeded(device, item)
+        return True
+
+    def _succeeded(self, device: Device, item: Item) -> None:
+        item.state = State.CONFIRMED
         device.failures = 0
         device.retry_at_us = 0
         self._settle_head(device)
         self._look_at(device)
+
+    def _failed(self, device: Device, item: Item, why: str, now_us: int) -> None:
+        """It is sent again after a while, or, when it was tried often enough, given up."""
+        device.failures += 1
+        if self._limits.attempts and item.attempts >= self._limits.attempts:
+            self._give_up(device, item, "rejected", f"given up after {item.attempts} attempts: {why}")
+            return
+        item.state = State.QUEUED
+        wait = min(self._limits.retry_max_us, self._limits.retry_min_us << min(device.failures - 1, 20))
+        device.retry_at_us = now_us + wait
+        heapq.heappush(self._retries, (device.retry_at_us, device.name))
 
     def cursor_stored(self, device_name: str) -> None:
         """Pulsar has the device's cursor."""
@@ -270,8 +268,8 @@ class PartitionCore:
         self._busy -= 1
         stored, device.storing = device.storing, []
         for item in stored:
-            if not item.overflowed:  # that one has its receipt
-                self._receipt(item, "delivered", "")
+            if item.given_up is None:  # that one has its receipt
+                self._receipt(item, "answered" if item.answered_at_us else "delivered", "")
         self._look_at(device)
 
     def receipt_stored(self, position: CommandPosition) -> None:
@@ -284,10 +282,10 @@ class PartitionCore:
         """Pulsar has the dead letter of the message at ``position``."""
         self._busy -= 1
         item = self._held[position]
-        if item.overflowed:
-            item.state = _State.DEAD
+        if item.given_up is not None:
+            item.state = State.DEAD
             device = self._devices[item.command.device]
-            self._receipt(item, "overflowed", _OVERFLOW)
+            self._receipt(item, *item.given_up)
             self._settle_head(device)
             self._look_at(device)
         elif item.command.command_id:
@@ -306,14 +304,21 @@ class PartitionCore:
         flights = list(self._flights.values())
         self._flights.clear()
         for device, item in flights:
-            item.state = _State.QUEUED
-            self._look_at(device)
+            if item.state is State.IN_FLIGHT:
+                item.state = State.QUEUED
+                self._look_at(device)
 
     def tick(self, now_us: int) -> None:
         """The time of ``next_time_us`` came: devices whose wait is over are tried again."""
         while self._retries and self._retries[0][0] <= now_us:
             _, name = heapq.heappop(self._retries)
             self._look_at(self._devices[name])
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            _, position, attempt = heapq.heappop(self._deadlines)
+            item = self._held.get(position)
+            if item is not None and item.state is State.AWAITED and item.attempts == attempt:
+                self._awaited -= 1
+                self._failed(self._devices[item.command.device], item, "the device did not answer", now_us)
 
     def drain(self) -> None:
         """Push nothing new; what is under way goes on to its ack."""
@@ -321,15 +326,15 @@ class PartitionCore:
 
     # --- inside ---
 
-    def _device(self, name: str) -> _Device:
+    def _device(self, name: str) -> Device:
         device = self._devices.get(name)
         if device is None:
             cursor = self._cursors.pop(name, None) or Cursor(self._limits.remembered_ids)
-            device = _Device(name, cursor, cursor.position, self._limits.device_window)
+            device = Device(name, cursor, cursor.position, self._limits.device_window)
             self._devices[name] = device
         return device
 
-    def _look_at(self, device: _Device) -> None:
+    def _look_at(self, device: Device) -> None:
         if not device.ready:
             device.ready = True
             self._ready.append(device)
@@ -343,7 +348,7 @@ class PartitionCore:
             if self._push_one(device, now_us):
                 self._look_at(device)  # behind the others: one command each in turn
 
-    def _push_one(self, device: _Device, now_us: int) -> bool:
+    def _push_one(self, device: Device, now_us: int) -> bool:
         """Push the device's next command if it may be pushed. Returns whether there may be more to do."""
         if device.retry_at_us > now_us:
             return False
@@ -351,24 +356,24 @@ class PartitionCore:
         for item in device.queue:
             if beyond >= self._limits.device_window:
                 return False
-            if item.state is _State.QUEUED:
+            if item.state is State.QUEUED:
                 if item.command.expired(now_us):
-                    item.state = _State.SETTLED
+                    item.state = State.SETTLED
                     self._receipt(item, "expired", "")
                     self._settle_head(device)
                 else:
                     self._push(device, item, now_us)
                 return True
-            if item.state is _State.DYING:
+            if item.state is State.DYING:
                 return False  # what comes after it may not pass it before it is stored
             beyond += 1
         return False
 
-    def _push(self, device: _Device, item: _Item, now_us: int) -> None:
+    def _push(self, device: Device, item: Item, now_us: int) -> None:
         if item.attempts == 0 and device.suspects:
             device.suspects -= 1
             item.maybe_seen = self._horizon is not None and item.position <= self._horizon
-        item.state = _State.IN_FLIGHT
+        item.state = State.IN_FLIGHT
         item.attempts += 1
         item.pushed_at_us = now_us
         self._pushes += 1
@@ -377,30 +382,31 @@ class PartitionCore:
             Push(self._pushes, item.position, item.command, item.maybe_seen or item.attempts > 1)
         )
 
-    def _settle_head(self, device: _Device) -> None:
+    def _settle_head(self, device: Device) -> None:
         """Move the cursor over the settled head of the queue, and not beyond."""
-        while device.queue and device.queue[0].state in _PASSED:
+        while device.queue and device.queue[0].state in PASSED:
             item = device.queue.popleft()
             device.ids.discard(item.command.command_id)
-            if item.state is _State.SETTLED:
+            if item.state is State.SETTLED:
                 device.cursor.pass_over(item.position)
                 continue
             # A dead letter as well, before the next push: were its ack lost, or its id written again, a later
             # owner must not push it after that one.
             device.cursor.settle(
-                item.position, item.command.command_id, delivered=item.state is _State.CONFIRMED
+                item.position, item.command.command_id, delivered=item.state is State.CONFIRMED
             )
             device.marks.discard(item.position)
-            item.state = _State.SETTLED
+            item.state = State.SETTLED
             device.unstored.append(item)
             self._dirty[device.name] = device
 
-    def _overflow(self, device: _Device, item: _Item) -> None:
-        item.state = _State.DYING
-        item.overflowed = True
+    def _give_up(self, device: Device, item: Item, state: str, reason: str) -> None:
+        """Write it to the dead letters; its receipt and the cursor follow."""
+        item.state = State.DYING
+        item.given_up = state, reason
         device.marks.add(item.position)
         self._busy += 1
-        self._actions.append(DeadLetter(item.position, device.name, _OVERFLOW))
+        self._actions.append(DeadLetter(item.position, device.name, reason))
 
     def _relieve(self) -> None:
         """Full: the refusing device with the longest queue gives the later half of it to the dead letters.
@@ -411,11 +417,11 @@ class PartitionCore:
         if not failing:
             return
         device = max(failing, key=lambda d: len(d.queue))
-        waiting = [item for item in device.queue if item.state is _State.QUEUED]
+        waiting = [item for item in device.queue if item.state is State.QUEUED]
         for item in waiting[max(1, len(waiting) // 2) :]:
-            self._overflow(device, item)
+            self._give_up(device, item, "overflowed", _OVERFLOW)
 
-    def _receipt(self, item: _Item, state: str, reason: str) -> None:
+    def _receipt(self, item: Item, state: str, reason: str) -> None:
         command = item.command
         self._busy += 1
         self._actions.append(
@@ -432,7 +438,11 @@ class PartitionCore:
                     emitted_at_us=command.emitted_at_us,
                     pushed_at_us=item.pushed_at_us,
                     confirmed_at_us=item.confirmed_at_us,
+                    answered_at_us=item.answered_at_us,
+                    answer=item.answer,
+                    answer_length=item.answer_length,
                 ),
             )
         )
         item.command = replace(command, payload=b"")  # a mark in a queue needs no payload
+        item.answer = b""

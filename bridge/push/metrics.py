@@ -28,6 +28,11 @@ class PushMetrics:
         self.pushed = counter("pushed", "Commands handed to the MQTT link, repeats included.")
         self.repeated = counter("repeated", "Commands pushed with repeat=1.")
         self.refused = counter("refused", "PUBACKs that were no success.")
+        self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
+        self.stray_answers = counter(
+            "stray_answers",
+            "Answers to no command that waits for one: late, given twice, or to an unknown position.",
+        )
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
         self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
         self.takeovers = counter("takeovers", "Partitions that this process became owner of.")
@@ -53,6 +58,9 @@ class PushMetrics:
         self.pending = gauge("pending", "Commands taken and not acknowledged.")
         self.pending_limit = gauge("pending_limit", "At this many taken commands reading stops.")
         self.in_flight = gauge("in_flight", "Commands pushed and not confirmed.")
+        self.awaited = gauge(
+            "awaited", "Commands that the broker has and that their device has not answered."
+        )
         self.in_flight_limit = gauge("in_flight_limit", "At this many in flight pushing waits.")
         self.oldest_pending = gauge(
             "oldest_pending_seconds",
@@ -75,7 +83,7 @@ class PushMetrics:
     def stored(self, receipt: Receipt) -> None:
         """Count a receipt that Pulsar has."""
         self.receipts.labels(receipt.state).inc()
-        if receipt.state == "delivered" and receipt.confirmed_at_us and receipt.pushed_at_us:
+        if receipt.state in ("delivered", "answered") and receipt.confirmed_at_us and receipt.pushed_at_us:
             self.confirm.observe((receipt.confirmed_at_us - receipt.pushed_at_us) / 1e6)
             if receipt.emitted_at_us:
                 self.delivery.observe(max(0.0, (receipt.confirmed_at_us - receipt.emitted_at_us) / 1e6))
@@ -92,6 +100,7 @@ class PartitionMetrics:
         self.pending = of.pending.labels(partition)
         self.pending_limit = of.pending_limit.labels(partition)
         self.in_flight = of.in_flight.labels(partition)
+        self.awaited = of.awaited.labels(partition)
         self.in_flight_limit = of.in_flight_limit.labels(partition)
         self.oldest_pending = of.oldest_pending.labels(partition)
         self.devices = of.devices.labels(partition)
@@ -103,7 +112,9 @@ class PartitionMetrics:
         self.owns = owns
         self.owned.set(owns)
         if not owns:
-            for gauge in (self.pending, self.in_flight, self.oldest_pending, self.devices, self.held_back):
+            for gauge in (self.pending, self.in_flight, self.awaited, self.oldest_pending):
+                gauge.set(0)
+            for gauge in (self.devices, self.held_back):
                 gauge.set(0)
 
     def lag(self, commands: int) -> None:

@@ -26,42 +26,32 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import structlog
 
-from bridge.commands import CommandPosition, decode_command
-from bridge.contract import (
-    C_DEVICE,
-    C_ID,
-    C_TOPIC,
-    COMMAND_ID_PROPERTY,
-    COMMAND_POSITION_PROPERTY,
-    COMMAND_REPEAT_PROPERTY,
-    ORIGIN_PROPERTY,
-    ORIGIN_PUSH,
-)
-from bridge.dead_letters import dead_letter
-from bridge.errors import ContractError, DeniedError, FencedError, TerminalError, TransientError
+from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
+from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
-    Confirmation,
     Connected,
     Disconnected,
     LinkHandler,
-    PublishProperties,
+    Subscription,
 )
-from bridge.pulsar_client import Message, MessageId
-from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.core import NO_SUBSCRIBERS, Limits, PartitionCore
+from bridge.mqtt.types import Message as MqttMessage
+from bridge.pulsar_client import MessageId
+from bridge.push.actions import DeadLetter, StoreCursor, StoreReceipt
+from bridge.push.answers import answer_filter, parse_answer
+from bridge.push.core import PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
+from bridge.push.doing import Doing
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored, position_of
+from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
+from bridge.push.queues import Limits
 from bridge.settings import Settings
 
 __all__ = ["Session"]
@@ -70,7 +60,6 @@ log = structlog.get_logger("push")
 
 _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
-_DENIED_EVERY_S: Final = 60.0
 
 
 class Session(LinkHandler):
@@ -104,7 +93,13 @@ class Session(LinkHandler):
             device_pending=push.device_pending,
             retry_min_us=int(push.retry_min_s * 1e6),
             retry_max_us=int(push.retry_max_s * 1e6),
+            answers=push.confirm == "device",
+            answer_timeout_us=int(push.answer_timeout_s * 1e6),
+            answer_bytes=push.answer_bytes,
+            attempts=push.attempts,
         )
+        self._listens = push.confirm != "device"  # whether answers would reach us on this connection
+        self._mids: list[int] = []  # of answers to acknowledge
         self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post)
         self._link = Link(
             settings.mqtt,
@@ -113,8 +108,9 @@ class Session(LinkHandler):
             persistent=False,
             window=push.window,
         )
+        self._answers = answer_filter(push.answer_topic, partition)
         self._core: PartitionCore | None = None
-        self._messages: dict[CommandPosition, Message] = {}
+        self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
         self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
         self._surely_ours: MessageId | None = None  # a record of ours that no successor can have preceded
@@ -124,7 +120,6 @@ class Session(LinkHandler):
         self._proven_epoch = 0  # the connection for which Pulsar has confirmed that we are the owner
         self._taken_over: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._link_was_lost = False
-        self._denied_at = -_DENIED_EVERY_S
 
     # --- from any thread ---
 
@@ -192,8 +187,8 @@ class Session(LinkHandler):
             self._partition, self._limits, cursors.by_device, None if cursors.clean else horizon
         )
         self._core = core
-        if self._link.connected and self._proven_epoch == self._link.epoch:
-            self._up(core)
+        self._doing = Doing(self._settings, core, self._link, self._log, self._gate, self._metrics.all)
+        self._up_if_ready()
         self._metrics.all.takeovers.inc()
         self._metrics.owner(True)
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
@@ -252,12 +247,13 @@ class Session(LinkHandler):
         proof.stored = True
         if proof.epoch:
             self._proven_epoch = proof.epoch
-            if self._core is not None and self._link.connected and proof.epoch == self._link.epoch:
-                self._up(self._core)
+            self._up_if_ready()
 
-    def _up(self, core: PartitionCore) -> None:
-        core.link_up()
-        self._part.ready()
+    def _up_if_ready(self) -> None:
+        ours = self._link.connected and self._proven_epoch == self._link.epoch
+        if self._core is not None and ours and self._listens:
+            self._core.link_up()
+            self._part.ready()
 
     def _push_until_stopped(self) -> None:
         core = self._core
@@ -284,7 +280,38 @@ class Session(LinkHandler):
             log.info("MQTT is back", partition=self._partition)
         self._had_link = True
         self._metrics.connections.inc()
+        if self._limits.answers:
+            self._listens = False
+            self._mids.clear()
+            self._link.subscribe([Subscription(self._answers, retain_handling=2)])
         self._write_owner(event.epoch)
+
+    def on_subscribed(self, codes: list[int]) -> None:
+        """Triggered by SUBACK. Raises DeniedError when answers may not be read: every command would be sent again."""
+        if any(code >= 0x80 for code in codes):
+            raise DeniedError(
+                f"the MQTT broker refused the subscription to {self._answers}, SUBACK codes {codes}",
+                remedy=f"allow {subscriber(self._settings.mqtt, self._link.client_id)} to read it",
+            )
+        self._listens = True
+        self._up_if_ready()
+
+    def on_message(self, message: MqttMessage) -> None:
+        """Triggered by a PUBLISH to our subscription: the answer of a device. An answer that is lost with us or with
+        the connection is given again, to the repetition of its command.
+        """
+        if message.qos:
+            self._mids.append(message.mid)
+        answer = parse_answer(message, self._settings.push.answer_topic, self._partition)
+        known = False
+        if answer is not None and self._core is not None:
+            now_us = time.time_ns() // 1000
+            known = self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
+        if known:
+            reach("after_answer")
+            self._metrics.all.answers.inc()
+        else:
+            self._metrics.all.stray_answers.inc()
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Triggered by the end of a connection. Raises TerminalError when another process fights for the client id,
@@ -321,6 +348,9 @@ class Session(LinkHandler):
         self._part.turned(now)
         while self._inbox:
             self._handle(self._inbox.popleft())
+        if self._mids:
+            self._link.acknowledge(self._mids, self._link.epoch)
+            self._mids.clear()
         core = self._core
         if core is None:
             return
@@ -328,8 +358,9 @@ class Session(LinkHandler):
         due = core.next_time_us()
         if due is not None and due <= now_us:
             core.tick(now_us)
+        assert self._doing is not None
         for action in core.take(now_us):
-            self._do(action)
+            self._doing.do(action)
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._show(core, now_us)
@@ -338,6 +369,7 @@ class Session(LinkHandler):
         metrics = self._metrics
         metrics.pending.set(core.pending)
         metrics.in_flight.set(core.in_flight)
+        metrics.awaited.set(core.awaited)
         metrics.devices.set(core.devices)
         metrics.held_back.set(core.held_back)
         oldest = core.oldest_emitted_us
@@ -347,7 +379,8 @@ class Session(LinkHandler):
 
     def _handle(self, event: object) -> None:
         if isinstance(event, Arrived):
-            self._arrived(event.message)
+            assert self._doing is not None
+            self._doing.arrived(event.message)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):
@@ -367,98 +400,6 @@ class Session(LinkHandler):
         elif core is not None and isinstance(token, DeadLetter):
             self._metrics.all.dead_letters.inc()
             core.dead_letter_stored(token.position)
-
-    def _arrived(self, message: Message) -> None:
-        core = self._core
-        assert core is not None
-        position = position_of(message.message_id())
-        if core.holds(position):
-            # It came again after a reconnect: the ack must go through the newest id, which alone counts a batch.
-            self._gate.gave(len(self._messages[position].data()))
-            self._messages[position] = message
-            return
-        self._messages[position] = message
-        properties = message.properties()
-        try:
-            command = decode_command(properties, message.data())
-        except ContractError as e:
-            log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
-            core.arrived_bad(
-                position,
-                str(e),
-                command_id=properties.get(C_ID, ""),
-                device=properties.get(C_DEVICE, message.partition_key()),
-                mqtt_topic=properties.get(C_TOPIC, ""),
-            )
-            return
-        core.arrived(position, command, time.time_ns() // 1000)
-
-    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
-        assert self._core is not None
-        now = time.monotonic()
-        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
-            self._denied_at = now
-            log.warning(
-                "the MQTT broker does not let us publish commands, they are tried again: allow "
-                f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
-                mqtt_topic=topic,
-                partition=self._partition,
-            )
-        if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
-            self._metrics.all.refused.inc()
-        else:
-            reach("after_puback")
-        self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
-
-    # --- actions ---
-
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Push):
-            self._publish(action)
-        elif isinstance(action, StoreCursor):
-            self._log.write_cursor(action.device, action.payload, action)
-        elif isinstance(action, StoreReceipt):
-            self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
-        elif isinstance(action, DeadLetter):
-            message = self._messages[action.position]
-            payload, properties = dead_letter(
-                message.data(),
-                topic=self._log.commands,
-                device=action.device,
-                reason=action.reason,
-                at_us=time.time_ns() // 1000,
-                properties=message.properties(),
-            )
-            self._log.write_dead_letter(action.device, payload, properties, action)
-        elif isinstance(action, Ack):
-            message = self._messages.pop(action.position)
-            self._log.acknowledge(message)
-            self._gate.gave(len(message.data()))
-            reach("after_ack")
-
-    def _publish(self, push: Push) -> None:
-        command = push.command
-        user = [
-            (ORIGIN_PROPERTY, ORIGIN_PUSH),
-            (COMMAND_ID_PROPERTY, command.command_id),
-            (COMMAND_POSITION_PROPERTY, push.position.encode(self._partition)),
-        ]
-        if push.repeat:
-            user.append((COMMAND_REPEAT_PROPERTY, "1"))
-            self._metrics.all.repeated.inc()
-        left_s = None
-        if command.expires_at_ms:
-            left_s = min(max(1, command.expires_at_ms // 1000 - int(time.time())), 2**32 - 1)
-        self._link.publish(
-            command.mqtt_topic,
-            command.payload,
-            qos=max(1, command.qos),  # PUBACK is what moves the cursor
-            retain=command.retain,
-            properties=PublishProperties(user=tuple(user), expiry_s=left_s),
-            confirmed=partial(self._confirmed, push.number, command.mqtt_topic),
-        )
-        self._metrics.all.pushed.inc()
-        reach("after_publish")
 
 
 class _Proof:

@@ -78,6 +78,19 @@ class Settings(Section):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _answerable(self) -> Settings:
+        if (
+            self.push.confirm == "device"
+            and self.push.position_in == "properties"
+            and self.mqtt.protocol != "5"
+        ):
+            raise ValueError(
+                f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, where a command carries no response "
+                "topic: set mqtt.protocol: 5, or push.position_in: topic"
+            )
+        return self
+
     def links(self) -> dict[str, MqttSettings]:
         """Return the MQTT links of ingest by name, with complete settings: those listed, else ``mqtt`` alone."""
         if not self.ingest.links:

@@ -14,7 +14,34 @@ __all__ = ["PushSettings"]
 class PushSettings(Section):
     """How commands are pulled from Pulsar and pushed to the devices."""
 
-    confirm: Literal["broker"] = Field("broker", description="What moves a cursor: the MQTT broker's PUBACK.")
+    confirm: Literal["broker", "device"] = Field(
+        "broker",
+        description="What settles a command: the MQTT broker's PUBACK, or the device's own answer, which alone promises "
+        "delivery.",
+    )
+    answer_topic: str = Field(
+        "pulsebridge/answers",
+        min_length=1,
+        pattern=r"^[^+#\x00]*[^+#/\x00]$",
+        description="MQTT topic below which devices answer; each installation at a broker needs its own.",
+    )
+    answer_timeout_s: float = Field(
+        10.0, gt=0, description="How long a device may take to answer before its command fails, in seconds."
+    )
+    answer_bytes: int = Field(
+        4096, ge=0, le=1024 * 1024, description="How much of an answer its receipt keeps, in bytes."
+    )
+    attempts: int = Field(
+        0,
+        ge=0,
+        description="A command that was refused or not answered this often goes to the dead letters, and the next one has "
+        "its turn; 0: it is sent again without end.",
+    )
+    position_in: Literal["properties", "topic"] = Field(
+        "properties",
+        description="Where a command says its position: user properties (MQTT 5), or, for devices that cannot read those, "
+        "also five levels behind its topic: <mqtt_topic>/0/3/7/1/-1, and /repeat behind a repeated one.",
+    )
     window: int = Field(
         256, ge=1, le=32767, description="Commands pushed and not yet confirmed, per partition."
     )

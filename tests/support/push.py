@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.mqtt.device import DeviceClient
-from bridge.mqtt.types import Message
+from bridge.mqtt.types import Message, PublishProperties
 from bridge.murmur3 import partition_of
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
@@ -40,7 +40,13 @@ def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes
     return Settings(
         mqtt=mqtt,
         pulsar=pulsar_settings.model_copy(update={"command_partitions": count}),
-        push=PushSettings(client_id=f"{mqtt.client_id}-push", **changes),  # type: ignore[arg-type]
+        push=PushSettings(
+            **{  # type: ignore[arg-type]
+                "client_id": f"{mqtt.client_id}-push",
+                "answer_topic": f"{mqtt.client_id}/answers",
+            }
+            | changes
+        ),
     )
 
 
@@ -121,9 +127,11 @@ def _quiet() -> object:
 class Devices:
     """All devices of a test behind one MQTT connection; keeps what arrived, per device, in order."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, answering: Callable[[str, int], bool] | None = None) -> None:
+        """``answering`` tells whether a device answers when it has got so many messages."""
         self.got: dict[str, list[Message]] = defaultdict(list)
         self._prefix = settings.push.client_id
+        self._answering = answering
         self._client = DeviceClient(
             settings.mqtt, f"{self._prefix}-devices", on_message=self._on_message, persistent=True
         )
@@ -137,7 +145,18 @@ class Devices:
         self._client.close()
 
     def _on_message(self, message: Message) -> None:
-        self.got[message.topic.split("/")[-2]].append(message)
+        device = message.topic.split("/")[-2]
+        self.got[device].append(message)
+        if self._answering is not None and self._answering(device, len(self.got[device])):
+            self.answer(message, b"done " + message.payload)
+
+    def answer(self, message: Message, payload: bytes, *user: tuple[str, str]) -> None:
+        """Answer as MQTT 5 has it: to the response topic, with the correlation data."""
+        told = message.properties
+        assert told is not None
+        assert told.response_topic is not None
+        back = PublishProperties(user=user, correlation_data=told.correlation_data)
+        self._client.publish(told.response_topic, payload, properties=back)
 
     def ids(self, device: str) -> list[str]:
         return [user(message)["command-id"] for message in self.got[device]]
@@ -220,6 +239,9 @@ class PushProcess:
             "pulsar.system_namespace": settings.pulsar.system_namespace,
             "pulsar.command_partitions": settings.pulsar.command_partitions,
             "push.client_id": settings.push.client_id,
+            "push.answer_topic": settings.push.answer_topic,
+            "push.confirm": settings.push.confirm,
+            "push.answer_timeout_s": settings.push.answer_timeout_s,
             "metrics.port": settings.metrics.port,
             "metrics.probe_s": settings.metrics.probe_s,
         }

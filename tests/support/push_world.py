@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.core import Limits, PartitionCore
+from bridge.push.core import PartitionCore
 from bridge.push.cursor import Cursor
+from bridge.push.queues import Limits
 
 SECOND = 1_000_000
 
@@ -34,6 +35,9 @@ class PushWorld:
     writes: deque[Action] = field(default_factory=deque)
     socket: deque[Push] = field(default_factory=deque)
     pubacks: deque[tuple[int, int]] = field(default_factory=deque)
+    answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
+    answered: set[str] = field(default_factory=set)
+    perfect: bool = False  # everything works: nothing is lost or refused any more
     connected: bool = False
     owners: int = 0
     next_read: int = 0
@@ -88,11 +92,29 @@ class PushWorld:
         if self.refusals and choice % 4 == 0:
             self.pubacks.append((push.number, 0x97 if choice % 8 else 0x10))
             return
+        if self.limits.answers and choice % 5 == 0 and not self.perfect:
+            self.pubacks.append((push.number, 0))  # H26: the broker took it, and no device is there
+            return
         inbox = self.inbox[push.command.device]
         if push.command.command_id in inbox:
             assert push.repeat, f"{push.command.command_id} came twice and is not marked"
         inbox.append(push.command.command_id)
         self.pubacks.append((push.number, 0))
+        if self.limits.answers and (choice % 3 or self.perfect):
+            self.answers.append((push.position, choice % 11 == 0 and not self.perfect))
+
+    def answer(self, choice: int) -> None:
+        """A device's answer reaches us, perhaps before the PUBACK, perhaps late; some come twice."""
+        if not self.answers:
+            return
+        self.answers.rotate(-(choice % len(self.answers)))
+        position, failed = self.answers.popleft()
+        if choice % 4 == 0 and not self.perfect:
+            self.answers.append((position, failed))
+        if not failed:
+            self.answered.add(next(c.command_id for p, c in self.log if p == position and c is not None))
+        self.core.answered(position, b"done", self.now, failed=failed)
+        self.run()
 
     def puback(self, choice: int) -> None:
         if self.pubacks:
@@ -120,6 +142,7 @@ class PushWorld:
         self.connected = False
         self.socket.clear()
         self.pubacks.clear()
+        self.answers.clear()
         self.core.link_down()
         self.run()
 
@@ -147,6 +170,7 @@ class PushWorld:
         self.writes.clear()
         self.socket.clear()
         self.pubacks.clear()
+        self.answers.clear()
         self.connected = False
         self.owners += 1
         self.next_read = 0
@@ -195,10 +219,9 @@ class PushWorld:
         for position, command in self.log:
             if command is None or command.device != action.device or position > cursor.position:
                 continue
+            had = self.answered if self.limits.answers else self.inbox[action.device]
             assert (
-                command.command_id in self.inbox[action.device]
-                or command.expired(self.now)
-                or command.command_id in self.dead_ids
+                command.command_id in had or command.expired(self.now) or command.command_id in self.dead_ids
             ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
 
     def _check_ack(self, position: CommandPosition) -> None:
@@ -221,11 +244,13 @@ class PushWorld:
     def finish(self) -> None:
         """Let everything work, then check: nothing lost, order kept, all acknowledged, a receipt for each."""
         self.refusals = False
+        self.perfect = True
         self.connect(0)
         for _ in range(40 * len(self.log) + 100):
             self.receive(0)
             self.arrive(1)
             self.puback(0)
+            self.answer(1)
             self.store(0)
             self.now += SECOND
             self.core.tick(self.now)
@@ -237,8 +262,10 @@ class PushWorld:
             if command is None:
                 continue
             states = {receipt.state for receipt in self.receipts[command.command_id]}
-            assert states & {"delivered", "expired", "overflowed"}, (command.command_id, states)
-            if "delivered" in states:
+            confirmed = "answered" if self.limits.answers else "delivered"
+            assert states & {confirmed, "expired", "overflowed", "rejected"}, (command.command_id, states)
+            assert "rejected" not in states or self.limits.attempts
+            if confirmed in states:
                 assert command.command_id in self.inbox[command.device]
         self.check_order()
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.core import NO_SUBSCRIBERS, Limits, PartitionCore
+from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.cursor import Cursor
+from bridge.push.queues import Limits
 from tests.support.push_world import SECOND, PushWorld
 
 NOW = 1_000 * SECOND

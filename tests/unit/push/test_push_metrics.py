@@ -8,9 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from bridge.commands import Command, CommandPosition
 from bridge.contract import PUSH_SUBSCRIPTION, Receipt
-from bridge.push.core import Limits, PartitionCore
+from bridge.push.core import PartitionCore
 from bridge.push.lag import backlogs
 from bridge.push.metrics import PushMetrics
+from bridge.push.queues import Limits
 
 TOPIC = "persistent://public/system/commands"
 

@@ -1,0 +1,142 @@
+"""Does what the core of a partition decided, over MQTT and in Pulsar, and keeps the messages that it is about.
+
+It decides nothing; all of it runs on the session's thread, and what follows of an action comes back as an event.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final
+
+import structlog
+
+from bridge.commands import CommandPosition, decode_command
+from bridge.contract import C_DEVICE, C_ID, C_TOPIC
+from bridge.dead_letters import dead_letter
+from bridge.errors import ContractError
+from bridge.killpoints import reach
+from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
+from bridge.mqtt.types import Confirmation
+from bridge.pulsar_client import Message
+from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
+from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
+from bridge.push.metrics import PushMetrics
+from bridge.push.outgoing import check_topic, outgoing
+from bridge.push.partition_log import Gate, PartitionLog, position_of
+from bridge.settings import Settings
+
+__all__ = ["Doing"]
+
+log = structlog.get_logger("push")
+
+_DENIED_EVERY_S: Final = 60.0
+
+
+class Doing:
+    """The hands of one core."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        core: PartitionCore,
+        link: Link,
+        partition_log: PartitionLog,
+        gate: Gate,
+        metrics: PushMetrics,
+    ) -> None:
+        self._settings = settings
+        self._core = core
+        self._link = link
+        self._log = partition_log
+        self._gate = gate
+        self._metrics = metrics
+        self._messages: dict[CommandPosition, Message] = {}  # taken and not acknowledged
+        self._denied_at = -_DENIED_EVERY_S
+
+    def arrived(self, message: Message) -> None:
+        """Hand a message of the commands partition to the core."""
+        core = self._core
+        position = position_of(message.message_id())
+        if core.holds(position):
+            # It came again after a reconnect: the ack must go through the newest id, which alone counts a batch.
+            self._gate.gave(len(self._messages[position].data()))
+            self._messages[position] = message
+            return
+        self._messages[position] = message
+        properties = message.properties()
+        try:
+            command = decode_command(properties, message.data())
+            check_topic(command, self._settings.push)
+        except ContractError as e:
+            log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
+            core.arrived_bad(
+                position,
+                str(e),
+                command_id=properties.get(C_ID, ""),
+                device=properties.get(C_DEVICE, message.partition_key()),
+                mqtt_topic=properties.get(C_TOPIC, ""),
+            )
+            return
+        core.arrived(position, command, time.time_ns() // 1000)
+
+    def do(self, action: Action) -> None:
+        """Begin one action."""
+        if isinstance(action, Push):
+            self._publish(action)
+        elif isinstance(action, StoreCursor):
+            self._log.write_cursor(action.device, action.payload, action)
+        elif isinstance(action, StoreReceipt):
+            self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
+        elif isinstance(action, DeadLetter):
+            self._write_dead_letter(action)
+        elif isinstance(action, Ack):
+            message = self._messages.pop(action.position)
+            self._log.acknowledge(message)
+            self._gate.gave(len(message.data()))
+            reach("after_ack")
+
+    def _write_dead_letter(self, action: DeadLetter) -> None:
+        message = self._messages[action.position]
+        payload, properties = dead_letter(
+            message.data(),
+            topic=self._log.commands,
+            device=action.device,
+            reason=action.reason,
+            at_us=time.time_ns() // 1000,
+            properties=message.properties(),
+        )
+        self._log.write_dead_letter(action.device, payload, properties, action)
+
+    def _publish(self, push: Push) -> None:
+        command = push.command
+        if push.repeat:
+            self._metrics.repeated.inc()
+        made = outgoing(push, self._settings.push, self._log.partition, int(time.time()))
+        self._link.publish(
+            made.topic,
+            command.payload,
+            qos=max(1, command.qos),  # PUBACK is what moves the cursor
+            retain=command.retain,
+            properties=made.properties,
+            confirmed=partial(self._confirmed, push.number, made.topic),
+        )
+        self._metrics.pushed.inc()
+        reach("after_publish")
+
+    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
+        now = time.monotonic()
+        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
+            self._denied_at = now
+            log.warning(
+                "the MQTT broker does not let us publish commands, they are tried again: allow "
+                f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
+                mqtt_topic=topic,
+                partition=self._log.partition,
+            )
+        if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
+            self._metrics.refused.inc()
+        else:
+            reach("after_puback")
+        self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
