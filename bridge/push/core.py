@@ -129,6 +129,16 @@ class PartitionCore:
             for item in device.queue
         )
 
+    @property
+    def with_cursors(self) -> list[str]:
+        """The devices that have a cursor."""
+        return [*self._cursors, *(d.name for d in self._devices.values() if d.cursor.position > NOWHERE)]
+
+    def cursor_of(self, device: str) -> Cursor:
+        """Return the cursor of one of ``with_cursors`` as it is now: all that it has passed is settled."""
+        known = self._devices.get(device)
+        return self._cursors[device] if known is None else known.cursor
+
     def next_time_us(self) -> int | None:
         """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
         return min((heap[0][0] for heap in (self._retries, self._deadlines) if heap), default=None)

@@ -15,7 +15,7 @@ import structlog
 from bridge.errors import DeniedError, FencedError, PulsebridgeError, TransientError
 from bridge.health import Part
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.session import Session
+from bridge.push.session import CursorsForgotten, Session
 from bridge.settings import Settings
 
 __all__ = ["PartitionOwner"]
@@ -55,6 +55,12 @@ class PartitionOwner:
         session = self._session
         if session is not None:
             session.wake()
+
+    def cursors_forgotten(self) -> None:
+        """Have the cursors written again that Pulsar has lost. From any thread."""
+        session = self._session
+        if session is not None:
+            session.post(CursorsForgotten())
 
     def join(self) -> None:
         """Wait until the thread has ended."""

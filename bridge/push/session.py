@@ -54,12 +54,18 @@ from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Store
 from bridge.push.queues import Limits
 from bridge.settings import Settings
 
-__all__ = ["Session"]
+__all__ = ["CursorsForgotten", "Session"]
 
 log = structlog.get_logger("push")
 
 _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
+_WRITTEN_AT_ONCE: Final = 1000
+"""Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
+
+
+class CursorsForgotten:
+    """Event: the cursors topic was deleted and made anew, without what it held."""
 
 
 class Session(LinkHandler):
@@ -120,6 +126,8 @@ class Session(LinkHandler):
         self._proven_epoch = 0  # the connection for which Pulsar has confirmed that we are the owner
         self._taken_over: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._link_was_lost = False
+        self._to_write: deque[str] = deque()  # devices whose cursors are written again
+        self._being_written = 0
 
     # --- from any thread ---
 
@@ -361,6 +369,10 @@ class Session(LinkHandler):
         assert self._doing is not None
         for action in core.take(now_us):
             self._doing.do(action)
+        while self._to_write and self._being_written < _WRITTEN_AT_ONCE:
+            device = self._to_write.popleft()
+            self._being_written += 1
+            self._log.write_cursor(device, core.cursor_of(device).encode(), CursorsForgotten)
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._show(core, now_us)
@@ -385,6 +397,10 @@ class Session(LinkHandler):
             raise event.error
         elif isinstance(event, Stored):
             self._stored(event.token)
+        elif isinstance(event, CursorsForgotten) and self._core is not None:
+            log.info("the cursors are written again", partition=self._partition)
+            self._write_owner(0)  # an owner that left no record counts as none
+            self._to_write = deque(self._core.with_cursors)
 
     def _stored(self, token: object) -> None:
         core = self._core
@@ -397,6 +413,8 @@ class Session(LinkHandler):
             reach("after_receipt")
             self._metrics.all.stored(token.receipt)
             core.receipt_stored(token.position)
+        elif token is CursorsForgotten:
+            self._being_written -= 1
         elif core is not None and isinstance(token, DeadLetter):
             self._metrics.all.dead_letters.inc()
             core.dead_letter_stored(token.position)

@@ -18,6 +18,7 @@ from bridge.push.holds import watching_holds
 from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
 from bridge.push.owner import PartitionOwner
+from bridge.push.topics import watching_topics
 from bridge.settings import Settings
 
 __all__ = ["PushWorker"]
@@ -72,12 +73,18 @@ class PushWorker:
             )
             for partition in metrics
         ]
+
+        def forgotten() -> None:
+            for owner in owners:
+                owner.cursors_forgotten()
+
         log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
         commands = self._settings.pulsar.system_topic(COMMANDS_TOPIC)
         with (
             watching_pulsar(self._settings, self._health, commands),
             watching_lag(self._settings, self._health, metrics),
             watching_holds(self._settings, self._health, list(metrics)),
+            watching_topics(self._settings, self._health, min(metrics), forgotten),
         ):
             for owner in owners:
                 owner.start()

@@ -1,0 +1,107 @@
+"""Looks every few seconds whether push's topics are still there, and makes anew what was deleted under it (H11).
+
+Pulsar makes no topic in our namespaces by itself, so producers and consumers of one that was deleted wait for it, and
+go on by themselves once it is there again. What a deleted cursors topic knew only its owners know: they are told, and
+write it down again. It may be made anew by others as well, between two looks; that shows in its ledgers, of which none
+is one that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from bridge.contract import CURSORS_TOPIC, partition_name
+from bridge.errors import DeniedError, PulsebridgeError
+from bridge.health import Health
+from bridge.provisioning import create_topic
+from bridge.provisioning_plan import TopicNeed, push_needs, topic_steps
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_watch import Watch
+from bridge.settings import Settings
+
+__all__ = ["TopicWatch", "watching_topics"]
+
+log = structlog.get_logger("push")
+
+_EVERY_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
+
+
+class TopicWatch:
+    """Push's topics as they were last seen. ``forgotten`` is called when the cursors topic is not the one it was."""
+
+    def __init__(self, admin: PulsarAdmin, partition: int, forgotten: Callable[[], None]) -> None:
+        self._admin = admin
+        self._needs = push_needs(admin.settings).topics
+        self._cursors = partition_name(admin.settings.system_topic(CURSORS_TOPIC), partition)
+        self._forgotten = forgotten
+        self._had: dict[str, int] = {}
+        """Topic to the number of its partitions."""
+        self._said: set[str] = set()
+        """Topics that are gone and cannot be made."""
+        self._ledgers: set[int] = set()
+
+    def look(self) -> None:
+        """Look once, and make what is gone. Raises what the admin's requests raise."""
+        for need in self._needs:
+            count = self._admin.partition_count(need.topic)
+            if not count and need.topic in self._had:
+                count = self._make_again(replace(need, partitions=self._had[need.topic]))
+            if count:
+                self._had[need.topic] = count
+                self._said.discard(need.topic)
+        ledgers = {int(ledger["ledgerId"]) for ledger in self._admin.internal_stats(self._cursors)["ledgers"]}
+        if self._ledgers and ledgers and not ledgers & self._ledgers:
+            self._forgotten()
+        self._ledgers = ledgers or self._ledgers
+
+    def _make_again(self, need: TopicNeed) -> int:
+        """Return the number of partitions that the topic has now, 0 when it could not be made."""
+        why = "pulsar.provision is not create"
+        if self._admin.settings.provision == "create":
+            why = "partitions that belong to no topic are in the way: delete them"
+            try:
+                create_topic(self._admin, need)
+            except DeniedError as e:
+                why = str(e)
+        count = self._admin.partition_count(need.topic)
+        if count:
+            log.warning(
+                "topic was deleted, and with it what it held; it is made anew: see who deletes it",
+                topic=need.topic,
+            )
+        elif need.topic not in self._said:
+            self._said.add(need.topic)
+            log.warning(
+                "topic was deleted, commands wait until it is there again; run these commands",
+                topic=need.topic,
+                run=[step.shell for step in topic_steps(need)],
+                why=why,
+            )
+        return count
+
+
+@contextmanager
+def watching_topics(
+    settings: Settings, health: Health, partition: int, forgotten: Callable[[], None]
+) -> Iterator[None]:
+    """Keep push's topics there while the block runs. With ``pulsar.provision: off`` nobody looks.
+
+    ``partition`` is one of the cursors, ``forgotten`` as ``TopicWatch`` takes it; it is called on a thread of its own.
+    """
+    if settings.pulsar.provision == "off":
+        yield
+        return
+
+    def failed(error: PulsebridgeError) -> None:
+        log.debug("the topics could not be looked at", why=error.what)
+
+    with PulsarAdmin(settings.pulsar, timeout_s=_TIMEOUT_S) as admin:
+        watch = TopicWatch(admin, partition, forgotten)
+        with Watch("push-topics", _EVERY_S, watch.look, over=lambda: health.ending, failed=failed):
+            yield
