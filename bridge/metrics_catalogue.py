@@ -13,6 +13,7 @@ from bridge.ingest.metrics import IngestMetrics
 from bridge.metrics import HealthCollector
 from bridge.mop_metrics import MopCollector, Traffic
 from bridge.push.metrics import PushMetrics
+from bridge.silver_metrics import SilverMetrics
 from bridge.source_metrics import SourceMetrics
 
 __all__ = ["Family", "catalogue", "table"]
@@ -42,6 +43,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push.partition(0).lag(0)
     push.receipts.labels(RECEIPT_STATES[0])
     SourceMetrics(registry).query("name")
+    SilverMetrics(registry)
     registry.register(HealthCollector(Health()))
     found = sorted(_families(registry))
     if mop:

@@ -114,6 +114,7 @@ class Job:
     only: Sequence[str] = QUERIES
     available_now: bool = False
     after_silver_step: Callable[[str], None] = lambda step: None
+    suspects: Callable[[int], object] = lambda count: None
     queries: list[StreamingQuery] = field(default_factory=list)
     _locks: list[CheckpointLock] = field(default_factory=list)
     _quality: QualityWatch | None = None
@@ -229,7 +230,9 @@ class Job:
                 plan.decoders, plan.suite, plan.settings.streaming.clock_skew_s, plan.rule_fields
             )
             checkpoint = Checkpoint(self.spark, plan.tables.checkpoint("silver"))
-            batches = silver.SilverBatches(plan.tables, checkpoint, recipe, self.after_silver_step)
+            batches = silver.SilverBatches(
+                plan.tables, checkpoint, recipe, self.after_silver_step, self.suspects
+            )
             return silver.query(self.spark, plan.tables, batches)
         found = alerts.commands(plan.tables.silver.read_stream(self.spark), plan.rules)
         return alerts.query(found, plan.tables, plan.settings.pulsar)
@@ -303,6 +306,7 @@ def await_pulsar(settings: Settings, stop: StopRequest) -> None:
 
 def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
     from bridge.metrics import serving
+    from bridge.silver_metrics import SilverMetrics
     from sources.progress import SourceProgress
     from streaming.session import job_session
 
@@ -310,7 +314,7 @@ def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
     spark.streams.addListener(SourceProgress())
     stop = StopRequest()
     stop.listen(spark)
-    job = Job(spark, plan, only, available_now)
+    job = Job(spark, plan, only, available_now, suspects=SilverMetrics().suspects.inc)
     try:
         job.prepare()
         with serving(plan.settings.metrics):

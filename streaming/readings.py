@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = [
+    "NO_ID",
     "UNDECODABLE",
     "UNKNOWN_TOPIC",
     "Decoder",
@@ -30,6 +31,8 @@ __all__ = [
     "topic_pattern",
 ]
 
+NO_ID: Final = "none"
+"""In place of a path: each message is a reading of its own, named by its place in Pulsar; what repeats is counted."""
 UNKNOWN_TOPIC: Final = "unknown_topic"
 """Rule that a row fails when no decoder's filter matches its MQTT topic."""
 UNDECODABLE: Final = "undecodable"
@@ -44,7 +47,7 @@ class Decoder:
     metric: str
     value: str
     id: str | None = None
-    """Path of the reading's id; None leaves it to the topic rule's ``reading_id``."""
+    """Path of the reading's id; None leaves it to the topic rule's ``reading_id``, ``NO_ID`` says that there is none."""
     time: str | None = None
     """Path of the reading's time; None leaves it to the topic rule's ``reading_time``."""
     unit: str | None = None
@@ -82,7 +85,7 @@ def parse_decoders(entries: Sequence[Any], where: str) -> tuple[Decoder, ...]:
         problems += [f"{at}.{name} is missing" for name in missing]
         for name in ("id", "time", "value", "sent"):
             path = entry.get(name)
-            if path is not None and not str(path).startswith("$"):
+            if path is not None and not str(path).startswith("$") and (name, path) != ("id", NO_ID):
                 problems.append(f"{at}.{name}: {path!r} is no JSON path, give $.{path}")
         if not unknown and not missing:
             values: dict[str, Any] = {k: v if v is None else str(v) for k, v in entry.items()}
@@ -146,7 +149,8 @@ def _anchored(levels: list[str], body: str) -> str:
 
 
 def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFields] = ()) -> DataFrame:
-    """Add silver's columns to bronze rows, and ``decoding_failures`` with the names of the rules not met.
+    """Add silver's columns to bronze rows, ``decoding_failures`` with the names of the rules not met, and ``no_id``:
+    whether the reading has no id but its place.
 
     The first decoder that matches a row's MQTT topic decodes it. A field that is absent or of another type is null.
     ``rules`` say where the id and the time are that a decoder names no path for.
@@ -168,12 +172,18 @@ def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFie
     def told(part: Part, path: str | None) -> Column:
         return by_rule(rules, part) if path is None else text(path)
 
+    def reading_id(decoder: Decoder) -> Column:
+        if decoder.id == NO_ID:
+            return F.concat_ws(":", "ledger_id", "entry_id", "batch_index")
+        return told("id", decoder.id)
+
     event_time = by_decoder(lambda d: F.try_to_timestamp(told("time", d.time)))
     sent = by_decoder(lambda d: F.try_variant_get("json", d.sent, "bigint") if d.sent else F.lit(None))
     unknown = F.when(F.col("decoder").isNull(), F.lit(UNKNOWN_TOPIC))
     undecodable = F.when(F.col("json").isNull(), F.lit(UNDECODABLE))
     return (
-        rows.withColumn("reading_id", by_decoder(lambda d: told("id", d.id)).cast("string"))
+        rows.withColumn("reading_id", by_decoder(reading_id).cast("string"))
+        .withColumn("no_id", by_decoder(lambda d: F.lit(d.id == NO_ID)).eqNullSafe(True))
         .withColumn("metric", by_decoder(lambda d: F.lit(d.metric)).cast("string"))
         .withColumn(
             "value", by_decoder(lambda d: F.try_variant_get("json", d.value, "double")).cast("double")

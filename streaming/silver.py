@@ -7,6 +7,7 @@ One micro-batch, in this order; a test cuts it after each step:
 2. *judged*: rows are decoded, and the names of the rules that each fails are computed once, as a column.
 3. *silver*: rows that fail none are merged into silver, insert only, on device, reading id and event day (H17: no
    watermark, so nothing is too late). Of several in one batch the first in Pulsar's order is kept.
+   Where a decoder says that its readings have no id, each is kept, and those that equal an earlier one are counted.
 4. *quarantine*: the others are appended to quarantine with the names of the rules, the reason and the payload.
 
 Both writes carry the checkpoint's name and the batch's number in Delta's log: a batch that is run again skips what
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming import rule_fields
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLOCK_SKEW",
+    "CONTENT",
     "KEY",
     "SilverBatches",
     "create_tables",
@@ -39,12 +42,16 @@ __all__ = [
     "judged",
     "query",
     "recipe_of",
+    "suspects_of",
 ]
 
 CLOCK_SKEW: Final = "clock_skew"
 """Rule that a row fails when the device's time is too far ahead of arrival (H20)."""
 KEY: Final = ("device", "reading_id", "event_day")
 """What makes two rows the same reading."""
+
+CONTENT: Final = ("device", "mqtt_topic", "metric", "event_day", "event_time", "value")
+"""What is the same in a reading without an id and in the one that it may be a repetition of."""
 
 _REASONS: Final = {
     UNKNOWN_TOPIC: "no decoder's filter matches the MQTT topic",
@@ -105,6 +112,22 @@ def first_of_each(rows: DataFrame) -> DataFrame:
     return rows.withColumn("place", place).where("place = 1").drop("place")
 
 
+def suspects_of(rows: DataFrame, silver: DataFrame) -> int:
+    """Return how many of these rows equal an earlier one, of theirs or of silver; run again, it is the same number.
+
+    Earlier means earlier in Pulsar, where the readings of a device keep their order.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    place = F.struct("ledger_id", "entry_id", "batch_index").alias("place")
+    new = rows.select(*CONTENT, place, F.lit(True).alias("new"))
+    known = silver.join(rows.select(*CONTENT).distinct(), list(CONTENT), "left_semi")
+    both = new.unionByName(known.select(*CONTENT, place, F.lit(False).alias("new")))
+    first = F.min("place").over(Window.partitionBy(*CONTENT))
+    return both.withColumn("first", first).where("new AND place > first").count()
+
+
 def reason_of(suite: Suite) -> Any:
     """Return the column that puts the first failed rule into words."""
     from pyspark.sql import functions as F
@@ -122,12 +145,15 @@ def reason_of(suite: Suite) -> Any:
 
 @dataclass
 class SilverBatches:
-    """Writes the micro-batches of silver. ``after`` is told each step that is done, by its name in the module's text."""
+    """Writes the micro-batches of silver. ``after`` is told each step that is done, by its name in the module's text;
+    ``suspects`` how many readings without an id may be repetitions, in batches where there are any.
+    """
 
     tables: Tables
     checkpoint: Checkpoint
     recipe: Mapping[str, Any]
     after: Callable[[str], None] = lambda step: None
+    suspects: Callable[[int], object] = lambda count: None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. Called by Spark's query thread; what it raises stops the query, and the batch
@@ -147,11 +173,14 @@ class SilverBatches:
             counts = split.agg(
                 F.count_if(good).alias("good"),
                 F.count_if(~good).alias("bad"),
+                F.count_if(good & F.col("no_id")).alias("without_id"),
                 F.min(F.when(good, F.col("event_day"))).alias("first_day"),
                 F.max(F.when(good, F.col("event_day"))).alias("last_day"),
             ).first()
             assert counts is not None  # an aggregate without keys gives one row
             self.after("judged")
+            if counts["without_id"]:
+                self._suspect(split.where(good).where("no_id"), counts["first_day"], counts["last_day"])
             if counts["good"]:
                 passed = split.where(good).select(*(c.name for c in SILVER_COLUMNS))
                 _merge(
@@ -166,6 +195,14 @@ class SilverBatches:
             self.after("quarantine")
         finally:
             split.unpersist()
+
+    def _suspect(self, rows: DataFrame, first_day: date, last_day: date) -> None:
+        from pyspark.sql import functions as F
+
+        silver = self.tables.silver.read(rows.sparkSession)
+        count = suspects_of(rows, silver.where(F.col("event_day").between(first_day, last_day)))
+        if count:
+            self.suspects(count)
 
     def _quarantine(self, rows: DataFrame, recipe: Mapping[str, Any], batch_id: int) -> None:
         from pyspark.sql import functions as F

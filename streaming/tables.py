@@ -80,7 +80,11 @@ POSITION_COLUMNS: Final = ("__topic", "partition", "ledger_id", "entry_id", "bat
 _POSITION: Final = tuple(c for c in BRONZE_COLUMNS if c.name in POSITION_COLUMNS)
 
 SILVER_COLUMNS: Final = (
-    Column("reading_id", "string", "id that the device gave the reading, unique within the device"),
+    Column(
+        "reading_id",
+        "string",
+        "id that the device gave the reading, unique within the device; its place in Pulsar where it gives none",
+    ),
     Column("device", "string", _MEANINGS["device"]),
     Column("metric", "string", "what was measured"),
     Column("value", "double", "the number measured, in unit"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bridge.errors import ConfigError
 from bridge.settings.loading import conf_path
 from bridge.settings.presets import load_preset
-from streaming.readings import check_rules, load_decoders, parse_decoders, topic_pattern
+from streaming.readings import NO_ID, check_rules, load_decoders, parse_decoders, topic_pattern
 from streaming.rule_fields import rule_fields
 
 
@@ -72,6 +72,13 @@ def test_all_problems_of_the_decoders_are_listed(tmp_path: Path) -> None:
         load_decoders(path)
     for named in ("readings[0].extra", "give $.id", "readings[1].metric is missing", "readings[2]"):
         assert named in str(caught.value)
+
+
+def test_a_decoder_may_say_that_there_is_no_id_but_not_that_there_is_no_time() -> None:
+    entry = {"filter": "a", "metric": "m", "id": NO_ID, "time": "$.t", "value": "$.v"}
+    check_rules(parse_decoders([entry], "f"), (), "f")
+    with pytest.raises(ConfigError, match=r"readings\[0\].time: 'none' is no JSON path"):
+        parse_decoders([entry | {"time": NO_ID}], "f")
 
 
 def test_a_decoder_without_an_id_needs_a_topic_rule_that_names_one() -> None:
