@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from bridge.errors import DeniedError, FencedError, PulsebridgeError, TransientError
+from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminatedError, TransientError
 from bridge.health import Part
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.session import CursorsForgotten, Session
@@ -88,11 +88,11 @@ class PartitionOwner:
                 self._metrics.all.lost.inc()
                 self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self._partition, why=str(e))
-            except (TransientError, DeniedError) as e:
+            except (TransientError, RefusedError) as e:
                 worked = worked or session.worked
-                if isinstance(e, DeniedError) and not worked:
+                if isinstance(e, TerminatedError) or (isinstance(e, RefusedError) and not worked):
                     raise
-                # What was right once may be so again: a token is rotated, a right given back.
+                # What was right once may be so again: a token is rotated, a right given back, a topic made anew.
                 self._metrics.all.lost.inc()
                 self._part.waits(str(e))
                 log.warning(

@@ -75,6 +75,24 @@ def test_h11_topics_deleted_under_push_are_made_anew_and_no_command_comes_twice(
     assert all(states[one.command_id] == ["delivered"] for one in (*later, last))
 
 
+def test_h11_a_topic_deleted_before_it_was_written_to_does_not_end_push(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(3)]
+    topic = settings.pulsar.system_topic(RECEIPTS_TOPIC)
+    with Devices(settings) as devices, push_in_thread(settings) as metrics:
+        poll_for(lambda: metrics.takeovers._value.get() == 1, 30, "the partition to be ours")
+        with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+            admin.request("DELETE", f"/{rest_path(topic)}/partitions?force=true")
+        write_commands(settings, commands)
+        devices.await_all(commands)
+        all_acknowledged(settings)
+        assert devices.check(commands) == 0
+    assert {c.command_id for c in commands} == set(receipts(settings))
+
+
 def test_h11_cursors_made_anew_by_others_are_noticed_and_what_may_not_be_made_is_named(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
