@@ -124,8 +124,8 @@ def existing_commands(settings: PulsarSettings) -> int:
     """
     topic = settings.system_topic(COMMANDS_TOPIC)
     with PulsarClient(settings) as client:
-        partitions = client.partitions(topic)
-    if partitions in ([], [topic]):
+        partitions = client.partitioned(topic)
+    if not partitions:
         raise TerminalError(
             f"{topic} is not there, or has no partitions, and pulsar.provision is off",
             remedy="let an operator run what `pulsebridge provision --dry-run` prints",
@@ -168,8 +168,8 @@ def try_writing(settings: PulsarSettings, topics: Iterable[str]) -> None:
     """
     with PulsarClient(settings) as client:
         for topic in topics:
-            partitions = client.partitions(topic)
-            if partitions not in ([], [topic]):
+            partitions = client.partitioned(topic)
+            if partitions:
                 with our_errors(f"closing the producer on {partitions[0]}"):
                     client.producer(partitions[0], batching=False).close()
 
@@ -181,8 +181,8 @@ def try_reading(settings: PulsarSettings, topics: Iterable[str]) -> None:
     """
     with PulsarClient(settings) as client:
         for topic in topics:
-            partitions = client.partitions(topic)
-            if partitions not in ([], [topic]):
+            partitions = client.partitioned(topic)
+            if partitions:
                 with our_errors(f"closing the reader of {partitions[0]}"):
                     client.reader(partitions[0], MessageId.latest).close()
 

@@ -202,6 +202,11 @@ class PulsarClient:
             except pulsar.TopicNotFound:
                 return []
 
+    def partitioned(self, topic: str) -> list[str]:
+        """Return the names of the topic's partitions, none when it is not partitioned or not there."""
+        found = self.partitions(topic)
+        return [] if found == [topic] else found
+
     def producer(
         self,
         topic: str,

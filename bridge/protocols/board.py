@@ -118,7 +118,7 @@ class Advertiser:
 
     def _opened(self) -> Producer:
         topic = self._admin.settings.system_topic(INSTANCES_TOPIC)
-        if self._client.partitions(topic) in ([], [topic]):
+        if not self._client.partitioned(topic):
             raise TerminalError(
                 f"{topic} is not there",
                 remedy="let an operator run what `pulsebridge provision --dry-run` prints",
@@ -146,7 +146,7 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
     Raises TransientError when Pulsar cannot be reached, DeniedError without the right to consume.
     """
     topic = client.settings.system_topic(INSTANCES_TOPIC)
-    if client.partitions(topic) in ([], [topic]):
+    if not client.partitioned(topic):
         return []
     found: dict[str, InstanceRecord] = {}
     partition = partition_name(topic, 0)

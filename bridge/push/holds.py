@@ -165,7 +165,7 @@ def watching_holds(settings: Settings, health: Health, partitions: Sequence[int]
                 follow_compaction(
                     client, partition_name(cursors, number), CURSOR_HOLD, over=lambda: health.ending
                 )
-            if not health.ending and client.partitions(instances) not in ([], [instances]):
+            if not health.ending and client.partitioned(instances):
                 follow_compaction(
                     client, partition_name(instances, 0), INSTANCES_HOLD, over=lambda: health.ending
                 )
