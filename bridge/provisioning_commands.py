@@ -85,7 +85,6 @@ def whole_plan(
 ) -> list[Step]:
     """Return every step, in the order in which they are to be done. ``extra``: further readings topics."""
     from bridge.contract import partition_name
-    from bridge.ingest.provisioning import static_topics
     from bridge.provisioning_plan import (
         compact_step,
         grant_steps,
@@ -95,6 +94,7 @@ def whole_plan(
         tenant_step,
         topic_steps,
     )
+    from bridge.readings_topics import static_topics
 
     pulsar = settings.pulsar
     namespaces = pulsar.all_namespaces

@@ -24,6 +24,7 @@ import structlog
 
 from bridge import errors, logs
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
+from bridge.readings_topics import topics_to_read
 from bridge.settings import Settings
 from bridge.settings.loading import conf_path, load
 from streaming import alerts, bronze, silver
@@ -75,34 +76,18 @@ def plan_of(settings: Settings) -> Plan:
 
 
 def topics_of(settings: Settings) -> list[str]:
-    """Return the full names of the topics to read.
-
-    They are those of ``streaming.topics``, else those that the ingest rules name without a placeholder, else all
-    that the readings namespaces hold now. Raises ConfigError when there is none.
-    """
-    pulsar = settings.pulsar
-    named = [pulsar.readings_topic(name) for name in settings.streaming.topics] or _topics_of_rules(settings)
-    if named:
-        return list(dict.fromkeys(named))
+    """Return the full names of the topics to read (see ``topics_to_read``). Raises ConfigError when there is none."""
     from bridge.pulsar_admin import PulsarAdmin
 
+    pulsar = settings.pulsar
     with PulsarAdmin(pulsar) as admin:
-        found = [topic for namespace in pulsar.readings_namespaces for topic in admin.topics(namespace)]
+        found = topics_to_read(settings, admin.topics)
     if not found:
         raise ConfigError(
             f"no topic in {', '.join(pulsar.readings_namespaces)}",
             remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
         )
     return found
-
-
-def _topics_of_rules(settings: Settings) -> list[str]:
-    """Return the topics that rules name without a placeholder."""
-    return [
-        settings.pulsar.readings_topic(rule.topic, rule.namespace)
-        for rule in settings.ingest.all_rules
-        if "{" not in rule.topic + (rule.namespace or "")
-    ]
 
 
 @dataclass

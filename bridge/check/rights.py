@@ -40,9 +40,9 @@ def _tried(name: str, address: str, act: Callable[[], str]) -> Finding:
 
 
 def _pulsar(settings: Settings, tier: str) -> str:
-    from bridge.ingest.provisioning import static_topics
     from bridge.provisioning import try_reading, try_writing
     from bridge.provisioning_plan import ingest_needs, push_needs
+    from bridge.readings_topics import static_topics
 
     pulsar = settings.pulsar
     if tier in ("source", "sink"):
@@ -61,14 +61,13 @@ def _pulsar(settings: Settings, tier: str) -> str:
 def _source(settings: Settings) -> str:
     """Try the topics that `pulsebridge stream` would read: their statistics, which plan a batch, and a reader."""
     from bridge.contract import partition_name
-    from bridge.ingest.provisioning import static_topics
     from bridge.provisioning import try_reading
     from bridge.pulsar_admin import PulsarAdmin
+    from bridge.readings_topics import topics_to_read
 
     pulsar = settings.pulsar
-    named = [pulsar.readings_topic(name) for name in settings.streaming.topics] or static_topics(settings)
     with PulsarAdmin(pulsar) as admin:
-        topics = named or [topic for name in pulsar.readings_namespaces for topic in admin.topics(name)]
+        topics = topics_to_read(settings, admin.topics)
         missing = [topic for topic in topics if not admin.exists(topic)]
         if missing or not topics:
             raise RefusedError(

@@ -17,11 +17,8 @@ from bridge.provisioning import create_topic, say_unchecked, try_writing, verify
 from bridge.provisioning_plan import ingest_needs, instances_need, policies_lack
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_dial import dial
-from bridge.settings import Settings
-from bridge.topic_patterns import Star
-from bridge.topic_rules import compile_rules
 
-__all__ = ["known_topics", "provision", "static_topics", "verify_policies"]
+__all__ = ["known_topics", "provision", "verify_policies"]
 
 log = structlog.get_logger("provisioning")
 
@@ -29,7 +26,7 @@ log = structlog.get_logger("provisioning")
 def provision(admin: PulsarAdmin, readings: Sequence[str] = ()) -> None:
     """Create, or verify, the namespaces with their policies and the dead letter topic, as ``pulsar.provision`` says.
 
-    ``readings`` are the topics known beforehand (``static_topics``), which ``verify`` wants to find. Raises
+    ``readings`` are the topics known beforehand (``readings_topics.static_topics``), which ``verify`` wants to find. Raises
     TransientError when Pulsar cannot be reached, TerminalError with the remedy when something is missing or a policy
     would lose messages, DeniedError when a step is not allowed.
     """
@@ -51,20 +48,6 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = ()) -> None:
     verify_policies(admin)
     admin.create_partitioned(dead_letters, settings.command_partitions)
     create_topic(admin, instances_need(settings))
-
-
-def static_topics(settings: Settings) -> list[str]:
-    """Return the full names of the readings topics that rules name without a capture."""
-    rules, _ = compile_rules(settings.ingest, settings.pulsar)
-    found = []
-    for rule in rules:
-        parts = rule.local_pattern
-        if not any(isinstance(part, Star) for part in parts):
-            local = "".join(str(part) for part in parts)
-            found += [
-                settings.pulsar.readings_topic(local, name) for name in sorted(rule.namespaces, key=str)
-            ]
-    return list(dict.fromkeys(found))
 
 
 def verify_policies(admin: PulsarAdmin) -> None:

@@ -27,7 +27,7 @@ from bridge.health import Health
 from bridge.ingest.intake import Intake
 from bridge.ingest.metrics import traffic
 from bridge.ingest.policy_watch import verify_topics, watching_policies
-from bridge.ingest.provisioning import known_topics, provision, static_topics
+from bridge.ingest.provisioning import known_topics, provision
 from bridge.ingest.stopping import CLOSE_S, stopping_on_signals
 from bridge.mapping import Mapper
 from bridge.metrics import serving
@@ -42,6 +42,7 @@ from bridge.protocols.running import Running
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.pulsar_watch import watching_pulsar
+from bridge.readings_topics import static_topics
 from bridge.settings import Settings
 
 if TYPE_CHECKING:

@@ -35,9 +35,16 @@ def test_bronze_holds_every_fact_of_the_source_once() -> None:
 
 
 def test_the_topics_are_those_given_else_those_of_the_rules() -> None:
-    rules = (TopicRule(name="w", filter="wearables/+device/+metric", topic="wearables", device="{device}"),)
+    rules = (
+        TopicRule(name="w", filter="wearables/+device/+metric", topic="wearables", device="{device}"),
+        TopicRule(
+            name="y", filter="yard/+device/#", topic="{level1}", device="{device}"
+        ),  # one topic as well
+    )
     ingest = IngestSettings(rules=rules)
-    assert topics_of(Settings(ingest=ingest)) == ["persistent://public/pulsebridge/wearables"]
+    assert topics_of(Settings(ingest=ingest)) == [
+        "persistent://public/pulsebridge/wearables", "persistent://public/pulsebridge/yard",
+    ]  # fmt: skip
     given = Settings(ingest=ingest, streaming=StreamingSettings(topics=("a", "b", "a")))
     assert [t.rpartition("/")[2] for t in topics_of(given)] == ["a", "b"]
 
