@@ -137,16 +137,6 @@ class PulsarAdmin:
         }
         return sorted(partitioned | plain)
 
-    def create_subscription(self, topic: str, name: str, position: str = "earliest") -> bool:
-        """Create a durable subscription at ``earliest`` or ``latest``. Returns False when it was there already."""
-        try:
-            self.request("PUT", subscription_path(topic, name), body=position)
-        except RefusedError as e:
-            if " 409" in e.what:
-                return False
-            raise
-        return True
-
     # --- statistics ---
 
     def internal_stats(self, partition: str) -> dict[str, Any]:

@@ -50,11 +50,6 @@ class Suite:
         """The rules that split rows."""
         return tuple(rule for rule in self.rules if rule.predicate is not None)
 
-    @property
-    def verdict_rules(self) -> tuple[Rule, ...]:
-        """The rules without a row form."""
-        return tuple(rule for rule in self.rules if rule.predicate is None)
-
 
 def load_suite(path: Path) -> Suite:
     """Read a suite in Great Expectations' own JSON. Raises ConfigError naming the file and all problems."""

@@ -68,7 +68,6 @@ class LogTail:
         self.rows = 0
         self.first_us = 0
         """When the first row appeared, µs since the epoch; 0 before that."""
-        self.last_us = 0
         self._next = 0
 
     def advance(self) -> int:
@@ -78,5 +77,4 @@ class LogTail:
             if commit.rows:
                 self.rows += commit.rows
                 self.first_us = self.first_us or commit.us
-                self.last_us = commit.us
         return self.rows

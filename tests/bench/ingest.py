@@ -26,6 +26,7 @@ from bridge.errors import PulsebridgeError, RefusedError
 from bridge.local.ports import free_ports
 from bridge.local.preflight import find_mosquitto
 from bridge.local.stack import LocalStack
+from bridge.provisioning_plan import subscription_step
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
@@ -261,7 +262,7 @@ def started(
         with PulsarAdmin(place.pulsar) as admin:
             admin.provision_namespaces()
             admin.make(topic_of(name, place), 0)
-            admin.create_subscription(topic_of(name, place), "bench")
+            admin.do(subscription_step(topic_of(name, place), "bench"))
         command = [
             peer, "-clean", "-mqtt", f"tcp://127.0.0.1:{port}", "-filter", "peer/#",
             "-pulsar", place.pulsar.service_url, "-topic", topic_of(name, place), "-stat", "0",

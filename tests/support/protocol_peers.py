@@ -22,6 +22,7 @@ from bridge.ingest.service import IngestService
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.protocols.handler import Address
+from bridge.provisioning_plan import subscription_step
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
@@ -228,7 +229,7 @@ def held(namespaces: PulsarSettings) -> Iterator[None]:
     topic = namespaces.readings_topic("fleet")
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         for number in range(admin.partition_count(topic)):
-            admin.create_subscription(partition_name(topic, number), "holds")
+            admin.do(subscription_step(partition_name(topic, number), "holds"))
         body = {"limitSize": 1, "limitTime": -1, "policy": "producer_request_hold"}
         admin.request("POST", quota, body=body)
         unload(admin, topic)

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 __all__ = [
     "ALTERED",
-    "HOPS",
     "HOP_ACK",
     "HOP_BRONZE",
     "HOP_COMMANDS",
@@ -35,7 +34,6 @@ HOP_SILVER: Final = "bronze → silver or quarantine"
 HOP_COMMANDS: Final = "readings → commands emitted"
 HOP_RECEIVED: Final = "commands emitted → received"
 HOP_RECEIPTS: Final = "commands emitted → receipts"
-HOPS: Final = (HOP_ACK, HOP_PULSAR, HOP_BRONZE, HOP_SILVER, HOP_COMMANDS, HOP_RECEIVED, HOP_RECEIPTS)
 
 MISSING: Final = "missing"
 REPEATED: Final = "repeated"

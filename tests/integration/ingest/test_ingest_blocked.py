@@ -14,6 +14,7 @@ from bridge.dead_letters.records import Selection
 from bridge.dead_letters.replay import Replayer, Report
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
+from bridge.provisioning_plan import subscription_step
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import PulsarClient
 from bridge.settings import Settings
@@ -97,7 +98,7 @@ def quota_of_one_kilobyte(settings: PulsarSettings, topic: str) -> Iterator[Call
 
     with PulsarAdmin(settings, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)
-        admin.create_subscription(contract.partition_name(topic, 0), "reads-nothing")
+        admin.do(subscription_step(contract.partition_name(topic, 0), "reads-nothing"))
         with PulsarClient(settings) as client:
             producer = client.producer(contract.partition_name(topic, 0), batching=False)
             producer.send(b"0" * 2000, partition_key="backlog")

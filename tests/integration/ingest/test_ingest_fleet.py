@@ -20,6 +20,7 @@ import yaml
 from bridge.contract import partition_name
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
+from bridge.provisioning_plan import subscription_step
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
@@ -346,6 +347,6 @@ def test_processes_that_start_at_once_make_the_same_subscription(stack: LocalSta
             topic = settings.system_topic(f"fresh-{number}")
             admin.create_partitioned(topic, 1)
             partition = partition_name(topic, 0)
-            made = list(pool.map(lambda _, p=partition: admin.create_subscription(p, "hold"), range(8)))
+            made = list(pool.map(lambda _, p=partition: admin.do(subscription_step(p, "hold")), range(8)))
             assert len(made) == 8
             assert list(admin.stats(partition)["subscriptions"]) == ["hold"]

@@ -13,6 +13,7 @@ from bridge.errors import TerminalError
 from bridge.ingest.policy_watch import PolicyWatch
 from bridge.ingest.provisioning import provision, verify_policies
 from bridge.local.stack import LocalStack
+from bridge.provisioning_plan import subscription_step
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import (
@@ -129,7 +130,7 @@ def test_h13_half_of_a_quota_gives_the_alarm_before_it_holds_the_producers(
     quota = {"limitSize": 10_000, "limitTime": -1, "policy": "producer_request_hold"}
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)
-        admin.create_subscription(partition_name(topic, 0), "a-week-old")
+        admin.do(subscription_step(partition_name(topic, 0), "a-week-old"))
         path = f"/namespaces/{namespaces.tenant}/{namespaces.namespace}/backlogQuota"
         admin.request("POST", f"{path}?backlogQuotaType=destination_storage", body=quota)
         watch = PolicyWatch(admin, lambda: {topic: 1})

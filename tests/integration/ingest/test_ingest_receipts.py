@@ -18,6 +18,7 @@ from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.provisioning import provision, verify_policies
 from bridge.local.stack import LocalStack
+from bridge.provisioning_plan import subscription_step
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import PulsarClient
 from bridge.pulsar_wire.batches import Batch, encode, head_of
@@ -173,7 +174,7 @@ def test_h1_a_quota_that_raises_exceptions_loses_nothing_that_was_vouched_for(
     namespace = f"/namespaces/{s.tenant}/{s.namespace}"
     with world(PulsarClient(s), s) as one, PulsarAdmin(s, timeout_s=30) as admin:
         admin.create_partitioned(one.topic, 1)
-        admin.create_subscription(partition_name(one.topic, 0), "holds")
+        admin.do(subscription_step(partition_name(one.topic, 0), "holds"))
         for number in range(100):
             one.put(b"%04d" % number)
         one.until(lambda: len(one.stored) == 100, "a first good receipt")

@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bridge.errors import ConfigError, DataLossError, FencedError
+from bridge.provisioning_plan import subscription_step
 from bridge.settings.pulsar import PulsarSettings
 from sources.batch import batch_tasks
 from sources.commands import register
@@ -49,7 +50,7 @@ def values(topic: TestTopic, **options: str) -> list[bytes]:
 
 def test_what_a_query_left_is_listed_and_deleted_but_not_while_it_runs(topic: TestTopic) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
-    topic.admin.create_subscription(topic.partition(), "of-somebody-else")
+    topic.admin.do(subscription_step(topic.partition(), "of-somebody-else"))
     options = parse(topic.options(predefinedSubscription="q", startingOffsets="earliest"), streaming=True)
     query = StreamPlanner(options)
     try:

@@ -108,7 +108,7 @@ def test_a_tail_counts_each_row_once_as_the_table_grows(tmp_path: Path) -> None:
     first = tail.first_us
     write_deltalake(str(tail.table), bronze(3), mode="append")
     assert tail.advance() == tail.advance() == 3
-    assert tail.first_us == first < tail.last_us
+    assert tail.first_us == first > 0
 
 
 def test_a_folder_that_is_not_of_a_run_is_refused_with_the_remedy(tmp_path: Path) -> None:
