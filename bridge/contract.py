@@ -262,6 +262,12 @@ class Position(NamedTuple):
     ledger: int
     entry: int
 
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read ``ledger:entry``, as Pulsar's admin writes it. Raises ValueError."""
+        ledger, _, entry = str(text).partition(":")
+        return cls(int(ledger), int(entry))
+
 
 class Behind(NamedTuple):
     """What a query's last batch leaves unread in one partition."""
@@ -281,6 +287,11 @@ def topic_name(tenant: str, namespace: str, local: str) -> str:
 def partition_name(topic: str, partition: int) -> str:
     """Return the name of one partition of a partitioned topic."""
     return f"{topic}{_PARTITION}{partition}"
+
+
+def partition_names(topic: str, partitions: int) -> list[str]:
+    """Return the names of a topic's partitions; its own where it has none."""
+    return [partition_name(topic, number) for number in range(partitions)] or [topic]
 
 
 def base_topic(name: str) -> str:

@@ -12,7 +12,14 @@ from typing import Any
 
 import structlog
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.contract import (
+    COMMANDS_TOPIC,
+    CURSORS_TOPIC,
+    PUSH_SUBSCRIPTION,
+    Position,
+    partition_name,
+    partition_names,
+)
 from bridge.errors import ContractError, DeniedError, TerminalError
 from bridge.provisioning_plan import (
     COMPACTION_THRESHOLD_BYTES,
@@ -257,7 +264,7 @@ def _look_at_topic(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
     if metadata is None:
         found.missing += topic_steps(need)
         return
-    partitions = [partition_name(need.topic, n) for n in range(int(metadata["partitions"]))] or [need.topic]
+    partitions = partition_names(need.topic, int(metadata["partitions"]))
     for partition in partitions if need.subscriptions else ():
         try:
             there: Any = admin.request("GET", f"/{rest_path(partition)}/subscriptions", accept=(404,)) or []
@@ -298,15 +305,10 @@ def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
     cursors = admin.internal_stats(partition)["cursors"]
     if _COMPACTION not in cursors or hold not in cursors:
         return
-    horizon = _place(cursors[_COMPACTION]["markDeletePosition"])
-    if horizon > _place(cursors[hold]["markDeletePosition"]) and horizon[1] >= 0:
+    horizon = Position.parse(cursors[_COMPACTION]["markDeletePosition"])
+    if horizon > Position.parse(cursors[hold]["markDeletePosition"]) and horizon.entry >= 0:
         admin.request(
             "POST",
             f"{subscription_path(partition, hold)}/resetcursor",
-            body={"ledgerId": horizon[0], "entryId": horizon[1], "partitionIndex": -1},
+            body={"ledgerId": horizon.ledger, "entryId": horizon.entry, "partitionIndex": -1},
         )
-
-
-def _place(text: str) -> tuple[int, int]:
-    ledger, _, entry = text.partition(":")
-    return int(ledger), int(entry)

@@ -83,8 +83,7 @@ class BinaryTopics:
 
     def partition_count(self, topic: str) -> int:
         """Return the number of partitions, 0 for a topic without."""
-        names = self._client().partitions(topic)
-        return 0 if names == [topic] else len(names)
+        return len(self._client().partitioned(topic))
 
     def view(self, partition: str, known: PartitionView | None, begin: Position | None) -> PartitionView:
         """Return a partition from the ledgers known before on, or from ``begin``, or from its first message."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from bridge.contract import Position, partition_name
+from bridge.contract import Position, partition_names
 from bridge.errors import TransientError, UnreachableError
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_dial import dial
@@ -134,7 +134,7 @@ class FallbackCatalog(Catalog):
         found: dict[str, str] = {}
         for topic in self.topics:
             count = self._binary.partition_count(topic)
-            found |= {partition_name(topic, n): topic for n in range(count)} or {topic: topic}
+            found |= dict.fromkeys(partition_names(topic, count), topic)
         return found
 
     def _snapshot_known(self, partitions: Iterable[str]) -> dict[str, PartitionView]:

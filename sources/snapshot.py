@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.contract import Position, partition_name
+from bridge.contract import Position, partition_name, partition_names
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.chunks import ChunkPart, part_of
@@ -69,10 +69,7 @@ class Catalog:
             if known is not None and count > known:
                 _log.info("new partitions found", topic=topic, before=known, now=count)
             self._counts[topic] = count
-            for number in range(count):
-                found[partition_name(topic, number)] = topic
-            if count == 0:
-                found[topic] = topic
+            found |= dict.fromkeys(partition_names(topic, count), topic)
         return found
 
     def refuse_missing(self, partitions: Mapping[str, str], views: Mapping[str, PartitionView]) -> None:
@@ -190,7 +187,7 @@ class Catalog:
             if stats is None or stats.get("state") == "NoSnapshot":
                 return None
             if stats.get("state") == "Ready":
-                return _position(stats["maxReadPosition"])
+                return Position.parse(stats["maxReadPosition"])
             time.sleep(_RECOVERY_WAIT_S)
         raise TransientError(f"{partition}: the broker is still recovering its transactions")
 
@@ -261,7 +258,7 @@ def view_of(partition: str, stats: Mapping[str, Any]) -> PartitionView:
     be read. Raises TransientError when the answer is not complete.
     """
     try:
-        confirmed = _position(stats["lastConfirmedEntry"])
+        confirmed = Position.parse(stats["lastConfirmedEntry"])
         listed = [(int(of["ledgerId"]), int(of["entries"]), int(of["size"])) for of in stats["ledgers"]]
         ledgers = []
         for index, (number, entries, size) in enumerate(listed):
@@ -269,12 +266,9 @@ def view_of(partition: str, stats: Mapping[str, Any]) -> PartitionView:
                 entries = confirmed.entry + 1 if number == confirmed.ledger else 0
                 size = int(stats.get("currentLedgerSize", 0)) if entries else 0
             ledgers.append(Ledger(number, entries, size))
-        holds = {name: _position(of["markDeletePosition"]) for name, of in stats.get("cursors", {}).items()}
+        holds = {
+            name: Position.parse(of["markDeletePosition"]) for name, of in stats.get("cursors", {}).items()
+        }
     except (KeyError, ValueError, TypeError) as e:
         raise TransientError(f"internalStats of {partition} cannot be read: {e}") from e
     return PartitionView(partition, tuple(ledgers), holds)
-
-
-def _position(text: str) -> Position:
-    ledger, _, entry = str(text).partition(":")
-    return Position(int(ledger), int(entry))

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from bridge.contract import Position, base_topic
-from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
+from bridge.errors import ConfigError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.logs import configure as configure_logs
 from bridge.pulsar_client import PulsarClient
@@ -377,8 +377,6 @@ def _patiently(act: Callable[[], T]) -> T:
     while True:
         try:
             return act()
-        except RefusedError:
-            raise
         except TransientError:
             if time.monotonic() > until:
                 raise

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.contract import base_topic, partition_name
+from bridge.contract import base_topic, partition_names
 from bridge.errors import ConfigError, FencedError, RefusedError
 from bridge.pulsar_admin import PulsarAdmin, rest_path, subscription_path
 from sources.hold import HoldRecord
@@ -58,7 +58,7 @@ def held_topics(admin: PulsarAdmin, topics: Iterable[str], name: str | None = No
     found = []
     for topic in topics:
         count = admin.partition_count(topic)
-        partitions = [partition_name(topic, n) for n in range(count)] or [topic]
+        partitions = partition_names(topic, count)
         by_name: dict[str, list[tuple[str, HoldRecord, dict[str, Any]]]] = {}
         for partition in partitions:
             path = f"/{rest_path(partition)}/stats?getPreciseBacklog=true&subscriptionBacklogSize=true"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bridge.contract import INSTANCES_TOPIC, partition_name
+from bridge.contract import INSTANCES_TOPIC, partition_names
 from bridge.errors import PulsebridgeError
 from bridge.protocols.board import read_board
 from bridge.protocols.records import InstanceRecord
@@ -84,7 +84,7 @@ def _owners(admin: PulsarAdmin, topics: list[str]) -> tuple[dict[str, dict[str, 
     try:
         for topic in topics:
             count = admin.partition_count(topic)
-            partitions = [partition_name(topic, n) for n in range(count)] or [topic]
+            partitions = partition_names(topic, count)
             found[topic] = {partition: admin.owner(partition) for partition in partitions}
     except PulsebridgeError as e:
         return found, e.what

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.contract import base_topic, partition_name, partition_number
+from bridge.contract import Position, base_topic, partition_name, partition_names, partition_number
 
 TOPIC = "persistent://a/b/t"
 
@@ -23,3 +23,16 @@ def test_a_partition_tells_its_topic_and_its_number(topic: str, number: int) -> 
 def test_any_other_name_is_no_partition_s(name: str) -> None:
     assert base_topic(name) == name
     assert (partition_number(name), partition_number(name, without=-1)) == (0, -1)
+
+
+@given(topic=st.text(min_size=1), count=st.integers(0, 20))
+def test_a_topic_has_the_names_of_its_partitions_or_its_own(topic: str, count: int) -> None:
+    names = partition_names(topic, count)
+    assert [partition_number(name) for name in names] == list(range(count)) if count else names == [topic]
+
+
+def test_a_position_is_read_as_the_admin_writes_it() -> None:
+    assert (Position.parse("7:3"), Position.parse("7:-1")) == (Position(7, 3), Position(7, -1))
+    for wrong in ("", "7", "7:", "7:x"):
+        with pytest.raises(ValueError, match="invalid literal"):
+            Position.parse(wrong)
