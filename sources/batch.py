@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.contract import Position, base_topic
+from bridge.contract import Position
 from bridge.errors import ConfigError
 from bridge.pulsar_client import PulsarClient
 from sources.binary import BinaryTopics
@@ -95,13 +95,9 @@ def _refuse_backwards(
 ) -> None:
     """Refuse an end before the start where both were given as places: it would read nothing, unasked."""
     for name, view in views.items():
-        both = [_asked(place, name) for place in (options.starting, options.ending)]
+        both = [asked.of(name) for asked in (options.starting, options.ending)]
         if all(isinstance(place, Position) for place in both) and view.backlog(ends[name], starts[name])[0]:
             raise ConfigError(
                 f"{name}: endingOffsets {list(ends[name])} lies before startingOffsets {list(starts[name])}",
                 remedy="exchange them, or correct one",
             )
-
-
-def _asked(place: StartingOffsets, name: str) -> object:
-    return place.places.get(name, place.places.get(base_topic(name), place.default))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from bridge.contract import Position, partition_name
+from bridge.contract import Position, base_topic, partition_name
 from bridge.pulsar_wire.protobuf import numbers_of
 from sources.topics import full_name
 
@@ -43,6 +43,10 @@ class StartingOffsets:
     time_ms: int | None = None
     text: str = EARLIEST
     """As the user gave it: what the subscription records (H12)."""
+
+    def of(self, partition: str) -> Place:
+        """Return what is said of a partition, not counting ``time_ms``."""
+        return self.places.get(partition, self.places.get(base_topic(partition), self.default))
 
 
 def offsets_of(text: str, *, ending: bool) -> StartingOffsets:

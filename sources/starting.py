@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.contract import Position, base_topic
+from bridge.contract import Position
 from bridge.errors import ConfigError
 from sources.places import EARLIEST, At, StartingOffsets
 from sources.planning import PartitionView
@@ -13,7 +13,7 @@ __all__ = ["resolve"]
 
 def resolve(asked: StartingOffsets, view: PartitionView, catalog: Catalog) -> Position:
     """Return the place in one partition. Raises ConfigError for a place that the partition does not have."""
-    place = asked.places.get(view.name, asked.places.get(base_topic(view.name), asked.default))
+    place = asked.of(view.name)
     if asked.time_ms is not None:
         place = At(asked.time_ms)
     if isinstance(place, At):
