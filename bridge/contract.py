@@ -284,6 +284,11 @@ def topic_name(tenant: str, namespace: str, local: str) -> str:
     return f"persistent://{tenant}/{namespace}/{local}"
 
 
+def namespace_of(topic: str) -> str:
+    """Return ``tenant/namespace`` of a topic's full name."""
+    return "/".join(topic.partition("://")[2].split("/")[:2])
+
+
 def partition_name(topic: str, partition: int) -> str:
     """Return the name of one partition of a partitioned topic."""
     return f"{topic}{_PARTITION}{partition}"

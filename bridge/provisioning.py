@@ -17,6 +17,7 @@ from bridge.contract import (
     CURSORS_TOPIC,
     PUSH_SUBSCRIPTION,
     Position,
+    namespace_of,
     partition_name,
     partition_names,
 )
@@ -223,7 +224,7 @@ def look(admin: PulsarAdmin, needs: Needs) -> Found:
     found = Found()
     gone = {n for n in needs.namespaces if not _look_at_namespace(admin, n, found)}
     for need in needs.topics:
-        if "/".join(rest_path(need.topic).split("/")[1:3]) in gone:
+        if namespace_of(need.topic) in gone:
             found.missing += topic_steps(need)
             continue
         try:

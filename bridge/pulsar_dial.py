@@ -13,6 +13,7 @@ import time
 from typing import Final
 from urllib.parse import urlsplit
 
+from bridge.contract import namespace_of
 from bridge.errors import ConfigError, DeniedError, RefusedError, TransientError
 from bridge.pulsar_wire import commands
 from bridge.settings.pulsar import PulsarSettings
@@ -91,7 +92,7 @@ def whom(settings: PulsarSettings) -> str:
 def grant_remedy(settings: PulsarSettings, topic: str, *actions: str) -> str:
     """Return the command that grants us ``actions`` on the namespace of a topic, for an operator."""
     role = None if settings.token is None else role_of(settings.token.get_secret_value())
-    namespace = "/".join(topic.partition("://")[2].split("/")[:2])
+    namespace = namespace_of(topic)
     command = ("namespaces", "grant-permission", namespace, "--role", role or "ROLE", "--actions")
     return (
         f"let an operator run: {shlex.join(('pulsar-admin', *command, ','.join(actions)))} (a grant replaces the one "

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.contract import Position, partition_name, partition_names
+from bridge.contract import Position, namespace_of, partition_name, partition_names
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.chunks import ChunkPart, part_of
@@ -92,7 +92,7 @@ class Catalog:
         What this role may not ask counts as off.
         """
         topics = list(topics)
-        namespaces = sorted({"/".join(rest_path(topic).split("/")[1:3]) for topic in topics})
+        namespaces = sorted({namespace_of(topic) for topic in topics})
         found = [*self._pool.map(self._expiry_of_namespace, namespaces)]
         return [finding for of in (*found, *self._pool.map(self._expiry_of_topic, topics)) for finding in of]
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.contract import Position, base_topic, partition_name, partition_names, partition_number
+from bridge.contract import (
+    Position,
+    base_topic,
+    namespace_of,
+    partition_name,
+    partition_names,
+    partition_number,
+)
 
 TOPIC = "persistent://a/b/t"
 
@@ -29,6 +36,10 @@ def test_any_other_name_is_no_partition_s(name: str) -> None:
 def test_a_topic_has_the_names_of_its_partitions_or_its_own(topic: str, count: int) -> None:
     names = partition_names(topic, count)
     assert [partition_number(name) for name in names] == list(range(count)) if count else names == [topic]
+
+
+def test_a_topic_s_namespace_is_told_with_its_tenant() -> None:
+    assert namespace_of(TOPIC) == namespace_of(partition_name(TOPIC, 3)) == "a/b"
 
 
 def test_a_position_is_read_as_the_admin_writes_it() -> None:
