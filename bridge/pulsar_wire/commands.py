@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Final
 from urllib.parse import urlsplit
 
-from bridge.pulsar_wire.protobuf import fields, number, text
+from bridge.pulsar_wire.protobuf import fields, number, numbers_of, text
 
 __all__ = [
     "MAX_FRAME",
@@ -77,6 +77,8 @@ REQUEST_FIELD: Final[dict[int, int]] = {
 """The answers to requests, and the field that names the request."""
 
 # As the C++ client calls what the broker means, so that both tell the user the same (ServerError in PulsarApi.proto).
+_MINUS_ONE: Final = (1 << 64) - 1
+"""As protobuf writes it."""
 _ERRORS: Final = {
     1: "BrokerMetadataError",
     2: "BrokerPersistenceError",
@@ -126,6 +128,11 @@ class Answer:
         """Return a field that is text, on one line and not longer than a message to people may be."""
         value = self.fields.get(field)
         return " ".join(value.decode("utf-8", "replace").split())[:300] if isinstance(value, bytes) else ""
+
+    def names_an_entry(self, field: int) -> bool:
+        """Whether the message id in this field is one; the broker sends -1:-1 for what it dropped as a duplicate."""
+        found = self.fields.get(field)
+        return not isinstance(found, bytes) or numbers_of(found).get(1) != _MINUS_ONE
 
     def error(self, code: int, message: int) -> WireError:
         """Return the error whose code and message stand in these fields."""

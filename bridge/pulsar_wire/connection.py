@@ -36,8 +36,8 @@ _NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.
 class Listener(Protocol):
     """A producer, as its connection knows it. Called on the connection's thread; it must neither block nor raise."""
 
-    def receipted(self, sequence: int) -> None:
-        """The batch of this sequence id is stored."""
+    def receipted(self, sequence: int, *, stored: bool) -> None:
+        """The batch of this sequence id is stored, or was dropped as one that the topic has already."""
 
     def failed(self, error: WireError, *, closed: bool) -> None:
         """The producer can write no more; ``closed`` when the broker does not know it any longer."""
@@ -194,7 +194,7 @@ class BrokerConnection:
         if kind == Kind.SEND_RECEIPT:
             listener = self._listeners.get(answer.number(1))
             if listener is not None:
-                listener.receipted(answer.number(2))
+                listener.receipted(answer.number(2), stored=answer.names_an_entry(3))
         elif kind in REQUEST_FIELD:
             if kind == Kind.PRODUCER_SUCCESS and not answer.number(6, 1):
                 return  # not ready yet, another one follows

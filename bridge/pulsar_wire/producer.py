@@ -117,7 +117,7 @@ class BatchProducer:
 
     # --- what the connection says, on its thread ---
 
-    def receipted(self, sequence: int) -> None:
+    def receipted(self, sequence: int, *, stored: bool) -> None:
         """Take the receipt of the batch ``sequence``; see ``Listener``."""
         with self._lock:
             if not self._pending or sequence < self._pending[0][0]:
@@ -130,6 +130,12 @@ class BatchProducer:
             self.failed(
                 WireError("UnknownError", f"a receipt of {sequence} instead of {first}"), closed=False
             )
+        elif not stored:
+            # Ours are never sent twice under one sequence id, so what the topic has is another batch. The successor
+            # on this connection has a new name, of which no sequence id is known.
+            self.failed(WireError("Dropped", f"batch {first} was taken for a duplicate"), closed=False)
+            if receipt is not None:
+                receipt(WireError("Dropped"))
         elif receipt is not None:
             receipt(None)
 

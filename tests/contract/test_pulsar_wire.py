@@ -14,7 +14,7 @@ from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.pulsar_wire.batches import BATCH_BYTES, head_of
 from bridge.pulsar_wire.commands import WireError
-from bridge.pulsar_wire.producer import BatchProducer
+from bridge.pulsar_wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.pulsar_topics import TestTopic
 
@@ -120,6 +120,25 @@ def test_an_unloaded_topic_fails_what_was_not_confirmed_and_a_successor_goes_on(
     again = client.batch_producer(topic.partition(), producer.successor())
     assert sent(again, [Sent(b"2")]) is None
     assert [m.payload for m in read(client, topic, 2)] == [b"1", b"2"]
+
+
+def test_h1_what_the_topic_takes_for_a_duplicate_is_not_vouched_for_and_its_successor_stores_it(
+    topic: TestTopic, client: PulsarClient, namespaces: PulsarSettings
+) -> None:
+    place = f"/namespaces/{namespaces.tenant}/{namespaces.namespace}/deduplication"
+    topic.admin.request("POST", place, body=True)
+    first = client.batch_producer(topic.partition(), Identity("one"))
+    assert sent(first, [Sent(b"1"), Sent(b"2")]) is None
+    first.close()
+    second = client.batch_producer(topic.partition(), Identity("one"))
+    second.opened(Identity("one"))  # at sequence id 0 again
+    answer = sent(second, [Sent(b"3")])
+    assert answer is not None
+    assert answer.name == "Dropped"
+    second.close()
+    third = client.batch_producer(topic.partition(), second.successor())
+    assert sent(third, [Sent(b"3")]) is None
+    assert [m.payload for m in read(client, topic, 3)] == [b"1", b"2", b"3"]
 
 
 def test_a_terminated_topic_and_one_that_is_not_there_say_so(

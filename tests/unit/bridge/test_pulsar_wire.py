@@ -129,6 +129,14 @@ def test_a_lookup_names_the_broker_that_fits_the_connection() -> None:
     assert isinstance(commands.redirect_of(nobody, tls=True), WireError)
 
 
+def test_a_receipt_of_what_was_dropped_names_no_entry() -> None:
+    below = (1 << 64) - 1
+    for ledger, entry, names in ((7, 0, True), (0, 5, True), (below, below, False)):
+        receipt = Answer(Kind.SEND_RECEIPT, {3: number(1, ledger) + number(2, entry)})
+        assert receipt.names_an_entry(3) is names
+    assert Answer(Kind.SEND_RECEIPT, {}).names_an_entry(3)
+
+
 def test_a_number_below_zero_is_read_as_protobuf_writes_it() -> None:
     data = number(1, (1 << 64) - 1) + text(2, b"x")
     assert dict(fields(data)) == {1: (1 << 64) - 1, 2: b"x"}
