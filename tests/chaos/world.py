@@ -22,6 +22,7 @@ import yaml
 from bridge.local.stack import LocalStack
 from bridge.settings import LogSettings
 from bridge.settings.ingest import TopicRule
+from tests.chaos.evidence import Kill, paging_lines, tell_missing
 from tests.support.fleet import Fleet
 from tests.support.ingest import ingest_settings
 from tests.support.ledger import Ledger, read_ledger
@@ -44,6 +45,7 @@ class World:
         self.proxy = proxy
         self.pulsar = provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
+        self.times: list[Kill] = []
         mqtt = mqtt_settings(stack, protocol="3.1.1", port=proxy.port, keep_alive_s=5, reconnect_max_s=0.5)
         self.root = mqtt.client_id
         rule = TopicRule(name="chaos", filter=f"{self.root}/+device/x", topic=_TOPIC, device="{device}")
@@ -112,12 +114,14 @@ class World:
     def kill(self, victim: Victim) -> None:
         """Kill one of the three with -9 and start it again."""
         self.kills[victim] += 1
+        at = time.time()
         if victim == "worker":
             self.kill_worker()
             self.start()
         else:
             self.stack.kill(victim)
             self.stack.restart(victim)
+        self.times.append(Kill(victim, at, time.time()))
 
     def kill_at(self, point: str, passage: int, victim: Victim) -> None:
         """Start a worker that kills at a named point, wait until it has, and start again who was killed."""
@@ -147,10 +151,12 @@ class World:
         except AssertionError as e:
             raise AssertionError(f"{e}; ingest's log ends:\n{self.log.read_text()[-4000:]}") from e
         self.kills[victim] += 1
+        at = time.time()
         if victim == "worker":
             assert process.returncode == -signal.SIGKILL, self.log.read_text()[-3000:]
         else:
             self.stack.restart(victim)
+        self.times.append(Kill(victim, at, time.time()))
 
     def at_random(self, seconds: float, chance: random.Random, say: Callable[[str], None]) -> None:
         """Kill one after the other, each after a random pause, until the time is over."""
@@ -197,9 +203,31 @@ class World:
         try:
             poll_for(whole, 180, "all that was acknowledged", every=2.0)
         except AssertionError as e:
-            told = f"{found[0].text()}: {found[0].missing[:10]}" if found else "the topic could not be read"
+            told = "the topic could not be read"
+            if found:
+                told = f"{found[0].text()}\n{self._evidence(fleet, found[0].missing, whole)}"
             raise AssertionError(f"{told}\n{e}") from e
         return found[0]
+
+    def _evidence(self, fleet: Fleet, missing: list[str], whole: Callable[[], bool]) -> str:
+        """Tell what is missing, and whether a new connection or a new broker brings it: then it was held, not lost."""
+        told = [tell_missing(fleet, missing, self.times, partitions=self.pulsar.partitions)]
+        for what, act in (
+            ("a new connection of ingest", self.proxy.cut),
+            ("a restart of the MQTT broker", lambda: self.kill("mqtt")),
+        ):
+            act()
+            came = True
+            try:
+                poll_for(whole, 30, f"what {what} brings", every=2.0)
+            except AssertionError:
+                came = False
+            told.append(f"{what} {'brought all of it' if came else 'did not bring it'}")
+            if came:
+                break
+        told.append(paging_lines(self.stack.data_dir / "mqtt/logs/mqtt.log"))
+        told.append("\n".join(s[:300] for s in self.log.read_text().splitlines() if '"warning"' in s)[-6000:])
+        return "\n".join(told)
 
 
 @contextmanager

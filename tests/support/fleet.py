@@ -10,15 +10,29 @@ import selectors
 import socket
 import threading
 import time
+from array import array
+from bisect import bisect
 from contextlib import suppress
 from types import TracebackType
+from typing import NamedTuple
 
 from tests.support.raw_mqtt import packet, text
 
-__all__ = ["Fleet"]
+__all__ = ["Confirmed", "Fleet"]
 
 _BACKOFF_S = 1.0
 _SPACING_S = 0.01  # between two dials: a broker that has just started does not get them all at once
+
+
+class Confirmed(NamedTuple):
+    """When one publish was acknowledged and on which connection; times in seconds since the epoch."""
+
+    at: float
+    connection: int
+    """Which one of its device, from 1 on."""
+    connected: float
+    nth: int
+    """The how manieth that was acknowledged there, from 1 on."""
 
 
 class _Device:
@@ -31,6 +45,10 @@ class _Device:
         self.next = 0
         self.due = 0.0
         self.retry_at = 0.0
+        self.times = array("d")
+        """When each publish was acknowledged."""
+        self.connections: list[tuple[int, float]] = []
+        """The first publish of each connection, and when it was accepted."""
 
 
 class Fleet:
@@ -66,6 +84,13 @@ class Fleet:
     def total(self) -> int:
         """How many publishes the broker has acknowledged."""
         return sum(self.confirmed)
+
+    def confirmed_at(self, device: int, number: int) -> Confirmed:
+        """Return what is known of an acknowledged publish; call it once the fleet is stopped."""
+        one = self._devices[device]
+        connection = bisect(one.connections, number, key=lambda made: made[0])
+        first, connected = one.connections[connection - 1]
+        return Confirmed(one.times[number], connection, connected, number - first + 1)
 
     def stop(self) -> None:
         """End all connections. What is not acknowledged may have arrived or not."""
@@ -128,9 +153,11 @@ class Fleet:
             answer, one.received = one.received[:4], one.received[4:]
             if answer[0] == 0x20 and answer[3] == 0:
                 one.connected = True
+                one.connections.append((one.next, time.time()))
             elif answer[0] == 0x40:
                 one.in_flight = False
                 one.next += 1
+                one.times.append(time.time())
                 self.confirmed[one.number] = one.next
 
     def _drop(self, one: _Device) -> None:
