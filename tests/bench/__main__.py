@@ -12,7 +12,7 @@ from tests.bench.results import Figure, show, write
 
 GROUPS = {"ingest": ingest.measure, "outage": outage.measure, "source": source.measure, "loop": loop.measure}
 
-ON_REQUEST = {"outage": "takes 20 minutes"}
+ON_REQUEST = {"outage": "takes 12 minutes"}
 
 
 def main() -> int:
