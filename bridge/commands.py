@@ -33,6 +33,7 @@ __all__ = [
     "command_problem",
     "decode_command",
     "encode_command",
+    "publish_topic_problem",
 ]
 
 MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
@@ -91,7 +92,7 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("command_id", "is empty; it is the command's identity")
     if not command.device:
         return Problem("device", "is empty; it is the key that keeps a device's order")
-    topic = _topic_problem(command.mqtt_topic)
+    topic = publish_topic_problem(command.mqtt_topic)
     if topic is not None:
         return Problem("mqtt_topic", topic)
     if command.qos not in (0, 1, 2):
@@ -110,7 +111,8 @@ def command_problem(command: Command) -> Problem | None:
     return None
 
 
-def _topic_problem(topic: str) -> str | None:
+def publish_topic_problem(topic: str) -> str | None:
+    """Return why nothing can be published on an MQTT topic, None when it can."""
     # MQTT-4.7.3-1 (not empty), MQTT-3.3.2-2 (no wildcards in PUBLISH), MQTT-1.5.4-2 (no U+0000)
     if not topic:
         return "is empty"

@@ -95,6 +95,8 @@ P_USER: Final = "mqtt.user"
 # Reserved user property on every publish that push makes; ingest never takes such a message for a reading (H8).
 ORIGIN_PROPERTY: Final = "pulsebridge-origin"
 ORIGIN_PUSH: Final = "push"
+ORIGIN_SINK: Final = "sink"
+"""On what ``format("pulsebridge_mqtt")`` publishes, unless it is told otherwise."""
 
 # --- dead letters (beside the envelope's properties) ----------------------------------------------------------
 
@@ -250,6 +252,35 @@ SOURCE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 """Columns of ``format("pulsebridge")``, in order, with Spark SQL types. ``payload`` is ``value`` by its MQTT name."""
 
 
+TOPIC_SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "value": ("binary", "string"),
+    "payload": ("binary", "string"),
+    "__key": ("string", "binary"),
+    "__orderingKey": ("string",),
+    "__topic": ("string",),
+    "__eventTime": ("timestamp", "bigint"),
+    "__messageProperties": ("map<string,string>",),
+}
+"""What ``format("pulsebridge")`` writes of a row, each with the types it takes. ``value`` or ``payload`` is required;
+null there is a tombstone. A ``__eventTime`` that is a number is in ms since the epoch. The other columns of the source
+say where a row was, or repeat what stands in ``__messageProperties``."""
+
+MQTT_SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "mqtt_topic": ("string",),
+    "payload": ("binary", "string"),
+    "qos": ("int",),
+    "retain": ("boolean",),
+    "content_type": ("string",),
+    "response_topic": ("string",),
+    "correlation_data": ("binary",),
+    "user_properties": ("array<struct<name:string,value:string>>",),
+    "payload_format": ("int",),
+    "expiry_s": ("int", "bigint"),
+}
+"""Columns of ``format("pulsebridge_mqtt")``, with the source's names where it has them. ``payload`` is required, and
+``mqtt_topic`` without the option ``topic``; from ``content_type`` on they need MQTT 5."""
+
+
 # --- topic names ------------------------------------------------------------------------------------------------
 
 _PARTITION: Final = "-partition-"
@@ -287,6 +318,19 @@ def topic_name(tenant: str, namespace: str, local: str) -> str:
 def namespace_of(topic: str) -> str:
     """Return ``tenant/namespace`` of a topic's full name."""
     return "/".join(topic.partition("://")[2].split("/")[:2])
+
+
+def full_name(name: str) -> str:
+    """Return the full name of a persistent topic. Raises ValueError, in words, for what is no name of one."""
+    domain, mark, rest = name.partition("://")
+    if mark and domain != "persistent":
+        raise ValueError(f"topic {name!r}: a {domain} topic keeps nothing to replay; give a persistent one")
+    parts = (rest if mark else name).split("/")
+    if not all(parts) or len(parts) not in (1, 3):
+        raise ValueError(
+            f"topic {name!r}: give persistent://tenant/namespace/name, or a name in public/default"
+        )
+    return topic_name(*parts) if len(parts) == 3 else topic_name("public", "default", parts[0])
 
 
 def partition_name(topic: str, partition: int) -> str:

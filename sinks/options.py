@@ -1,119 +1,193 @@
-"""The options of the sinks, by the source's names: which there are, and the settings that they stand for.
+"""The options of the sinks: types, defaults, and what is refused.
 
-Names compare without case, as Spark's own do. An unknown option is refused with the nearest known name.
+Names compare without case, as Spark's own do; an unknown one is refused with the nearest known name. All names stand
+in ``sinks.option_names``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import SecretStr, ValidationError
 
-from bridge.contract import COMMANDS_TOPIC, topic_name
+from bridge.commands import publish_topic_problem
+from bridge.connection_options import OptionReader, pulsar_settings
+from bridge.contract import COMMANDS_TOPIC, full_name, topic_name
 from bridge.errors import ConfigError
+from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
-from bridge.settings.secret_file import token_of
+from bridge.settings.secret_file import SecretFile
+from sinks.option_names import COMMANDS, MQTT, MQTT_SETTINGS, NO_EFFECT, OPTIONS, TOPICS
 
-__all__ = ["OPTIONS", "SinkOptions", "read_options"]
-
-OPTIONS: Final[dict[str, str]] = {
-    "service.url": "Pulsar's binary service URL; default pulsar://127.0.0.1:6650",
-    "admin.url": "Pulsar's admin REST URL; default http://127.0.0.1:8080",
-    "topic": "commands topic, a full name or one in the system namespace; default: the contract's",
-    "tenant": "tenant of the topics; default public",
-    "namespace": "namespace of the readings; default pulsebridge",
-    "system.namespace": "namespace of commands and dead letters; default pulsebridge-system",
-    "partitions": "partitions of a commands topic that is created; default 4",
-    "provision": "whether missing topics and subscriptions are created, true or false; default true",
-    "sendTimeoutMs": "how long a task waits without any receipt of Pulsar before it fails, in ms; default 60000",
-    "pulsar.client.token": "token to authenticate with",
-    "pulsar.client.authPluginClassName": "only the token plug-in is known: use authParams",
-    "pulsar.client.authParams": "token:<token> or file:///<path>, as the Java client takes it; a file is read anew",
-    "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates",
-    "pulsar.client.tlsCertificateFilePath": "PEM file of the client's certificate (mTLS)",
-    "pulsar.client.tlsKeyFilePath": "PEM file of the client's private key (mTLS)",
-    "pulsar.client.tlsHostnameVerificationEnable": "whether a broker's certificate must name its host",
-}
-"""Every option with its meaning and unit."""
+__all__ = [
+    "MqttOptions",
+    "PulsarTarget",
+    "SinkOptions",
+    "read_mqtt_options",
+    "read_options",
+    "read_topic_options",
+]
 
 # What Spark itself passes to a sink.
 _SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "mergeschema")
-_KNOWN: Final = {name.lower(): name for name in OPTIONS}
+_NO_EFFECT: Final = {name.lower() for name in NO_EFFECT}
+
+
+@dataclass(frozen=True)
+class PulsarTarget:
+    """How a task writes to Pulsar. ``send_timeout_s`` is in seconds. Secrets do not show in ``repr``."""
+
+    pulsar: PulsarSettings
+    send_timeout_s: float = 60.0
+    fail_on_bad_rows: bool = False
+    batching: bool = True
+    chunking: bool = False
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """Options that were checked. ``send_timeout_s`` is in seconds. Secrets do not show in ``repr``."""
+    """Options of a write to Pulsar that were checked."""
 
-    pulsar: PulsarSettings
-    topic: str
+    target: PulsarTarget
+    topic: str | None
+    """Full name; None where each row names its own."""
     provision: bool = True
+    base64_keys: bool = False
+
+    @property
+    def pulsar(self) -> PulsarSettings:
+        """The connection."""
+        return self.target.pulsar
+
+
+@dataclass(frozen=True)
+class MqttOptions:
+    """Options of a write to an MQTT broker that were checked. ``send_timeout_s`` is in seconds."""
+
+    mqtt: MqttSettings
+    topic: str | None
+    dead_letter_topic: str
+    window: int = 1000
     send_timeout_s: float = 60.0
+    fail_on_bad_rows: bool = False
+    allow_loopback: bool = False
 
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
-    """Check the options of a write. Raises ConfigError listing all problems at once."""
-    given = {name.lower(): value for name, value in options.items()}
-    problems = _unknown(given)
-    values: dict[str, object] = {}
-    for option, field in (
-        ("service.url", "service_url"),
-        ("admin.url", "admin_url"),
-        ("tenant", "tenant"),
-        ("namespace", "namespace"),
-        ("system.namespace", "system_namespace"),
-        ("partitions", "command_partitions"),
-        ("pulsar.client.tlstrustcertsfilepath", "tls_ca"),
-        ("pulsar.client.tlscertificatefilepath", "tls_certificate"),
-        ("pulsar.client.tlskeyfilepath", "tls_private_key"),
-        ("pulsar.client.tlshostnameverificationenable", "tls_validate_hostname"),
-    ):
-        if option in given:
-            values[field] = (
-                Path(given[option]) if field.startswith("tls_") and "path" in option else given[option]
-            )
-    if "pulsar.client.token" in given:
-        values["token"] = SecretStr(given["pulsar.client.token"])
-    params = given.get("pulsar.client.authparams")
-    if params is not None:
-        try:
-            values["token"] = token_of(params)
-        except (OSError, ValueError) as e:
-            problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
-        if values.get("token", "") is None:
-            problems.append("pulsar.client.authParams: only token:<token> and file:///<path> are known here")
-    provision = given.get("provision", "true").lower()
-    if provision not in ("true", "false"):
-        problems.append(f"provision: is {provision!r}, wanted true or false")
-    timeout = given.get("sendtimeoutms", "60000")
-    if not timeout.isdecimal() or int(timeout) == 0:
-        problems.append(f"sendTimeoutMs: is {timeout!r}, wanted a whole number of ms above 0")
-    pulsar = _pulsar(values, problems)
-    if problems or pulsar is None:
-        raise ConfigError("options of pulsebridge_commands: " + "; ".join(problems))
-    topic = given.get("topic", COMMANDS_TOPIC)
+    """Check the options of ``pulsebridge_commands``. Raises ConfigError listing all problems at once."""
+    reader = _reader(COMMANDS, options)
+    target = _target(reader)
+    provision = reader.flag("provision", True)
+    if target is None or reader.problems:
+        raise _wrong(COMMANDS, reader)
+    topic = reader.text("topic") or COMMANDS_TOPIC
+    pulsar = target.pulsar
     full = topic if "://" in topic else topic_name(pulsar.tenant, pulsar.system_namespace, topic)
-    return SinkOptions(pulsar, full, provision == "true", int(timeout) / 1000)
+    return SinkOptions(target, full, provision)
 
 
-def _unknown(given: Iterable[str]) -> list[str]:
-    problems = []
-    for name in given:
-        if name in _KNOWN or name in _SPARKS_OWN:
-            continue
-        near = difflib.get_close_matches(name, _KNOWN, 1, 0.5)
-        hint = f"; did you mean {_KNOWN[near[0]]}?" if near else ""
-        problems.append(f"{name}: no such option{hint}")
-    return problems
-
-
-def _pulsar(values: dict[str, object], problems: list[str]) -> PulsarSettings | None:
+def read_topic_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of ``pulsebridge`` as a sink. Raises ConfigError listing all problems at once."""
+    reader = _reader(TOPICS, options)
+    chunking = reader.flag("pulsar.producer.chunkingEnabled", False)
+    batching = reader.flag("pulsar.producer.batchingEnabled", not chunking)
+    if batching and chunking:
+        reader.problems.append("chunkingEnabled=true and batchingEnabled=true: a batch cannot be chunked")
+    target = _target(reader, batching=batching, chunking=chunking)
+    provision = reader.flag("provision", True)
+    base64_keys = reader.choice("keyEncoding", ("text", "base64")) == "base64"
+    topic = reader.text("topic")
     try:
-        return PulsarSettings.model_validate(values)
+        topic = None if topic is None else full_name(topic.strip())
+    except ValueError as e:
+        reader.problems.append(str(e))
+    if target is None or reader.problems:
+        raise _wrong(TOPICS, reader)
+    return SinkOptions(target, topic, provision, base64_keys)
+
+
+def read_mqtt_options(options: Mapping[str, str]) -> MqttOptions:
+    """Check the options of ``pulsebridge_mqtt``. Raises ConfigError listing all problems at once."""
+    reader = _reader(MQTT, options)
+    mqtt = _mqtt(reader)
+    topic, dead = reader.text("topic"), reader.text("deadLetterTopic") or "pulsebridge/dead-letters"
+    for name, given in (("topic", topic), ("deadLetterTopic", dead)):
+        problem = None if given is None else publish_topic_problem(given)
+        if problem is not None:
+            reader.problems.append(f"{name} {problem}")
+    window = reader.integer("window", least=1) or 1000
+    timeout_ms = reader.integer("sendTimeoutMs", least=1) or 60_000
+    fail, loopback = _fail(reader), reader.flag("allowLoopback", False)
+    if mqtt is None or reader.problems:
+        raise _wrong(MQTT, reader)
+    return MqttOptions(mqtt, topic, dead, window, timeout_ms / 1000, fail, loopback)
+
+
+def _reader(name: str, options: Mapping[str, str]) -> OptionReader:
+    """Return the options by their names in lower case; those that are none are its first problems."""
+    given = {option.lower(): value for option, value in options.items()}
+    known = {option.lower(): option for option in OPTIONS[name]}
+    problems = []
+    for option in given:
+        if option in known or option in _SPARKS_OWN or (name == TOPICS and option in _NO_EFFECT):
+            continue
+        near = difflib.get_close_matches(option, known, 1, 0.5)
+        hint = f"; did you mean {known[near[0]]}?" if near else ""
+        problems.append(f"{option}: no such option{hint}")
+    return OptionReader(given, problems)
+
+
+def _wrong(name: str, reader: OptionReader) -> ConfigError:
+    return ConfigError(f"options of {name}: " + "; ".join(reader.problems))
+
+
+def _fail(reader: OptionReader) -> bool:
+    return reader.choice("badRows", ("deadletter", "fail")) == "fail"
+
+
+def _target(reader: OptionReader, *, batching: bool = True, chunking: bool = False) -> PulsarTarget | None:
+    more: dict[str, object] = {
+        setting: reader.text(option)
+        for option, setting in (
+            ("tenant", "tenant"), ("namespace", "namespace"), ("system.namespace", "system_namespace"),
+        )
+        if reader.text(option) is not None
+    }  # fmt: skip
+    partitions = reader.integer("partitions", least=1)
+    if partitions is not None:
+        more["command_partitions"] = partitions
+    timeout_ms = reader.integer("sendTimeoutMs", least=1) or 60_000
+    fail = _fail(reader)
+    pulsar = pulsar_settings(reader, **more)
+    return None if pulsar is None else PulsarTarget(pulsar, timeout_ms / 1000, fail, batching, chunking)
+
+
+def _mqtt(reader: OptionReader) -> MqttSettings | None:
+    values: dict[str, Any] = {}
+    for name in MQTT_SETTINGS:
+        text = reader.text(f"mqtt.{name}")
+        if text is not None:
+            values[name] = SecretStr(text) if name == "password" else text
+    for name in ("tls_ca", "tls_certificate", "tls_private_key"):
+        if name in values:
+            values[name] = Path(values[name])
+    file = reader.text("mqtt.password_file")
+    if file is not None:
+        if "password" in values:
+            reader.problems.append("mqtt.password and mqtt.password_file: give one of them")
+        try:
+            values["password"] = SecretFile(file)
+        except (OSError, ValueError) as e:
+            reader.problems.append(f"mqtt.password_file: {e}")
+    try:
+        return MqttSettings(client_id=reader.text("mqtt.client_id") or "pb-sink", **values)
     except ValidationError as e:
-        problems += [f"{'.'.join(map(str, p['loc'])) or 'options'}: {p['msg']}" for p in e.errors()]
+        reader.problems += [
+            f"{'.'.join(('mqtt', *map(str, p['loc'])))}: {p['msg'].removeprefix('Value error, ')}"
+            for p in e.errors()
+        ]
         return None

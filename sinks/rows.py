@@ -5,41 +5,19 @@ Pure: Arrow record batches in, commands and bad rows out. Where they are written
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.commands import Command, Problem, command_problem
-from bridge.contract import COMMAND_COLUMNS
-from bridge.errors import ContractError
+from bridge.commands import Command, Problem, command_problem, encode_command
+from bridge.contract import C_ID, COMMAND_COLUMNS
+from sinks.messages import BadRow, PulsarMessage, check_columns, microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["REQUIRED_COLUMNS", "BadRow", "DeviceOrder", "check_schema", "read_rows"]
+__all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "message_of", "read_rows"]
 
 REQUIRED_COLUMNS: Final = ("command_id", "device", "mqtt_topic", "payload")
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND: Final = timedelta(microseconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that is no command: its number within the task, what is wrong, and what is known of it."""
-
-    row: int
-    problem: Problem
-    command_id: str
-    device: str
-    payload: bytes
-
-    @property
-    def reason(self) -> str:
-        """The reason as it stands in the dead letter."""
-        return f"row {self.row} of the task, {self.problem}"
 
 
 def check_schema(columns: Iterable[tuple[str, str]]) -> None:
@@ -47,25 +25,15 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
     Raises ContractError that lists every missing, unknown and wrongly typed column with the remedy.
     """
-    found = dict(columns)
-    wanted = dict(COMMAND_COLUMNS)
-    problems = [
-        f"column {name} ({wanted[name]}) is missing: add it" for name in REQUIRED_COLUMNS if name not in found
-    ]
-    for name, kind in found.items():
-        if name not in wanted:
-            near = difflib.get_close_matches(name, wanted, 1, 0.5)
-            hint = f"did you mean {near[0]}? Else drop it" if near else "drop it"
-            problems.append(f"column {name} is unknown: {hint}")
-        elif kind != wanted[name]:
-            problems.append(
-                f"column {name} is {kind}, wanted {wanted[name]}: .withColumn('{name}', col('{name}').cast('{wanted[name]}'))"
-            )
-    if problems:
-        raise ContractError(
-            "pulsebridge_commands: " + "; ".join(problems),
-            remedy="columns: " + ", ".join(f"{name} {kind}" for name, kind in COMMAND_COLUMNS),
-        )
+    wanted = {name: (kind,) for name, kind in COMMAND_COLUMNS}
+    check_columns("pulsebridge_commands", columns, wanted, REQUIRED_COLUMNS)
+
+
+def message_of(row: int, command: Command, topic: str) -> PulsarMessage:
+    """Return the message of a command for the commands topic; its key is the device."""
+    return PulsarMessage(
+        row, topic, command.payload, command.device, encode_command(command), command.emitted_at_us // 1000
+    )
 
 
 class DeviceOrder:
@@ -115,8 +83,8 @@ def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command |
         payload=row["payload"],
         qos=1 if row.get("qos") is None else row["qos"],
         retain=bool(row.get("retain")),
-        expires_at_ms=_micros(row.get("expires_at")) // 1000,
-        emitted_at_us=max(_micros(row.get("emitted_at")), 0),
+        expires_at_ms=microseconds(row.get("expires_at")) // 1000,
+        emitted_at_us=max(microseconds(row.get("emitted_at")), 0),
         cause=row.get("cause") or "",
     )
     problem = command_problem(command) or order.problem(command)
@@ -124,11 +92,5 @@ def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command |
 
 
 def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
-    return BadRow(number, problem, row["command_id"] or "", row["device"] or "", row["payload"] or b"")
-
-
-def _micros(at: datetime | None) -> int:
-    # Spark's timestamps come with a zone; exact integers, since a float of seconds loses microseconds.
-    if at is None:
-        return 0
-    return (at - _EPOCH) // _MICROSECOND
+    known = {C_ID: row["command_id"] or ""}
+    return BadRow(number, problem, row["payload"] or b"", row["device"] or "", properties=known)

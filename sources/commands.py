@@ -107,7 +107,7 @@ def _line(of: HeldTopic) -> str:
 
 
 def _topics(admin: PulsarAdmin, settings: Settings, given: Iterable[str] | None) -> list[str]:
-    from sources.topics import full_name
+    from bridge.contract import full_name
 
     if given:
         return [full_name(name) for name in given]

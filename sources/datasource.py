@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from bridge.errors import ConfigError, PulsebridgeError
+from bridge.formats import joined
 from sources.offsets import Offset
 from sources.options import SourceOptions, parse
 from sources.planning import Limits
@@ -56,7 +57,7 @@ def register(spark: SparkSession) -> None:
     Lets Spark push filters to Python sources, and hide ``authParams`` where it shows the options of a view,
     unless the session says otherwise.
     """
-    spark.dataSource.register(PulsebridgeDataSource)
+    spark.dataSource.register(joined(FORMAT, "read", PulsebridgeDataSource, NoWriting))
     for name, value in _SESSION.items():
         if spark.conf.get(name, None) is None:
             spark.conf.set(name, value)
@@ -119,6 +120,19 @@ class PulsebridgeDataSource(DataSource):
         except PulsebridgeError as e:
             # Spark's runner hides what is raised here behind an error of its own.
             return PulsebridgeStreamReader(e)
+
+
+class NoWriting(DataSource):
+    """Stands for the writing half of the format where only the source is registered."""
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Called by Spark for a batch write. Raises ConfigError."""
+        raise ConfigError(
+            "this session knows the format pulsebridge for reading alone",
+            remedy="import sinks; sinks.register(spark)",
+        )
+
+    streamWriter = writer
 
 
 def _asked(options: SourceOptions, schema: StructType) -> SourceOptions:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from bridge.contract import Position, base_topic, partition_name
+from bridge.contract import Position, base_topic, full_name, partition_name
 from bridge.pulsar_wire.protobuf import numbers_of
-from sources.topics import full_name
 
 __all__ = ["EARLIEST", "LATEST", "At", "Place", "StartingOffsets", "offsets_of", "times_of"]
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bridge.contract import topic_name
+from bridge.contract import full_name, topic_name
 
-__all__ = ["TopicsPattern", "asked_topics", "full_name"]
+__all__ = ["TopicsPattern", "asked_topics"]
 
 _DOMAIN = "persistent://"
 
@@ -42,19 +42,6 @@ class TopicsPattern:
             ):
                 found.append(topic)
         return tuple(sorted(found))
-
-
-def full_name(name: str) -> str:
-    """Return the full name of a persistent topic. Raises ValueError, in words, for what is no name of one."""
-    domain, mark, rest = name.partition("://")
-    if mark and domain != "persistent":
-        raise ValueError(f"topic {name!r}: a {domain} topic keeps nothing to replay; give a persistent one")
-    parts = (rest if mark else name).split("/")
-    if not all(parts) or len(parts) not in (1, 3):
-        raise ValueError(
-            f"topic {name!r}: give persistent://tenant/namespace/name, or a name in public/default"
-        )
-    return topic_name(*parts) if len(parts) == 3 else topic_name("public", "default", parts[0])
 
 
 def asked_topics(

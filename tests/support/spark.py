@@ -21,7 +21,9 @@ DELTA_JARS = "PB_DELTA_JARS"
 """Environment: a folder with Delta's jars, instead of the cache."""
 
 
-def build_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkSession:
+def build_session(
+    folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]"
+) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
     from streaming.session import local_session
 
@@ -29,6 +31,7 @@ def build_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkS
     (folder / "events").mkdir(parents=True, exist_ok=True)
     return local_session(
         "pulsebridge-tests",
+        master=master,
         jars=None if jars is None else sorted(Path(jars).glob("*.jar")),
         more={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract import C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
 from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings
+from tests.support import commands_driver
 from tests.support.push import (
     Devices,
     all_acknowledged,
@@ -146,4 +151,42 @@ def test_a_stream_whose_checkpoint_is_lost_gives_no_second_command(
             all_acknowledged(settings)
         assert len(read_topic(settings, COMMANDS_TOPIC)) == 80
         assert devices.check(commands) == 0
+        assert sum(len(got) for got in devices.got.values()) == 40
+
+
+def test_h21_a_task_tried_again_in_another_order_and_a_driver_killed_before_its_commit(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    commands = [command(settings, f"d{n % 4}", n) for n in range(40)]
+    made = spark.createDataFrame(rows(settings, range(40)), SCHEMA).coalesce(1)
+    made.write.parquet(str(tmp_path / "rows"))
+    killed = subprocess.run(
+        [sys.executable, "-m", commands_driver.__name__, str(tmp_path), json.dumps(options(settings))],
+        capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    checkpoint = tmp_path / "checkpoint"
+    assert [path.name for path in (checkpoint / "offsets").glob("[0-9]*")] == ["0"]
+    assert not list((checkpoint / "commits").glob("[0-9]*")), "all was written and nothing is committed"
+    written = [m.properties()[C_ID] for m in read_topic(settings, COMMANDS_TOPIC)]
+    assert (len(written), len(set(written))) == (60, 40), "half by the first try, and all by the second"
+
+    query = (
+        spark.readStream.schema(made.schema)
+        .parquet(str(tmp_path / "rows"))
+        .writeStream.format("pulsebridge_commands")
+        .options(**options(settings))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    written = [m.properties()[C_ID] for m in read_topic(settings, COMMANDS_TOPIC)]
+    assert len(written) == 100, "the batch was run again"
+    assert not read_topic(settings, DEAD_LETTERS_TOPIC)
+    with Devices(settings) as devices, push_in_thread(settings):
+        devices.await_all(commands)
+        all_acknowledged(settings)
+        assert devices.check(commands) == 0, "each command once, in its device's order"
         assert sum(len(got) for got in devices.got.values()) == 40

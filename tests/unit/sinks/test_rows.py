@@ -8,11 +8,11 @@ import pytest
 
 from bridge.commands import Command
 from bridge.contract import COMMAND_COLUMNS
-from bridge.errors import ConfigError, ContractError, TransientError
+from bridge.errors import ContractError, TransientError
 from bridge.pulsar_client import OK
-from sinks.options import read_options
-from sinks.rows import REQUIRED_COLUMNS, BadRow, check_schema, read_rows
-from sinks.writer import Receipts
+from sinks.messages import BadRow
+from sinks.pending import Receipts
+from sinks.rows import REQUIRED_COLUMNS, check_schema, read_rows
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
@@ -94,29 +94,6 @@ def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
     assert "column zzz is unknown: drop it" in text
 
 
-def test_options_compare_without_case_and_stand_for_settings() -> None:
-    options = read_options({"SERVICE.URL": "pulsar://p:1", "admin.url": "http://p:2", "System.Namespace": "s",
-                            "pulsar.client.authParams": "token:secret", "checkpointLocation": "x"})  # fmt: skip
-    assert options.pulsar.service_url == "pulsar://p:1"
-    assert options.topic == "persistent://public/s/commands"
-    assert "secret" not in repr(options)
-
-
-def test_every_problem_of_the_options_is_listed_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError) as e:
-        read_options(
-            {"servce.url": "x", "provision": "maybe", "sendTimeoutMs": "0", "pulsar.client.authParams": "y"}
-        )
-    text = str(e.value)
-    for part in (
-        "did you mean service.url?",
-        "provision: is 'maybe'",
-        "sendTimeoutMs: is '0'",
-        "only token:<token>",
-    ):
-        assert part in text
-
-
 def test_h1_the_first_error_fails_the_task_whatever_is_answered_after_it() -> None:
     receipts = Receipts()
     for _ in range(3):
@@ -132,5 +109,5 @@ def test_h1_missing_receipts_fail_the_task() -> None:
     receipts = Receipts()
     receipts.sent()
     receipts.wait(1, 10)
-    with pytest.raises(TransientError, match="1 commands have no receipt"):
+    with pytest.raises(TransientError, match="1 messages have no receipt"):
         receipts.wait(0, 0.01)

@@ -1,0 +1,68 @@
+"""``format("pulsebridge_mqtt")``: rows straight to an MQTT broker, for those who need no log between.
+
+It decides, on the driver, whether options and schema will do. Rows are at-least-once at the broker: a task that is
+tried again, or a micro-batch that is replayed, publishes its rows again, and no identity tells the repeat. Commands
+that must come once go through ``pulsebridge_commands``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from sinks.mqtt_rows import Plan, check_schema, read_rows
+from sinks.mqtt_writer import write
+from sinks.option_names import MQTT
+from sinks.options import MqttOptions, read_mqtt_options
+from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["MqttSink"]
+
+
+class MqttSink(DataSource):
+    """The sink ``pulsebridge_mqtt``. Its columns are ``bridge.contract.MQTT_SINK_COLUMNS``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return MQTT
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Triggered by ``df.write…save()``, on the driver, once per write. What it raises fails the write.
+
+        Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
+        """
+        return BatchWriter(appending("an MQTT broker", overwrite, lambda: self._task(schema)))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
+
+        Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
+        """
+        return StreamWriter(appending("an MQTT broker", overwrite, lambda: self._task(schema)))
+
+    def _task(self, schema: StructType) -> Task:
+        options = read_mqtt_options(self.options)
+        plan = Plan(options.topic, options.mqtt.protocol == "5", options.allow_loopback)
+        check_schema(((field.name, field.dataType.simpleString()) for field in schema.fields), plan)
+        return _MqttTask(options, plan)
+
+
+@dataclass(frozen=True)
+class _MqttTask:
+    options: MqttOptions
+    plan: Plan
+
+    @property
+    def dead_letters(self) -> str:
+        return f"MQTT topic {self.options.dead_letter_topic}"
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        return Written(*write(read_rows(batches, self.plan), self.options, self.plan))

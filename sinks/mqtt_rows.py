@@ -1,0 +1,163 @@
+"""From the columns of a DataFrame to publishes for an MQTT broker.
+
+Pure: Arrow record batches in, publishes and bad rows out. Section numbers are those of MQTT 5.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.commands import Problem, publish_topic_problem
+from bridge.contract import MQTT_SINK_COLUMNS, ORIGIN_PROPERTY, ORIGIN_SINK
+from bridge.errors import ContractError
+from bridge.mqtt.types import PublishProperties
+from sinks.messages import BadRow, check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Plan", "Publish", "check_schema", "letter_of", "read_rows"]
+
+_OF_MQTT_5: Final = tuple(MQTT_SINK_COLUMNS)[4:]
+_MAX_TEXT_BYTES: Final = 65_535  # 1.5.4 and 1.5.6: the length of text and of binary data has two bytes
+_MAX_PACKET_BYTES: Final = 268_435_455  # 1.5.5
+_MAX_EXPIRY_S: Final = 0xFFFF_FFFF
+_ORIGIN: Final = (ORIGIN_PROPERTY, ORIGIN_SINK)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is the same for all rows of a write."""
+
+    topic: str | None
+    """For rows without one."""
+    mqtt_5: bool
+    allow_loopback: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """One publish; ``row`` is its number within the task."""
+
+    row: int
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: PublishProperties | None
+
+    def refused(self, problem: Problem) -> BadRow:
+        """Return the bad row that this publish is, for a reason that only the broker knows."""
+        return BadRow(self.row, problem, self.payload, "", self.topic)
+
+
+def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
+    """Check a DataFrame's columns (name, Spark SQL type) against the contract.
+
+    Raises ContractError that lists every problem with its remedy.
+    """
+    found = dict(columns)
+    required = ["payload"] if plan.topic is not None else ["mqtt_topic", "payload"]
+    check_columns("pulsebridge_mqtt", found.items(), MQTT_SINK_COLUMNS, required)
+    newer = [name for name in _OF_MQTT_5 if name in found]
+    if newer and not plan.mqtt_5:
+        raise ContractError(
+            f"pulsebridge_mqtt: the columns {', '.join(newer)} exist in MQTT 5 alone",
+            remedy="set mqtt.protocol to 5, or drop them",
+        )
+
+
+def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Publish | BadRow]:
+    """Yield each row of a task as a publish or as a bad row, in order."""
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield _read_row(number, row, plan)
+            number += 1
+
+
+def letter_of(row: BadRow, plan: Plan) -> tuple[bytes, PublishProperties | None]:
+    """Return payload and properties of a bad row for the topic of dead letters."""
+    body = {
+        "reason": row.reason,
+        "row": row.row,
+        "field": row.problem.field,
+        "mqtt_topic": row.topic,
+        "payload_base64": base64.b64encode(row.payload).decode("ascii"),
+    }
+    return json.dumps(body, ensure_ascii=False).encode(), PublishProperties(
+        (_ORIGIN,)
+    ) if plan.mqtt_5 else None
+
+
+def _read_row(number: int, row: Mapping[str, Any], plan: Plan) -> Publish | BadRow:
+    named = row.get("mqtt_topic")
+    topic: str | None = plan.topic if named is None else named
+    payload = row["payload"]
+    payload = payload.encode() if isinstance(payload, str) else payload
+    qos = 1 if row.get("qos") is None else row["qos"]
+    problem = _problem(topic, payload, qos) or (_properties_problem(row) if plan.mqtt_5 else None)
+    if problem is not None or topic is None:
+        assert problem is not None
+        return BadRow(number, problem, payload or b"", "", topic or "")
+    properties = _properties(row, plan) if plan.mqtt_5 else None
+    return Publish(number, topic, payload, qos, bool(row.get("retain")), properties)
+
+
+def _problem(topic: str | None, payload: bytes | None, qos: int) -> Problem | None:
+    if topic is None:
+        return Problem("mqtt_topic", "is null; give the option topic for such rows")
+    why = publish_topic_problem(topic)
+    if why is not None:
+        return Problem("mqtt_topic", why)
+    if payload is None:
+        return Problem("payload", "is null; an empty payload clears a retained message")
+    if len(payload) + _MAX_TEXT_BYTES > _MAX_PACKET_BYTES:
+        return Problem(
+            "payload", f"has {len(payload)} bytes, MQTT takes {_MAX_PACKET_BYTES - _MAX_TEXT_BYTES}"
+        )
+    if qos not in (0, 1, 2):
+        return Problem("qos", f"is {qos}, wanted 0, 1 or 2")
+    return None
+
+
+def _properties_problem(row: Mapping[str, Any]) -> Problem | None:
+    response = row.get("response_topic")
+    why = None if response is None else publish_topic_problem(response)
+    if why is not None:
+        return Problem("response_topic", why)
+    if row.get("payload_format") not in (None, 0, 1):
+        return Problem("payload_format", f"is {row['payload_format']}, wanted 0 (bytes) or 1 (UTF-8)")
+    expiry = row.get("expiry_s")
+    if expiry is not None and not 0 <= expiry <= _MAX_EXPIRY_S:
+        return Problem("expiry_s", f"is {expiry} s, wanted 0 to {_MAX_EXPIRY_S}")
+    if len(row.get("correlation_data") or b"") > _MAX_TEXT_BYTES:
+        return Problem("correlation_data", f"has more than {_MAX_TEXT_BYTES} bytes")
+    texts = [("content_type", row.get("content_type"))]
+    for pair in row.get("user_properties") or ():
+        if pair is None or pair["name"] is None or pair["value"] is None:
+            return Problem("user_properties", "has a null; leave it out (filter)")
+        texts += [("user_properties", pair["name"]), ("user_properties", pair["value"])]
+    for name, text in texts:
+        if text is not None and ("\0" in text or len(text.encode()) > _MAX_TEXT_BYTES):
+            return Problem(name, f"has U+0000 or more than {_MAX_TEXT_BYTES} bytes")
+    return None
+
+
+def _properties(row: Mapping[str, Any], plan: Plan) -> PublishProperties | None:
+    user = [(pair["name"], pair["value"]) for pair in row.get("user_properties") or ()]
+    if not plan.allow_loopback and all(name != ORIGIN_PROPERTY for name, _ in user):
+        user.append(_ORIGIN)
+    found = PublishProperties(
+        tuple(user),
+        row.get("content_type"),
+        row.get("response_topic"),
+        row.get("correlation_data"),
+        row.get("payload_format"),
+        row.get("expiry_s"),
+    )
+    return found if found != PublishProperties() else None

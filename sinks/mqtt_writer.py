@@ -1,0 +1,153 @@
+"""Publishes one task's rows to an MQTT broker: in their order, a bounded number under way, every confirmation awaited.
+
+It decides when a task has succeeded: only when the broker has confirmed each publish of QoS 1 or 2 and each dead
+letter. A refusal that is about one publish makes that a bad row; any other fails the task, which Spark retries.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from bridge.commands import Problem
+from bridge.errors import ContractError, PulsebridgeError, TransientError
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Confirmation, PublishProperties
+from sinks.messages import BadRow
+from sinks.mqtt_rows import Plan, Publish, letter_of
+from sinks.pending import Pending
+
+if TYPE_CHECKING:
+    from sinks.options import MqttOptions
+
+__all__ = ["write"]
+
+log = structlog.get_logger("sink")
+
+_REFUSED_FROM: Final = 0x80
+_NO_SUBSCRIBERS: Final = 0x10
+# MQTT 5, 3.4.2.1: what a PUBACK may say against one message.
+_OF_ONE: Final = {
+    0x87: ("mqtt_topic", "the broker does not allow to publish on it (reason 0x87)"),
+    0x90: ("mqtt_topic", "the broker does not take it (reason 0x90)"),
+    0x99: ("payload", "is not what payload_format says (reason 0x99)"),
+}
+
+
+def write(rows: Iterable[Publish | BadRow], options: MqttOptions, plan: Plan) -> tuple[int, int]:
+    """Publish all rows and return how many the broker has taken, and how many went to the dead letters.
+
+    Raises TransientError or DeniedError when there is no connection or no confirmation, ContractError for a bad row
+    where these fail the task; what was published stays so, and comes again with the task.
+    """
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:  # many tasks of a shuffle have no rows
+        return 0, 0
+    # An MQTT 3.1 broker takes at most 23 characters.
+    client = DeviceClient(
+        options.mqtt, f"{options.mqtt.client_id}-{secrets.token_hex(4)}", window=options.window
+    )
+    client.connect(2 * options.mqtt.connect_timeout_s)
+    try:
+        return _Publishing(client, options, plan).run(chain((first,), rows))
+    finally:
+        client.close()
+
+
+class _Publishing:
+    """One task's publishes over one connection, which is made anew when it is lost."""
+
+    def __init__(self, client: DeviceClient, options: MqttOptions, plan: Plan) -> None:
+        self._client = client
+        self._options = options
+        self._plan = plan
+        self._pending = Pending(
+            "publishes have no confirmation from the MQTT broker",
+            remedy="Spark retries the task; see that the broker is up and takes such packets, or raise sendTimeoutMs",
+            why=self._loss,
+        )
+        self._refused: deque[BadRow] = deque()  # filled by the link's thread
+        self._unheard = False
+
+    def run(self, rows: Iterable[Publish | BadRow]) -> tuple[int, int]:
+        published = bad = 0
+        for row in rows:
+            self._pending.wait(self._options.window - 1, self._options.send_timeout_s)
+            if isinstance(row, Publish):
+                self._publish(row)
+                published += 1
+            else:
+                self._publish_bad(row)
+                bad += 1
+        self._pending.wait(0, self._options.send_timeout_s)
+        while self._refused:
+            self._publish_bad(self._refused.popleft())
+            published, bad = published - 1, bad + 1
+        self._pending.wait(0, self._options.send_timeout_s)
+        if self._unheard:
+            log.warning(
+                "nobody reads the topic of dead letters, bad rows are lost: subscribe to it, or set badRows=fail",
+                topic=self._options.dead_letter_topic,
+            )
+        return published, bad
+
+    def _publish(self, row: Publish) -> None:
+        def confirmed(confirmation: Confirmation) -> None:
+            reason = confirmation.reason
+            if reason in _OF_ONE:
+                self._refused.append(row.refused(Problem(*_OF_ONE[reason])))
+            self._pending.done(None if reason < _REFUSED_FROM or reason in _OF_ONE else _failed(row, reason))
+
+        self._send(row.topic, row.payload, row.qos, row.retain, row.properties, confirmed)
+
+    def _publish_bad(self, row: BadRow) -> None:
+        if self._options.fail_on_bad_rows:
+            raise ContractError(
+                row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside"
+            )
+
+        def confirmed(confirmation: Confirmation) -> None:
+            reason = confirmation.reason
+            self._unheard = self._unheard or reason == _NO_SUBSCRIBERS
+            self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason))
+
+        payload, properties = letter_of(row, self._plan)
+        self._send(self._options.dead_letter_topic, payload, 1, False, properties, confirmed)
+
+    def _send(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: PublishProperties | None,
+        confirmed: Callable[[Confirmation], None],
+    ) -> None:
+        self._pending.sent()
+        self._client.publish(
+            topic, payload, qos=qos, retain=retain, properties=properties, confirmed=confirmed
+        )
+
+    def _lost(self, row: BadRow, reason: int) -> PulsebridgeError:
+        topic = self._options.dead_letter_topic
+        return ContractError(
+            f"{row.reason}; and the broker refused its dead letter on {topic} with reason 0x{reason:02x}",
+            remedy="let this user publish there, name another deadLetterTopic, or set badRows=fail",
+        )
+
+    def _loss(self) -> str:
+        loss = self._client.last_loss
+        return "" if loss is None else f"; the connection was last lost because: {loss.why}"
+
+
+def _failed(row: Publish, reason: int) -> PulsebridgeError:
+    return TransientError(
+        f"row {row.row} of the task: the MQTT broker refused a publish on {row.topic} with reason 0x{reason:02x}",
+        remedy="Spark retries the task; see the broker's log and its quotas",
+    )

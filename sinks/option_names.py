@@ -1,0 +1,72 @@
+"""The names of the sinks' options with their meaning, by format. Data only; ``sinks.options`` gives the values types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bridge.connection_options import CONNECTION_OPTIONS
+from bridge.settings.mqtt import MqttSettings
+
+__all__ = ["COMMANDS", "MQTT", "MQTT_SETTINGS", "NO_EFFECT", "OPTIONS", "TOPICS"]
+
+TOPICS: Final = "pulsebridge"
+COMMANDS: Final = "pulsebridge_commands"
+MQTT: Final = "pulsebridge_mqtt"
+
+_PULSAR: Final[Mapping[str, str]] = {
+    **CONNECTION_OPTIONS,
+    "tenant": "Tenant of the system namespace; default public.",
+    "system.namespace": "Namespace of commands and dead letters; default pulsebridge-system.",
+    "partitions": "Partitions of a topic that is created; default 4.",
+    "provision": "Whether what is missing of them is created, true (default) or false.",
+    "badRows": "deadletter (default): a row that cannot be written goes to the dead letters with row, field and reason, and the others go on; fail: it fails the task.",
+    "sendTimeoutMs": "How long a task waits without any receipt of Pulsar before it fails, in ms (default 60000).",
+}
+
+MQTT_SETTINGS: Final = (
+    "host", "port", "protocol", "username", "password", "tls", "tls_ca", "tls_certificate", "tls_private_key",
+    "tls_validate_hostname", "keep_alive_s", "connect_timeout_s",
+)  # fmt: skip
+"""Settings of the section ``mqtt`` that are options under their own names."""
+
+OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    TOPICS: {
+        "topic": "The topic to write to, for all rows; it has to be there. Without it the column __topic names each row's.",
+        **_PULSAR,
+        "keyEncoding": "text (default: __key is stored as it is); base64: __key is binary and stored as base64, which the source reads with the same option.",
+        "pulsar.producer.batchingEnabled": "Whether messages are sent in batches (default true); false for consumers of type Key_Shared, to which a batch goes whole.",
+        "pulsar.producer.chunkingEnabled": "Whether payloads above Pulsar's limit are sent in chunks (default false: such rows are bad); no batches then.",
+    },
+    COMMANDS: {
+        "topic": "Commands topic, a full name or one in the system namespace; default: commands.",
+        **_PULSAR,
+        "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
+    },
+    MQTT: {
+        "topic": "MQTT topic for the rows whose mqtt_topic is null, or which have no such column.",
+        **{
+            f"mqtt.{name}": f"{field.description} Default: {field.default}."
+            if (field := MqttSettings.model_fields[name]).default is not None
+            else str(field.description)
+            for name in MQTT_SETTINGS
+        },
+        "mqtt.password_file": "File of the password, read anew at each connect, on the executors.",
+        "mqtt.client_id": "Beginning of the client ids; each task adds its own. Default pb-sink.",
+        "window": "Most publishes of a task that are sent and not confirmed; default 1000.",
+        "sendTimeoutMs": "How long a task waits without any confirmation of the broker before it fails, in ms (default 60000).",
+        "badRows": "deadletter (default): a row that cannot be published, or that the broker refuses, is published to deadLetterTopic with row, field and reason, and the others go on; fail: it fails the task.",
+        "deadLetterTopic": "MQTT topic of the bad rows, JSON at QoS 1; default pulsebridge/dead-letters.",
+        "allowLoopback": "Whether ingest may read what is published here (default false: with MQTT 5 it is marked and left out).",
+    },
+}
+"""Every option of each format with its meaning and unit; the names as they are documented, compared without case."""
+
+NO_EFFECT: Final[Mapping[str, str]] = {
+    f"pulsar.producer.{name}": "tunes the Java client"
+    for name in (
+        "batchingMaxBytes", "batchingMaxMessages", "batchingMaxPublishDelayMicros", "blockIfQueueFull",
+        "maxPendingMessages", "maxPendingMessagesAcrossPartitions", "producerName", "sendTimeoutMs",
+    )
+}  # fmt: skip
+"""Producer options of StreamNative's connector that are accepted and change nothing."""

@@ -1,0 +1,171 @@
+"""From the columns of a DataFrame to messages for Pulsar topics, by the source's names for them.
+
+Pure: Arrow record batches in, messages and bad rows out. Bytes of payload and key are untouched.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.commands import MAX_COMMAND_BYTES, Problem
+from bridge.contract import P_DEVICE, SOURCE_COLUMNS, TOPIC_SINK_COLUMNS, base_topic, full_name
+from bridge.errors import ContractError
+from sinks.messages import BadRow, PulsarMessage, check_columns, microseconds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Plan", "check_schema", "read_rows"]
+
+_NOT_WRITTEN: Final = {name: (kind,) for name, kind in SOURCE_COLUMNS if name not in TOPIC_SINK_COLUMNS}
+_PLACES: Final = (
+    "__messageId", "__publishTime", "partition", "ledger_id", "entry_id", "batch_index",
+)  # fmt: skip
+"""Columns of the source that say where a row was; the others that are not written come from its properties."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is the same for all rows of a write."""
+
+    topic: str | None
+    """Full name; None: the column ``__topic`` names each row's."""
+    base64_keys: bool
+    """Whether binary keys are stored as their base64, as Java's clients store them."""
+    chunking: bool
+    """Whether payloads may be larger than a message of Pulsar's may be."""
+    forbidden: str
+    """Beginning of the names of topics that no row may name: the system namespace."""
+
+
+def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
+    """Check a DataFrame's columns (name, Spark SQL type) against what the sink writes.
+
+    Raises ContractError that lists every problem with its remedy.
+    """
+    found = dict(columns)
+    required = ["payload" if "payload" in found else "value"]
+    if plan.topic is None:
+        required.append("__topic")
+    check_columns(
+        "pulsebridge",
+        found.items(),
+        TOPIC_SINK_COLUMNS,
+        required,
+        _NOT_WRITTEN,
+        strangers="drop it, or put it into value (to_json(struct(…))) or __messageProperties",
+    )
+    view = [name for name in found if name in _NOT_WRITTEN and name not in _PLACES]
+    if view and "__messageProperties" not in found:
+        raise ContractError(
+            f"pulsebridge: the columns {', '.join(view)} repeat what stands in __messageProperties, which is not there",
+            remedy="add __messageProperties, or drop them",
+        )
+    if plan.base64_keys and found.get("__key", "binary") != "binary":
+        raise ContractError(
+            "pulsebridge: keyEncoding=base64 wants __key as binary", remedy="cast it to binary"
+        )
+
+
+def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[PulsarMessage | BadRow]:
+    """Yield each row of a task as a message or as a bad row, in order."""
+    number = 0
+    for batch in batches:
+        columns = {
+            name: batch.column(name).to_pylist()
+            for name in TOPIC_SINK_COLUMNS
+            if name in batch.schema.names and not (name == "__topic" and plan.topic is not None)
+        }
+        for at in range(batch.num_rows):
+            yield _read_row(number, {name: values[at] for name, values in columns.items()}, plan)
+            number += 1
+
+
+def _read_row(number: int, row: Mapping[str, Any], plan: Plan) -> PulsarMessage | BadRow:
+    payload = _bytes(row["value"] if "value" in row else row["payload"])
+    properties = dict(row.get("__messageProperties") or ())
+    key, problem = _key(row.get("__key"), plan)
+    topic = plan.topic or ""
+    if plan.topic is None:
+        topic, wrong = _topic(row["__topic"], plan)
+        problem = wrong or problem
+    event_ms, wrong = _event_ms(row.get("__eventTime"))
+    problem = problem or wrong or _properties_problem(properties) or _difference(row, payload)
+    message = PulsarMessage(number, topic, payload, key, properties, event_ms, row.get("__orderingKey"))
+    problem = problem or _too_large(message, plan)
+    if problem is None:
+        return message
+    kept = {name: value for name, value in properties.items() if value is not None}
+    return BadRow(number, problem, payload or b"", kept.get(P_DEVICE) or key or "", topic, key, kept)
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _topic(name: str | None, plan: Plan) -> tuple[str, Problem | None]:
+    if name is None:
+        return "", Problem("__topic", "is null; give each row's topic, or the option topic for all")
+    try:
+        topic = base_topic(full_name(name))
+    except ValueError as e:
+        return "", Problem("__topic", str(e))
+    if topic.startswith(plan.forbidden):
+        why = f"is {name!r}, a topic of the system namespace; only the option topic may name one"
+        return topic, Problem("__topic", why)
+    return topic, None
+
+
+def _key(key: str | bytes | None, plan: Plan) -> tuple[str | None, Problem | None]:
+    """Return the key as it is stored: Pulsar's keys are text."""
+    if key is None:
+        return None, None
+    if not len(key):
+        return None, Problem("__key", "is empty, which Pulsar does not tell from none; null for none")
+    if isinstance(key, str):
+        return key, None
+    if plan.base64_keys:
+        return base64.b64encode(key).decode("ascii"), None
+    try:
+        return key.decode("utf-8"), None
+    except UnicodeDecodeError:
+        why = f"{key[:40]!r} is no text; set keyEncoding=base64, and read it with the same option"
+        return None, Problem("__key", why)
+
+
+def _event_ms(at: datetime | int | None) -> tuple[int, Problem | None]:
+    ms = at if isinstance(at, int) else microseconds(at) // 1000
+    if ms < 0:
+        return 0, Problem("__eventTime", f"is {ms} ms, before the epoch; null for none")
+    return ms, None
+
+
+def _properties_problem(properties: Mapping[str, str | None]) -> Problem | None:
+    for name, value in properties.items():
+        if value is None:
+            return Problem("__messageProperties", f"{name!r} is null; leave it out (map_filter)")
+    return None
+
+
+def _difference(row: Mapping[str, Any], payload: bytes | None) -> Problem | None:
+    # The source gives both, as one: a query that changed one of them must not find the other written.
+    if "value" in row and "payload" in row and _bytes(row["payload"]) != payload:
+        return Problem("payload", "differs from value; drop the one that is not to be written")
+    return None
+
+
+def _too_large(message: PulsarMessage, plan: Plan) -> Problem | None:
+    told = len((message.key or "").encode()) + len((message.ordering_key or "").encode())
+    told += sum(
+        len(name.encode()) + len(value.encode()) for name, value in message.properties.items() if value
+    )
+    size = told + (0 if plan.chunking else len(message.payload or b""))
+    if size <= MAX_COMMAND_BYTES:
+        return None
+    field = "__messageProperties" if told > MAX_COMMAND_BYTES else "value"
+    remedy = "" if plan.chunking else "; pulsar.producer.chunkingEnabled=true takes larger payloads"
+    return Problem(field, f"makes a message of {size} bytes, the limit is {MAX_COMMAND_BYTES}{remedy}")
