@@ -111,7 +111,11 @@ def artemis_files(
         (
             "useEpoll=true",
             "tcpNoDelay=true",
-            "tcpSendBufferSize=1048576",
+            # What waits there for a subscriber of MQTT 3.1.1 takes packet identifiers, of which there are 65,535: without
+            # a free one this version hangs, and it keeps those that an ended connection left unacknowledged.
+            "tcpSendBufferSize=65536",
+            "writeBufferHighWaterMark=65536",
+            "writeBufferLowWaterMark=16384",
             "tcpReceiveBufferSize=1048576",
             # The most that MQTT 5 lets a client announce; ours announce their own window.
             "receiveMaximum=65535",

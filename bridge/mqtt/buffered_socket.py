@@ -17,11 +17,12 @@ from typing import Any, Final
 from bridge.settings.mqtt import MqttSettings
 from bridge.tls import client_context
 
-__all__ = ["BufferedSocket", "secured"]
+__all__ = ["BufferedSocket", "limited", "secured"]
 
 _READ_BYTES: Final = 64 * 1024
 """Below the size from which memory is mapped anew, and faulted in page by page, for each buffer."""
 _OUT_LIMIT: Final = 4 * 1024 * 1024
+_RECEIVE_BYTES: Final = 128 * 1024
 _LINGER_S: Final = 2.0
 
 
@@ -172,6 +173,17 @@ class BufferedSocket:
             except OSError:
                 return failure
         return failure
+
+
+def limited(sock: Any, settings: MqttSettings) -> Any:
+    """Bound what the kernel takes in for us before MQTT 5, which has a Receive Maximum for that.
+
+    Else it grows to megabytes while we do not read: more messages unacknowledged than there are packet identifiers,
+    on which Artemis 2.40 hangs until it restarts.
+    """
+    if settings.protocol != "5":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+    return sock
 
 
 def secured(raw: Any, settings: MqttSettings) -> socket.socket:

@@ -30,7 +30,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from bridge.errors import ConfigError, PulsebridgeError
-from bridge.mqtt.buffered_socket import BufferedSocket, secured
+from bridge.mqtt.buffered_socket import BufferedSocket, limited, secured
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.publishes import MORE, PublishDecoder, packet_length
@@ -64,7 +64,7 @@ class _Paho(paho.Client):
     settings: MqttSettings
 
     def _create_socket(self) -> Any:
-        return BufferedSocket(secured(super()._create_socket(), self.settings))
+        return BufferedSocket(secured(limited(super()._create_socket(), self.settings), self.settings))
 
     def _handle_pubrel(self) -> Any:
         mid = int.from_bytes(self._in_packet["packet"][:2], "big")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+_BUFFER = 64 * 1024
+
 
 class TcpProxy:
     """Listens on a free loopback port and forwards to ``host:port``."""
@@ -89,6 +91,8 @@ class TcpProxy:
             return
         self.connections += 1
         for a, b in ((near, far), (far, near)):
+            for side in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # no store of megabytes between the two
+                a.setsockopt(socket.SOL_SOCKET, side, _BUFFER)
             self._pairs[a] = b
             self._selector.register(a, selectors.EVENT_READ)
 
