@@ -43,6 +43,8 @@ def tell_missing(fleet: Fleet, missing: Sequence[str], kills: Sequence[Kill], *,
         f"within {span:.3f} s, by partition {dict(sorted(shares.items()))}, first of their connection: "
         f"{sum(found.nth == 1 for found, _ in rows)}"
     )
+    if fleet.strange:
+        lines.append(f"{len(fleet.strange)} acknowledgements of what was not in flight: {fleet.strange[:10]}")
     return "\n".join(lines)
 
 

@@ -24,6 +24,11 @@ _BACKOFF_S = 1.0
 _SPACING_S = 0.01  # between two dials: a broker that has just started does not get them all at once
 
 
+def _mid(number: int) -> bytes:
+    """Return the packet identifier of a device's publish, another one than that of the publish before."""
+    return (number % 65535 + 1).to_bytes(2, "big")
+
+
 class Confirmed(NamedTuple):
     """When one publish was acknowledged and on which connection; times in seconds since the epoch."""
 
@@ -63,6 +68,8 @@ class Fleet:
         self.confirmed = [0] * devices
         self.repeated: set[tuple[int, int]] = set()
         """What a device published again, for it saw no acknowledgement."""
+        self.strange: list[str] = []
+        """Acknowledgements of what was not in flight; they confirm nothing."""
         self._next_dial = 0.0
         self._selector = selectors.DefaultSelector()
         self._stopping = threading.Event()
@@ -128,7 +135,7 @@ class Fleet:
     def _publish(self, one: _Device, now: float) -> None:
         name = f"d{one.number:03d}"
         payload = f"{name}#{one.next}".encode().ljust(self._size)
-        body = text(f"{self._root}/{name}/x") + b"\x00\x01" + payload
+        body = text(f"{self._root}/{name}/x") + _mid(one.next) + payload
         assert one.sock is not None
         try:
             one.sock.sendall(packet(0x32, body))
@@ -154,6 +161,8 @@ class Fleet:
             if answer[0] == 0x20 and answer[3] == 0:
                 one.connected = True
                 one.connections.append((one.next, time.time()))
+            elif answer[0] == 0x40 and not (one.in_flight and answer[2:] == _mid(one.next)):
+                self.strange.append(f"d{one.number:03d}#{one.next}: {answer.hex()} at {time.time():.3f}")
             elif answer[0] == 0x40:
                 one.in_flight = False
                 one.next += 1
