@@ -175,3 +175,42 @@ def test_many_devices_share_a_broker(stack: LocalStack) -> None:
         poll_for(lambda: len(inbox) == 20, 30, "one message of each")
         for one in devices:
             one.close()
+
+
+class _AcksAll(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def on_message(self, message: Message) -> None:
+        assert self.link is not None
+        self.count += 1
+        self.to_ack.append(([message.mid], self.link.epoch))
+
+
+@pytest.mark.timeout(300)
+def test_a_paused_link_before_mqtt_5_leaves_the_broker_packet_identifiers(private_stack: LocalStack) -> None:
+    """Artemis sends what the buffers hold; with 65,535 unacknowledged it looks for an identifier for ever.
+
+    On a stack of its own: one that hangs keeps a core busy until it restarts.
+    """
+    count = 70_000
+    mqtt = mqtt_settings(private_stack, protocol="3.1.1")
+    seen = _AcksAll()
+    seen.link = link = Link(mqtt, seen)
+    seen.filters = [Subscription(mqtt.client_id)]
+    link.start()
+    try:
+        poll_for(lambda: seen.granted == [1], 20, "SUBACK")
+        link.pause()
+        with device(mqtt, "dev") as dev:
+            for _ in range(count):
+                dev.publish(mqtt.client_id, b"x")
+            assert dev.flush(120)
+        assert seen.count < 65_535
+        link.resume()
+        link.wake()
+        poll_for(lambda: seen.count >= count, 60, "all of them")
+    finally:
+        link.stop()
+        link.join(10)
