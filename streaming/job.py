@@ -29,9 +29,9 @@ from bridge.settings import Settings
 from bridge.settings.loading import conf_path, load
 from streaming import alerts, bronze, silver
 from streaming.checkpoints import Checkpoint, CheckpointLock
+from streaming.decoders.settings import Decoder, check_rules, load_decoders
 from streaming.predicates import Suite, load_suite
 from streaming.quality import QualityWatch
-from streaming.readings import Decoder, check_rules, load_decoders
 from streaming.rule_fields import RuleFields, rule_fields
 from streaming.rules import AlertRule, load_rules
 from streaming.stopping import StopRequest

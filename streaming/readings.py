@@ -1,120 +1,47 @@
 """Decodes payloads into readings: which JSON path of which MQTT topic is the id, the time and the value.
 
-A decoder may leave id and time to the topic rule that took the message (``rule_fields``). It decides how a payload becomes typed columns. Whether a reading is good is judged by the suite (``predicates``).
+A decoder may leave id and time to the topic rule that took the message (``rule_fields``). It decides how a document
+becomes typed columns; how bytes become a document is left to ``decoders``. Whether a reading is good is judged by the
+suite (``predicates``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import yaml
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bridge.errors import ConfigError
-from streaming.rule_fields import Part, RuleFields, by_rule, rule_says
+from streaming.decoders import forms
+from streaming.decoders.paths import JsonPath
+from streaming.decoders.settings import NO_ID, Decoder
+from streaming.rule_fields import RuleFields, by_rule
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "NO_ID",
-    "UNDECODABLE",
-    "UNKNOWN_TOPIC",
-    "Decoder",
-    "as_recipe",
-    "check_rules",
-    "decode",
-    "load_decoders",
-    "parse_decoders",
-    "topic_pattern",
-]
+__all__ = ["UNDECODABLE", "UNKNOWN_TOPIC", "decode", "topic_pattern"]
 
-NO_ID: Final = "none"
-"""In place of a path: each message is a reading of its own, named by its place in Pulsar; what repeats is counted."""
 UNKNOWN_TOPIC: Final = "unknown_topic"
 """Rule that a row fails when no decoder's filter matches its MQTT topic."""
 UNDECODABLE: Final = "undecodable"
-"""Rule that a row fails when its payload is not UTF-8 JSON."""
+"""Rule that a row fails when its payload is not of the decoder's form."""
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """How the payloads on one filter of MQTT topics become readings. Paths are JSON paths (``$.id``)."""
+class _Said(NamedTuple):
+    """Which setting of a decoder says a column, and the type in which it is taken."""
 
-    filter: str
-    metric: str
-    value: str
-    id: str | None = None
-    """Path of the reading's id; None leaves it to the topic rule's ``reading_id``, ``NO_ID`` says that there is none."""
-    time: str | None = None
-    """Path of the reading's time; None leaves it to the topic rule's ``reading_time``."""
-    unit: str | None = None
-    sent: str | None = None
-    """Path of the time of publishing, µs since the epoch."""
+    setting: str
+    type: str
 
 
-def load_decoders(path: Path) -> tuple[Decoder, ...]:
-    """Read the decoders of a rules file. Raises ConfigError naming the file and what is wrong."""
-    try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as e:
-        raise ConfigError(f"rules file {path}: {e}", remedy="see conf/rules.yaml for an example") from e
-    entries = body.get("readings") if isinstance(body, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise ConfigError(
-            f"rules file {path} has no list `readings`", remedy="see conf/rules.yaml for an example"
-        )
-    return parse_decoders(entries, str(path))
-
-
-def parse_decoders(entries: Sequence[Any], where: str) -> tuple[Decoder, ...]:
-    """Check decoders as they stand in a file. Raises ConfigError listing all problems."""
-    known = {f.name for f in fields(Decoder)}
-    problems = []
-    found = []
-    for n, entry in enumerate(entries):
-        at = f"readings[{n}]"
-        if not isinstance(entry, Mapping):
-            problems.append(f"{at} is not a mapping")
-            continue
-        unknown = sorted(set(entry) - known)
-        problems += [f"{at}.{name} is unknown" for name in unknown]
-        missing = [name for name in ("filter", "metric", "value") if not entry.get(name)]
-        problems += [f"{at}.{name} is missing" for name in missing]
-        for name in ("id", "time", "value", "sent"):
-            path = entry.get(name)
-            if path is not None and not str(path).startswith("$") and (name, path) != ("id", NO_ID):
-                problems.append(f"{at}.{name}: {path!r} is no JSON path, give $.{path}")
-        if not unknown and not missing:
-            values: dict[str, Any] = {k: v if v is None else str(v) for k, v in entry.items()}
-            found.append(Decoder(**values))
-    if problems:
-        raise ConfigError(f"{where}: " + "; ".join(problems), remedy="see conf/rules.yaml for an example")
-    return tuple(found)
-
-
-def check_rules(decoders: Sequence[Decoder], rules: Sequence[RuleFields], where: str) -> None:
-    """Raise ConfigError for a decoder that leaves its id or time to topic rules of which none says anything of it."""
-    problems = []
-    for n, decoder in enumerate(decoders):
-        parts: tuple[Part, ...] = ("id", "time")
-        for part in parts:
-            if getattr(decoder, part) is not None:
-                continue
-            try:
-                said = rule_says(rules, part, decoder.filter)
-            except ValueError as e:
-                raise ConfigError(f"{where}: readings[{n}]: {e}", remedy="correct the filter") from e
-            if not said:
-                problems.append(
-                    f"readings[{n}].{part} is missing, and no topic rule has a reading_{part} for it"
-                )
-    if problems:
-        raise ConfigError(
-            f"{where}: " + "; ".join(problems), remedy="see conf/rules.yaml for an example, or ingest.rules"
-        )
+_COLUMNS: Final = {
+    "reading_id": _Said("id", "string"),
+    "metric": _Said("metric", "string"),
+    "value": _Said("value", "double"),
+    "unit": _Said("unit", "string"),
+    "event_time": _Said("time", "string"),
+    "sent_at": _Said("sent", "bigint"),
+}
 
 
 def topic_pattern(mqtt_filter: str) -> str:
@@ -149,54 +76,98 @@ def _anchored(levels: list[str], body: str) -> str:
 
 
 def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFields] = ()) -> DataFrame:
-    """Add silver's columns to bronze rows, ``decoding_failures`` with the names of the rules not met, and ``no_id``:
-    whether the reading has no id but its place.
+    """Add silver's columns to bronze rows, a row for each reading, and what the readings did not meet.
 
+    ``decoding_failures``: names of the rules not met; ``fault``: why the payload did not decode, in words, else null;
+    ``no_id``: whether the reading has no id but its place.
     The first decoder that matches a row's MQTT topic decodes it. A field that is absent or of another type is null.
-    ``rules`` say where the id and the time are that a decoder names no path for.
+    ``rules`` say where the id and the time are that a decoder names no path for. The payload of an element of an
+    array becomes that element, as JSON: a message with many bad ones must not be kept once for each.
     """
     from pyspark.sql import functions as F
 
-    json = F.expr("try_parse_json(try_validate_utf8(CAST(payload AS STRING)))")
-    rows = rows.withColumn("json", json).withColumn("decoder", _first_match(decoders))
-
-    def by_decoder(column: Any) -> Column:
-        found = F.lit(None)
-        for n, decoder in reversed(list(enumerate(decoders))):
-            found = F.when(F.col("decoder") == n, column(decoder)).otherwise(found)
-        return found
-
-    def text(path: str) -> Column:
-        return F.try_variant_get("json", path, "string")
-
-    def told(part: Part, path: str | None) -> Column:
-        return by_rule(rules, part) if path is None else text(path)
-
-    def reading_id(decoder: Decoder) -> Column:
-        if decoder.id == NO_ID:
-            return F.concat_ws(":", "ledger_id", "entry_id", "batch_index")
-        return told("id", decoder.id)
-
-    event_time = by_decoder(lambda d: F.try_to_timestamp(told("time", d.time)))
-    sent = by_decoder(lambda d: F.try_variant_get("json", d.sent, "bigint") if d.sent else F.lit(None))
+    rows = rows.withColumn("decoder", _first_match(decoders))
+    rows = forms.documents(rows)
+    told = _Told(decoders, rules)
+    # What all readings of a message share is taken before it is taken apart, so that no copy of it goes with each.
+    rows = rows.withColumns(told.columns(of_message=True))
+    rows = forms.elements(rows, decoders)
+    rows = rows.withColumns(told.columns(of_message=False))
+    without_id = [n for n, decoder in enumerate(decoders) if decoder.id == NO_ID]
     unknown = F.when(F.col("decoder").isNull(), F.lit(UNKNOWN_TOPIC))
-    undecodable = F.when(F.col("json").isNull(), F.lit(UNDECODABLE))
+    undecodable = F.when(F.col("fault").isNotNull(), F.lit(UNDECODABLE))
     return (
-        rows.withColumn("reading_id", by_decoder(reading_id).cast("string"))
-        .withColumn("no_id", by_decoder(lambda d: F.lit(d.id == NO_ID)).eqNullSafe(True))
-        .withColumn("metric", by_decoder(lambda d: F.lit(d.metric)).cast("string"))
-        .withColumn(
-            "value", by_decoder(lambda d: F.try_variant_get("json", d.value, "double")).cast("double")
-        )
-        .withColumn("unit", by_decoder(lambda d: F.lit(d.unit)).cast("string"))
-        .withColumn("event_time", event_time.cast("timestamp"))
+        rows.withColumn("event_time", F.try_to_timestamp("event_time").cast("timestamp"))
         .withColumn("event_day", F.to_date("event_time"))
-        .withColumn("sent_at", F.timestamp_micros(sent.cast("bigint")))
+        .withColumn("sent_at", F.timestamp_micros(F.col("sent_at").cast("bigint")))
         .withColumn("publish_time", F.col("__publishTime"))
         .withColumn("processed_at", F.current_timestamp())
+        .withColumn("no_id", F.coalesce(F.col("decoder").isin(without_id), F.lit(False)))
         .withColumn("decoding_failures", F.array_compact(F.array(unknown, undecodable)))
-        .drop("json", "decoder")
+        .drop("item", "decoder", *told.shared)
     )
+
+
+class _Told:
+    """What the decoders and the topic rules say of each column of a reading."""
+
+    def __init__(self, decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> None:
+        self._decoders = decoders
+        self._rules = rules
+        self.shared = [f"message_{name}" for name in _COLUMNS if self._any_shared(name)]
+        """Columns with what the message says; they are there between the two calls of ``columns``."""
+
+    def columns(self, *, of_message: bool) -> dict[str, Column]:
+        """Return what messages say, as shared columns, or what readings say, with that filled in."""
+        if of_message:
+            return {name: self._by_decoder(name.removeprefix("message_"), True) for name in self.shared}
+        return {name: self._by_decoder(name, False) for name in _COLUMNS}
+
+    def _any_shared(self, name: str) -> bool:
+        return any(_is_shared(d, name) for d in self._decoders)
+
+    def _by_decoder(self, name: str, of_message: bool) -> Column:
+        from pyspark.sql import functions as F
+
+        kind = _COLUMNS[name].type
+        found = F.lit(None).cast(kind)
+        for n, decoder in reversed(list(enumerate(self._decoders))):
+            if of_message and not _is_shared(decoder, name):
+                continue
+            column = self._in_message(decoder, name) if of_message else self._in_reading(decoder, name)
+            found = F.when(F.col("decoder") == n, column.cast(kind)).otherwise(found)
+        return found
+
+    def _in_message(self, decoder: Decoder, name: str) -> Column:
+        from pyspark.sql import functions as F
+
+        text = getattr(decoder, _COLUMNS[name].setting)
+        if (name, text) == ("reading_id", NO_ID):
+            return F.concat_ws(":", "ledger_id", "entry_id", "batch_index")
+        if text is None:
+            return by_rule(self._rules, "id" if name == "reading_id" else "time")
+        return F.try_variant_get("json", JsonPath.parse(text).text, _COLUMNS[name].type)
+
+    def _in_reading(self, decoder: Decoder, name: str) -> Column:
+        from pyspark.sql import functions as F
+
+        if _is_shared(decoder, name):
+            shared = F.col(f"message_{name}")
+            # One id for many readings: the place in the message tells them apart, and is the same when it comes again.
+            many = name == "reading_id" and decoder.elements is not None
+            return F.concat(shared, F.lit("#"), F.col("element").cast("string")) if many else shared
+        text = getattr(decoder, _COLUMNS[name].setting)
+        if text is None or not text.startswith("$"):
+            return F.lit(text)
+        return F.try_variant_get("item", text, _COLUMNS[name].type)
+
+
+def _is_shared(decoder: Decoder, name: str) -> bool:
+    """Whether a column is said by the whole message: by the topic rule, or by a path that begins with ``$$``."""
+    text = getattr(decoder, _COLUMNS[name].setting)
+    if text is None or (name, text) == ("reading_id", NO_ID):
+        return name in ("reading_id", "event_time")
+    return bool(text.startswith("$$"))
 
 
 def _first_match(decoders: Sequence[Decoder]) -> Column:
@@ -206,8 +177,3 @@ def _first_match(decoders: Sequence[Decoder]) -> Column:
     for n, decoder in reversed(list(enumerate(decoders))):
         found = F.when(F.col("mqtt_topic").rlike(topic_pattern(decoder.filter)), F.lit(n)).otherwise(found)
     return found
-
-
-def as_recipe(decoders: Sequence[Decoder]) -> list[dict[str, Any]]:
-    """Return decoders as plain data, for the recipe of a batch."""
-    return [asdict(d) for d in decoders]

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streaming import rule_fields
 from streaming.checkpoints import Checkpoint, recipe_hash
+from streaming.decoders.settings import Decoder, as_recipe, parse_decoders
 from streaming.predicates import Suite, failed_rules, parse_suite
-from streaming.readings import UNDECODABLE, UNKNOWN_TOPIC, Decoder, as_recipe, decode, parse_decoders
+from streaming.readings import UNDECODABLE, UNKNOWN_TOPIC, decode
 from streaming.rule_fields import RuleFields
 from streaming.tables import POSITION_COLUMNS, QUARANTINE_COLUMNS, SILVER_COLUMNS, Table, Tables, create
 
@@ -55,7 +56,6 @@ CONTENT: Final = ("device", "mqtt_topic", "metric", "event_day", "event_time", "
 
 _REASONS: Final = {
     UNKNOWN_TOPIC: "no decoder's filter matches the MQTT topic",
-    UNDECODABLE: "the payload is not UTF-8 JSON",
     CLOCK_SKEW: "the device's time is ahead of arrival by more than streaming.clock_skew_s",
 }
 
@@ -108,7 +108,7 @@ def first_of_each(rows: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    place = F.row_number().over(Window.partitionBy(*KEY).orderBy(*POSITION_COLUMNS))
+    place = F.row_number().over(Window.partitionBy(*KEY).orderBy(*POSITION_COLUMNS, "element"))
     return rows.withColumn("place", place).where("place = 1").drop("place")
 
 
@@ -120,7 +120,7 @@ def suspects_of(rows: DataFrame, silver: DataFrame) -> int:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    place = F.struct("ledger_id", "entry_id", "batch_index").alias("place")
+    place = F.struct("ledger_id", "entry_id", "batch_index", "element").alias("place")
     new = rows.select(*CONTENT, place, F.lit(True).alias("new"))
     known = silver.join(rows.select(*CONTENT).distinct(), list(CONTENT), "left_semi")
     both = new.unionByName(known.select(*CONTENT, place, F.lit(False).alias("new")))
@@ -140,7 +140,7 @@ def reason_of(suite: Suite) -> Any:
         ).otherwise(text)
     for name, words in _REASONS.items():
         text = F.when(first == name, F.lit(words)).otherwise(text)
-    return text
+    return F.when(first == UNDECODABLE, F.col("fault")).otherwise(text)
 
 
 @dataclass

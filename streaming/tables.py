@@ -7,6 +7,7 @@ written into the tables is decided by the modules of the queries.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ __all__ = [
     "Column",
     "Table",
     "Tables",
+    "add_columns",
     "create",
     "resolve_root",
     "schema_of",
@@ -99,13 +101,14 @@ SILVER_COLUMNS: Final = (
     Column("command_topic", "string", _MEANINGS["command_topic"]),
     Column("retained", "boolean", _MEANINGS["retained"]),
     *_POSITION,
+    Column("element", "int", "place of the reading in its message, 0 where the message is one reading"),
 )
 
 QUARANTINE_COLUMNS: Final = (
     *SILVER_COLUMNS,
     Column("failed_rules", "array<string>", "names of all rules that the row failed"),
     Column("reason", "string", "the first of them, in words"),
-    Column("payload", "binary", _MEANINGS["payload"]),
+    Column("payload", "binary", "payload as it came; of an element of an array that element, as JSON"),
     Column("recipe", "string", "SHA-256 of the decoders and the suite that judged the row"),
 )
 
@@ -215,16 +218,29 @@ def create(
     comment: str,
     statistics: tuple[str, ...],
 ) -> None:
-    """Create the table unless it is there. ``statistics``: the columns whose bounds are kept for each file."""
+    """Create the table, or add the columns that it lacks. ``statistics``: those whose bounds are kept for each file."""
     properties = {
         **_PROPERTIES,
         "delta.dataSkippingStatsColumns": ",".join(f"`{name}`" for name in statistics),
     }
-    body = ", ".join(f"`{c.name}` {c.type} COMMENT {_quoted(c.comment)}" for c in columns)
     pairs = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in properties.items())
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {table.sql} ({body}) USING DELTA COMMENT {_quoted(comment)} TBLPROPERTIES ({pairs})"
+        f"CREATE TABLE IF NOT EXISTS {table.sql} ({_body(columns)}) USING DELTA COMMENT {_quoted(comment)} "
+        f"TBLPROPERTIES ({pairs})"
     )
+    add_columns(spark, table, columns)
+
+
+def add_columns(spark: SparkSession, table: Table, columns: Sequence[Column]) -> None:
+    """Add those of the columns that the table lacks, whatever the case of their names."""
+    there = {name.lower() for name in table.read(spark).columns}
+    lacking = [c for c in columns if c.name.lower() not in there]
+    if lacking:
+        spark.sql(f"ALTER TABLE {table.sql} ADD COLUMNS ({_body(lacking)})")
+
+
+def _body(columns: Iterable[Column]) -> str:
+    return ", ".join(f"`{c.name}` {c.type} COMMENT {_quoted(c.comment)}" for c in columns)
 
 
 def _quoted(text: str) -> str:

@@ -11,8 +11,8 @@ from bridge.settings import StreamingSettings
 from bridge.settings.loading import conf_path
 from streaming import silver
 from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import load_decoders
 from streaming.predicates import load_suite
-from streaming.readings import load_decoders
 from streaming.tables import Tables
 from tests.support.spark import build_session
 

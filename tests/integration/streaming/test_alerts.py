@@ -14,8 +14,8 @@ from bridge.settings import StreamingSettings
 from bridge.settings.loading import conf_path
 from streaming import alerts, bronze, silver
 from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import load_decoders
 from streaming.predicates import load_suite
-from streaming.readings import load_decoders
 from streaming.rules import command_id, load_rules
 from streaming.tables import Tables
 from tests.support import bronze_rows

@@ -15,10 +15,10 @@ from bridge.errors import ConfigError
 from bridge.settings import StreamingSettings
 from streaming import bronze, silver
 from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import load_decoders
 from streaming.expectations import check_suite, verdicts
 from streaming.predicates import ROW_FORMS, failed_rules, load_suite, parse_suite
 from streaming.quality import make_verdicts
-from streaming.readings import load_decoders
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import reading

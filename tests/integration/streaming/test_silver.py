@@ -22,8 +22,8 @@ from bridge.settings.loading import conf_path
 from bridge.settings.rules import TopicRule
 from streaming import bronze, silver
 from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import NO_ID, Decoder, load_decoders
 from streaming.predicates import Suite, load_suite, parse_suite
-from streaming.readings import NO_ID, Decoder, load_decoders
 from streaming.rule_fields import rule_fields
 from streaming.tables import Tables
 from tests.support import bronze_rows
@@ -168,7 +168,10 @@ def test_h17_without_a_path_of_its_own_a_decoder_takes_id_and_time_from_the_topi
         message(5, "lab/east/oven", at, ("n", "8"), ("n", "9")),
         message(6, "yard/gate", at),
     ])  # fmt: skip
-    decoders = tuple(Decoder(f, "temperature", "$.t") for f in ("v3/+/devices/+/up", "lab/+/+", "yard/+"))
+    decoders = tuple(
+        Decoder(filter=f, metric="temperature", value="$.t")
+        for f in ("v3/+/devices/+/up", "lab/+/+", "yard/+")
+    )
     world.run(decoders=decoders, rules=ingest.all_rules)
     world.arrive([uplink(7, 1), message(8, "lab/east/oven", at | {"t": 40}, ("n", "7"))])  # delivered again
     world.run(decoders=decoders, rules=ingest.all_rules)
@@ -188,7 +191,7 @@ def test_h17_without_a_path_of_its_own_a_decoder_takes_id_and_time_from_the_topi
 
 def test_h17_without_any_id_each_message_is_kept_and_those_that_repeat_one_are_counted(world: World) -> None:
     """In one batch and over batches; a batch that runs again counts the same."""
-    decoders = (Decoder("+/+/glucose", "glucose", "$.glucose", id=NO_ID, time="$.ts"),)
+    decoders = (Decoder(filter="+/+/glucose", metric="glucose", value="$.glucose", id=NO_ID, time="$.ts"),)
     found: list[int] = []
     world.arrive([
         reading(1, "a", 1, 120), reading(2, "a", 1, 120), reading(3, "b", 1, 120), reading(4, "a", 1, 121),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bridge.errors import ConfigError
 from bridge.settings.loading import conf_path
 from bridge.settings.presets import load_preset
-from streaming.readings import NO_ID, check_rules, load_decoders, parse_decoders, topic_pattern
+from streaming.decoders.settings import NO_ID, check_rules, load_decoders, parse_decoders
+from streaming.readings import topic_pattern
 from streaming.rule_fields import rule_fields
 
 

@@ -1,0 +1,140 @@
+"""What a decoder of the rules file says, typed and checked before Spark is started.
+
+A decoder names the form of the payloads on one filter of MQTT topics, and where in them a reading's id, time and value
+are. What becomes of a payload is decided by ``streaming.readings``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from bridge.errors import ConfigError
+from streaming.decoders.paths import JsonPath
+from streaming.rule_fields import Part, RuleFields, rule_says
+
+__all__ = ["NO_ID", "Decoder", "as_recipe", "check_rules", "load_decoders", "parse_decoders"]
+
+NO_ID: Final = "none"
+"""In place of a path: each reading is one of its own, named by its place in Pulsar; what repeats is counted."""
+_EXAMPLE = "see conf/rules.yaml for an example"
+
+
+class Decoder(BaseModel):
+    """How the payloads on one filter of MQTT topics become readings.
+
+    Paths are JSON paths: ``$.id`` in the reading, ``$$.id`` in the whole message where it holds several readings.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    filter: str = Field(min_length=1, description="MQTT topics whose payloads it decodes.")
+    metric: str = Field(min_length=1, description="Name of what is measured, or its path.")
+    value: str = Field(description="Path of the number.")
+    id: str | None = Field(
+        None, description="Path of the reading's id, or NO_ID; left out, the topic rule's reading_id says it."
+    )
+    time: str | None = Field(
+        None, description="Path of the reading's time; none leaves it to the topic rule's reading_time."
+    )
+    unit: str | None = Field(None, description="Unit of the value, or its path.")
+    sent: str | None = Field(None, description="Path of the time of publishing, µs since the epoch.")
+    elements: str | None = Field(
+        None, description="Path of an array of which each element is a reading; none: the payload is one."
+    )
+    max_elements: int = Field(
+        10_000, ge=1, description="Elements that one message may hold; beyond it: quarantine."
+    )
+
+    @field_validator("time", "value", "sent", "elements")
+    @classmethod
+    def _path(cls, text: str | None) -> str | None:
+        if text is not None:
+            JsonPath.parse(text)
+        return text
+
+    @field_validator("id")
+    @classmethod
+    def _path_or_none(cls, text: str | None) -> str | None:
+        return text if text == NO_ID else cls._path(text)
+
+    @field_validator("metric", "unit")
+    @classmethod
+    def _word_or_path(cls, text: str | None) -> str | None:
+        return cls._path(text) if text is not None and text.startswith("$") else text
+
+    @field_validator("elements")
+    @classmethod
+    def _of_the_message(cls, text: str | None) -> str | None:
+        if text is not None and JsonPath.parse(text).of_message:
+            raise ValueError(f"{text!r} begins at the message anyway, give {text[1:]}")
+        return text
+
+
+def load_decoders(path: Path) -> tuple[Decoder, ...]:
+    """Read the decoders of a rules file. Raises ConfigError naming the file and what is wrong."""
+    try:
+        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as e:
+        raise ConfigError(f"rules file {path}: {e}", remedy=_EXAMPLE) from e
+    entries = body.get("readings") if isinstance(body, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"rules file {path} has no list `readings`", remedy=_EXAMPLE)
+    return parse_decoders(entries, str(path))
+
+
+def parse_decoders(entries: Sequence[Any], where: str) -> tuple[Decoder, ...]:
+    """Check decoders as they stand in a file. Raises ConfigError listing all problems, each with its filter."""
+    problems: list[str] = []
+    found: list[Decoder] = []
+    for n, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            problems.append(f"readings[{n}] is not a mapping")
+            continue
+        try:
+            found.append(Decoder.model_validate(dict(entry)))
+        except ValidationError as e:
+            of = f" (filter {entry['filter']})" if "filter" in entry else ""
+            problems += [_problem(f"readings[{n}]", of, dict(one)) for one in e.errors()]
+    if problems:
+        raise ConfigError(f"{where}: " + "; ".join(problems), remedy=_EXAMPLE)
+    return tuple(found)
+
+
+def _problem(at: str, of: str, one: Mapping[str, Any]) -> str:
+    place = ".".join(map(str, (at, *one["loc"])))
+    if one["type"] == "extra_forbidden":
+        return f"{place} is unknown{of}"
+    if one["type"] == "missing":
+        return f"{place} is missing{of}"
+    return f"{place}: {str(one['msg']).removeprefix('Value error, ')}{of}"
+
+
+def check_rules(decoders: Sequence[Decoder], rules: Sequence[RuleFields], where: str) -> None:
+    """Raise ConfigError for a decoder that leaves its id or time to topic rules of which none says anything of it."""
+    problems = []
+    for n, decoder in enumerate(decoders):
+        parts: tuple[Part, ...] = ("id", "time")
+        for part in parts:
+            if getattr(decoder, part) is not None:
+                continue
+            try:
+                said = rule_says(rules, part, decoder.filter)
+            except ValueError as e:
+                raise ConfigError(f"{where}: readings[{n}]: {e}", remedy="correct the filter") from e
+            if not said:
+                problems.append(
+                    f"readings[{n}].{part} is missing, and no topic rule has a reading_{part} for it "
+                    f"(filter {decoder.filter})"
+                )
+    if problems:
+        raise ConfigError(f"{where}: " + "; ".join(problems), remedy=f"{_EXAMPLE}, or ingest.rules")
+
+
+def as_recipe(decoders: Sequence[Decoder]) -> list[dict[str, Any]]:
+    """Return decoders as plain data, for the recipe of a batch; what is left to its default is left out."""
+    return [d.model_dump(exclude_defaults=True) for d in decoders]
