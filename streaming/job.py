@@ -30,6 +30,7 @@ from bridge.settings.loading import conf_path, load
 from streaming import alerts, bronze, silver
 from streaming.checkpoints import Checkpoint, CheckpointLock
 from streaming.decoders.settings import Decoder, check_rules, load_decoders
+from streaming.decoders.unpacking import check_packages
 from streaming.predicates import Suite, load_suite
 from streaming.quality import QualityWatch
 from streaming.rule_fields import RuleFields, rule_fields
@@ -70,6 +71,7 @@ def plan_of(settings: Settings) -> Plan:
     decoders = load_decoders(rules_file)
     fields = rule_fields(settings.ingest.all_rules)
     check_rules(decoders, fields, str(rules_file))
+    check_packages(decoders, str(rules_file))
     return Plan(
         settings, Tables.of(streaming), decoders, load_suite(suite_file), load_rules(rules_file), fields
     )

@@ -87,7 +87,7 @@ def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFie
     from pyspark.sql import functions as F
 
     rows = rows.withColumn("decoder", _first_match(decoders))
-    rows = forms.documents(rows)
+    rows = forms.documents(rows, decoders)
     told = _Told(decoders, rules)
     # What all readings of a message share is taken before it is taken apart, so that no copy of it goes with each.
     rows = rows.withColumns(told.columns(of_message=True))

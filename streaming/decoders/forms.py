@@ -7,24 +7,77 @@ fields of a reading become which columns is decided by ``streaming.readings``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streaming.decoders.settings import Decoder
+from streaming.decoders.unpacking import needs_python, unpack_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["documents", "elements"]
 
+_NOT_JSON: Final = "the payload gives no document that Spark can read"
+_WORDS: Final = {
+    "json": "the payload is not UTF-8 JSON",
+    "csv": "the payload is not one line of UTF-8 CSV, or has far more fields than it should",
+}
 
-def documents(rows: DataFrame) -> DataFrame:
+
+def documents(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
     """Add ``json``, the payload as a VARIANT, and ``fault``. ``decoder`` is the number of a row's decoder."""
     from pyspark.sql import functions as F
 
-    json = F.expr("try_parse_json(try_validate_utf8(CAST(payload AS STRING)))")
-    undecodable = F.col("decoder").isNotNull() & F.col("json").isNull()
-    fault = F.when(undecodable, F.lit("the payload is not UTF-8 JSON"))
-    return rows.withColumn("json", json).withColumn("fault", fault)
+    if any(needs_python(d) for d in decoders):
+        rows = unpack_rows(rows, decoders)
+    else:
+        rows = rows.withColumn("body", F.col("payload")).withColumn("fault", F.lit(None).cast("string"))
+    rows = rows.withColumn("text", F.expr("try_validate_utf8(CAST(body AS STRING))"))
+    json = _by_decoder(decoders, _document)
+    rows = rows.withColumn("json", json.cast("variant"))
+    words = _by_decoder(decoders, lambda d: F.lit(_WORDS.get(d.format, _NOT_JSON)))
+    fault = F.when(F.col("json").isNull(), F.coalesce("fault", words))
+    return rows.withColumn("fault", fault.cast("string")).drop("body", "text", "document")
+
+
+def _document(decoder: Decoder) -> Column:
+    """Return the document of a payload as a VARIANT, null where it is not of the decoder's form."""
+    from pyspark.sql import functions as F
+
+    if decoder.format == "json":
+        return F.expr("try_parse_json(text)")
+    if decoder.format == "csv":
+        return _csv(decoder)
+    if decoder.format == "raw":
+        return F.expr("CAST(coalesce(text, base64(body)) AS VARIANT)")
+    return F.expr("try_parse_json(document)")
+
+
+def _csv(decoder: Decoder) -> Column:
+    """Return a line as an object of its fields, or all lines as an array of them. Empty fields are absent.
+
+    A line with more fields than there are names is none: Spark raises where its parser meets too many.
+    """
+    from pyspark.sql import functions as F
+
+    names = decoder.csv_names
+    schema = ", ".join(f"`{name.replace('`', '``')}` STRING" for name in names)
+    separator = decoder.separator
+
+    def read(line: Column) -> Column:
+        return F.to_json(F.from_csv(line, schema, {"mode": "PERMISSIVE", "sep": separator}))
+
+    def fits(line: Column) -> Column:
+        separators = F.length(line) - F.length(F.replace(line, F.lit(separator), F.lit("")))
+        return (F.length(F.trim(line)) > 0) & (separators < len(names))
+
+    if decoder.elements is None:
+        line = F.regexp_replace("text", r"\r?\n$", "")
+        return F.try_parse_json(F.when(fits(line) & ~line.rlike(r"[\r\n]"), read(line)))
+    lines = F.filter(F.split("text", r"\r?\n"), lambda line: F.length(line) > 0)
+    all_fit = (F.size(lines) > 0) & F.forall(lines, fits)
+    objects = F.concat(F.lit("["), F.array_join(F.transform(lines, read), ","), F.lit("]"))
+    return F.try_parse_json(F.when(all_fit, objects))
 
 
 def elements(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:

@@ -6,12 +6,13 @@ are. What becomes of a payload is decided by ``streaming.readings``.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bridge.errors import ConfigError
 from streaming.decoders.paths import JsonPath
@@ -21,7 +22,17 @@ __all__ = ["NO_ID", "Decoder", "as_recipe", "check_rules", "load_decoders", "par
 
 NO_ID: Final = "none"
 """In place of a path: each reading is one of its own, named by its place in Pulsar; what repeats is counted."""
-_EXAMPLE = "see conf/rules.yaml for an example"
+_OF_FORM: Final = {
+    "fields": ("csv", True),
+    "separator": ("csv", False),
+    "descriptor_set": ("protobuf", True),
+    "message": ("protobuf", True),
+    "function": ("python", True),
+}
+"""Settings that belong to one form, and whether it needs them."""
+_MORE_FIELDS: Final = 64
+"""How many fields a CSV line may have beyond those that are named; they are unknown ones."""
+_EXAMPLE: Final = "see conf/rules.yaml for an example"
 
 
 class Decoder(BaseModel):
@@ -50,6 +61,30 @@ class Decoder(BaseModel):
         10_000, ge=1, description="Elements that one message may hold; beyond it: quarantine."
     )
 
+    format: Literal["json", "csv", "cbor", "protobuf", "raw", "python"] = Field(
+        "json", description="Form of the payloads. raw: the payload is the value itself, as text."
+    )
+    compression: Literal["gzip", "zstd"] | None = Field(
+        None, description="Compression of the payloads, undone before anything else."
+    )
+    max_bytes: int = Field(
+        1_048_576,
+        ge=1,
+        description="Bytes to which a payload may expand, and characters of a document; beyond it: quarantine.",
+    )
+    fields: tuple[str, ...] = Field((), description="csv: the names of a line's fields, in order.")
+    separator: str = Field(",", min_length=1, max_length=1, description="csv: what is between two fields.")
+    descriptor_set: str | None = Field(
+        None,
+        description="protobuf: base64 of a FileDescriptorSet; in the file, descriptor names one instead.",
+    )
+    message: str | None = Field(None, description="protobuf: full name of the message.")
+    function: str | None = Field(
+        None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="python: module:function, given the payload and the MQTT topic.",
+    )
+
     @field_validator("time", "value", "sent", "elements")
     @classmethod
     def _path(cls, text: str | None) -> str | None:
@@ -74,6 +109,28 @@ class Decoder(BaseModel):
             raise ValueError(f"{text!r} begins at the message anyway, give {text[1:]}")
         return text
 
+    @model_validator(mode="after")
+    def _of_one_form(self) -> Decoder:
+        for name, (form, needed) in _OF_FORM.items():
+            given = getattr(self, name) != type(self).model_fields[name].default
+            if given and self.format != form:
+                raise ValueError(f"{name} is for format {form}, and this one's is {self.format}")
+            if needed and not given and self.format == form:
+                raise ValueError(f"format {form} needs {'descriptor' if name == 'descriptor_set' else name}")
+        if self.elements is not None and self.format == "raw":
+            raise ValueError("elements: a raw payload is one value")
+        if self.elements not in (None, "$") and self.format == "csv":
+            raise ValueError("elements: give $ for a reading on each line")
+        if len(set(self.fields)) < len(self.fields) or not all(self.fields):
+            raise ValueError("fields: each needs a name of its own")
+        return self
+
+    @property
+    def csv_names(self) -> tuple[str, ...]:
+        """Names for a line's fields: those given, and some for fields that come to be after them."""
+        more = (f"field{n}" for n in range(len(self.fields) + 1, len(self.fields) + 1 + _MORE_FIELDS))
+        return (*self.fields, *(name for name in more if name not in self.fields))
+
 
 def load_decoders(path: Path) -> tuple[Decoder, ...]:
     """Read the decoders of a rules file. Raises ConfigError naming the file and what is wrong."""
@@ -84,7 +141,25 @@ def load_decoders(path: Path) -> tuple[Decoder, ...]:
     entries = body.get("readings") if isinstance(body, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"rules file {path} has no list `readings`", remedy=_EXAMPLE)
-    return parse_decoders(entries, str(path))
+    return parse_decoders(_with_descriptors(entries, path), str(path))
+
+
+def _with_descriptors(entries: Sequence[Any], path: Path) -> list[Any]:
+    """Return the entries with the descriptors that they name: a batch is judged again by what it began with."""
+    found = []
+    for n, entry in enumerate(entries):
+        if isinstance(entry, Mapping) and isinstance(entry.get("descriptor"), str):
+            rest = {k: v for k, v in entry.items() if k != "descriptor"}
+            try:
+                content = (path.parent / entry["descriptor"]).read_bytes()
+            except OSError as e:
+                raise ConfigError(
+                    f"rules file {path}: readings[{n}].descriptor: {e} (filter {entry.get('filter')})",
+                    remedy="make it with protoc --include_imports -o FILE",
+                ) from e
+            entry = rest | {"descriptor_set": base64.b64encode(content).decode()}
+        found.append(entry)
+    return found
 
 
 def parse_decoders(entries: Sequence[Any], where: str) -> tuple[Decoder, ...]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cbor2
 import pytest
+import zstandard
 
 from bridge.settings import StreamingSettings
 from streaming import bronze, silver
@@ -16,6 +20,7 @@ from streaming.predicates import parse_suite
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import Message
+from tests.support.reading_message import descriptor_set, encoded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +67,7 @@ class World:
 
 def message(entry: int, form: str, payload: Any) -> Message:
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    return Message(entry, "gw", body, fields={"mqtt_topic": f"gw/{form}"})
+    return Message(entry, f"gw-{form}", body, fields={"mqtt_topic": f"gw/{form}"})
 
 
 def test_each_element_of_an_array_is_a_reading_with_its_place(spark: SparkSession, tmp_path: Path) -> None:
@@ -101,3 +106,62 @@ def test_each_element_of_an_array_is_a_reading_with_its_place(spark: SparkSessio
         "more readings than max_elements, 3",
         "the payload is not UTF-8 JSON",
     ]
+
+
+def test_a_batch_of_all_forms_and_what_does_not_decode(spark: SparkSession, tmp_path: Path) -> None:
+    csv = {"format": "csv", "fields": ["id", "ts", "t"], "separator": ";"}
+    forms: dict[str, dict[str, Any]] = {
+        "gz": {"compression": "gzip", "max_bytes": 1000},
+        "zst": {"compression": "zstd", "max_bytes": 1000, "elements": "$"},
+        "csv": csv,
+        "lines": csv | {"elements": "$", "compression": "gzip"},
+        "cbor": {"format": "cbor"},
+        "pb": {
+            "format": "protobuf",
+            "message": "t.Reading",
+            "descriptor_set": base64.b64encode(descriptor_set()).decode(),
+        },
+        "py": {"format": "python", "function": "tests.support.reading_message:hexadecimal"},
+        "raw": {"format": "raw", "value": "$", "id": "none"},
+    }
+    common = {"metric": "t", "value": "$.t", "id": "$.id", "time": "$.ts"}
+    world = World(
+        spark, tmp_path, [{"filter": f"gw/{name}", **common, **form} for name, form in forms.items()]
+    )
+    one = {"id": "r", "ts": TS, "t": 1.5}
+    raw = json.dumps(one).encode()
+    line = f"r;{TS};2.5".encode()
+    good = {
+        "gz": gzip.compress(raw), "zst": zstandard.compress(b"[" + raw + b"]"), "csv": line + b";new\n",
+        "lines": gzip.compress(line + b"\r\n" + line.replace(b"r;", b"s;")), "cbor": cbor2.dumps(one),
+        "pb": encoded("r", TS, 0.0), "py": b"ff",
+    }  # fmt: skip
+    bad = {
+        "gz": gzip.compress(bytes(1001)), "zst": b"x", "csv": b"a;b\nc;d", "lines": gzip.compress(b";" * 30_000),
+        "cbor": b"\x82\x01", "pb": b"\x0a\xff", "py": b"speed", "raw": b"\xff\xfe",
+    }  # fmt: skip
+    world.run(
+        *(message(n, form, payload) for n, (form, payload) in enumerate(good.items(), 1)),
+        *(message(n, form, payload) for n, (form, payload) in enumerate(bad.items(), 11)),
+        message(20, "nobody", b"\xff"),
+        message(21, "raw", b"21.5"),
+    )
+    found = {
+        (row[0], row[1]): row[2:] for row in world.silver("mqtt_topic", "element", "reading_id", "value")
+    }
+    assert found == {
+        ("gw/gz", 0): ("r", 1.5), ("gw/zst", 0): ("r", 1.5), ("gw/csv", 0): ("r", 2.5), ("gw/lines", 0): ("r", 2.5),
+        ("gw/lines", 1): ("s", 2.5), ("gw/cbor", 0): ("r", 1.5), ("gw/pb", 0): ("r", 0.0), ("gw/py", 0): ("gw/py", 255.0),
+    }  # fmt: skip
+    held = world.held()
+    assert {n for n, _ in held} == {*range(11, 19), 20, 21}
+    assert [bytes(held[n, 0]["payload"]) for n in range(11, 19)] == list(bad.values())
+    assert (held[21, 0]["value"], held[21, 0]["failed_rules"]) == (21.5, ["event_time_present"])
+    reasons = {form: held[n, 0]["reason"] for n, form in enumerate(bad, 11)}
+    for form, words in {
+        "gz": "expands to more than max_bytes, 1000", "zst": "not zstd", "csv": "not one line of UTF-8 CSV",
+        "lines": "far more fields", "cbor": "premature end", "pb": "protobuf: DecodeError", "py": "python: ValueError",
+        "raw": "event_time",
+    }.items():  # fmt: skip
+        assert words in reasons[form]
+    assert held[11, 0]["failed_rules"][0] == "undecodable"

@@ -1,0 +1,69 @@
+"""Expands gzip and zstd, never beyond a limit, so that a few bytes of a device cannot fill a worker's memory."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+__all__ = ["expand"]
+
+_GZIP: Final = 31
+_MEMBERS: Final = 1000
+"""Members of one gzip payload: each costs a copy of what follows it."""
+_WINDOW: Final = 8 * 1024 * 1024
+"""Largest zstd window that is taken, as much as its format says that every decoder should have."""
+_PIECE: Final = 256
+"""Compressed bytes given to zstd at once: it cannot be told how much to give back, 8 MiB at most for so many."""
+
+
+def expand(payload: bytes, compression: str, limit: int) -> bytes:
+    """Return what is in the payload. Raises ValueError where it is damaged, cut, or larger than ``limit`` bytes."""
+    return _gzip(payload, limit) if compression == "gzip" else _zstd(payload, limit)
+
+
+def _gzip(payload: bytes, limit: int) -> bytes:
+    found = bytearray()
+    rest = payload
+    for _ in range(_MEMBERS):
+        member = zlib.decompressobj(_GZIP)
+        try:
+            found += member.decompress(rest, limit + 1 - len(found))
+        except zlib.error as e:
+            raise ValueError(f"not gzip: {e}") from e
+        if len(found) > limit:
+            raise _beyond(limit)
+        if not member.eof:
+            raise ValueError("gzip ends too soon")
+        rest = member.unused_data
+        if not rest:
+            return bytes(found)
+    raise ValueError(f"more than {_MEMBERS} gzip members")
+
+
+def _zstd(payload: bytes, limit: int) -> bytes:
+    import zstandard
+
+    found = bytearray()
+    unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+    frame = unpacker.decompressobj()
+    ended = False
+    for at in range(0, len(payload), _PIECE):
+        piece = payload[at : at + _PIECE]
+        while piece:
+            if ended:
+                frame = unpacker.decompressobj()
+            try:
+                found += frame.decompress(piece)
+            except zstandard.ZstdError as e:
+                raise ValueError(f"not zstd: {e}") from e
+            if len(found) > limit:
+                raise _beyond(limit)
+            ended = frame.eof
+            piece = frame.unused_data if ended else b""
+    if not ended:
+        raise ValueError("zstd ends too soon")
+    return bytes(found)
+
+
+def _beyond(limit: int) -> ValueError:
+    return ValueError(f"expands to more than max_bytes, {limit}")

@@ -1,0 +1,94 @@
+"""Writes what CBOR, protobuf or a Python function gave as JSON, with a bound on its length.
+
+Bytes become base64, times ISO 8601, decimals their digits in text; a number that JSON does not have (NaN, infinity)
+becomes null; a tag that is not known leaves the value in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import date, datetime, timezone
+from typing import Any, Final
+
+__all__ = ["json_of"]
+
+_DEPTH: Final = 100
+
+
+def json_of(value: object, limit: int) -> str:
+    """Return the value as JSON. Raises ValueError where that is longer than ``limit`` or too deep.
+
+    The bound holds while it is written: shared references let a small CBOR payload stand for an endless document.
+    """
+    plain = _Plain(limit).of(value, 0)
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+class _Plain:
+    """Turns values into what JSON has, counting what it has made."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._made = 0
+
+    def of(self, value: Any, depth: int) -> Any:
+        """Return the value as JSON has it."""
+        if depth > _DEPTH:
+            raise ValueError(f"deeper than {_DEPTH} levels")
+        self._count(1)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return self._integer(value)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self._text(base64.b64encode(value).decode())
+        if isinstance(value, Mapping):
+            return self._object(value, depth)
+        if isinstance(value, (Sequence, AbstractSet)):
+            return [self.of(one, depth + 1) for one in value]
+        return self._other(value, depth)
+
+    def _other(self, value: Any, depth: int) -> Any:
+        if isinstance(value, (datetime, date)):
+            return self._text(_time(value))
+        if type(value).__name__ == "undefined_type":
+            return None
+        if type(value).__name__ in ("CBORTag", "CBORSimpleValue"):
+            return self.of(value.value, depth + 1)
+        return self._text(str(value))
+
+    def _object(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, one in value.items():
+            name = self._text(key if isinstance(key, str) else str(self.of(key, depth + 1)))
+            if name in found:
+                raise ValueError(f"two fields are named {name[:40]!r}")
+            found[name] = self.of(one, depth + 1)
+        return found
+
+    def _integer(self, value: int) -> int | str:
+        # Larger ones would be no number in Spark; Python itself refuses to print them beyond 4,300 digits.
+        return int(value) if value.bit_length() <= 120 else self._text(hex(value))
+
+    def _text(self, text: str) -> str:
+        self._count(len(text))
+        return text.encode("utf-8", "replace").decode()
+
+    def _count(self, made: int) -> None:
+        self._made += made
+        if self._made > self._limit:
+            raise ValueError(f"makes a document larger than max_bytes, {self._limit}")
+
+
+def _time(value: date) -> str:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(timezone.utc)
+    return value.isoformat()
