@@ -17,8 +17,8 @@ import pulsar
 import structlog
 
 from bridge.errors import DeniedError, TerminalError, TransientError
-from bridge.pulsar_dial import dial, grant_remedy, whom
-from bridge.pulsar_errors import NOT_ALLOWED, NOT_LET_IN, as_our_error
+from bridge.pulsar_dial import dial, with_grant
+from bridge.pulsar_errors import NOT_LET_IN, as_our_error
 from bridge.pulsar_wire.client import WireClient
 from bridge.pulsar_wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
@@ -178,11 +178,7 @@ class PulsarClient:
         except DeniedError as e:
             if self._let_in and e.what.endswith(NOT_LET_IN):
                 raise TransientError(e.what, remedy=e.remedy) from e
-            if e.what.endswith(NOT_ALLOWED):
-                raise DeniedError(
-                    f"{e.what} to {whom(self.settings)}", remedy=grant_remedy(self.settings, topic, action)
-                ) from e
-            raise
+            raise with_grant(e, self.settings, topic, action) from e
         self._let_in = True
 
     def _explain(self) -> None:

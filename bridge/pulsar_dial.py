@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from bridge.contract import namespace_of
 from bridge.errors import ConfigError, DeniedError, RefusedError, TransientError
+from bridge.pulsar_errors import NOT_ALLOWED
 from bridge.pulsar_wire import commands
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
@@ -28,6 +29,7 @@ __all__ = [
     "grant_remedy",
     "open_connection",
     "whom",
+    "with_grant",
 ]
 
 _MAX_ANSWER: Final = 1 << 20
@@ -98,6 +100,16 @@ def grant_remedy(settings: PulsarSettings, topic: str, *actions: str) -> str:
         f"let an operator run: {shlex.join(('pulsar-admin', *command, ','.join(actions)))} (a grant replaces the one "
         "before: name what the role has already)"
     )
+
+
+def with_grant(error: DeniedError, settings: PulsarSettings, topic: str, *actions: str) -> DeniedError:
+    """Return a refusal for want of ``actions`` on the topic's namespace, with whom it met and the command that grants them.
+
+    Any other refusal is returned as it is.
+    """
+    if not error.what.endswith(NOT_ALLOWED):
+        return error
+    return DeniedError(f"{error.what} to {whom(settings)}", remedy=grant_remedy(settings, topic, *actions))
 
 
 def credentials(settings: PulsarSettings) -> tuple[str, bytes]:

@@ -9,7 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import structlog
 
 from bridge.errors import DeniedError, TransientError
-from bridge.pulsar_dial import addresses, credentials, open_connection
+from bridge.pulsar_dial import addresses, credentials, open_connection, with_grant
 from bridge.pulsar_errors import as_our_error
 from bridge.pulsar_wire import commands
 from bridge.pulsar_wire.accepted import Accepted
@@ -191,14 +191,18 @@ class WireReaders:
     """Makes readers, in one thread. What it is used for is read by the thread that asks for it."""
 
     def __init__(self, settings: PulsarSettings) -> None:
+        self._settings = settings
         self._brokers = Brokers(settings, BrokerLink)
         self._timeout_s = settings.operation_timeout_s
 
     def reader(self, partition: str, ledger: int, entry: int, *, permits: int) -> EntryReader:
         """Read a partition from an entry on; see ``EntryReader``. Raises TransientError, RefusedError or DeniedError."""
         until = time.monotonic() + self._timeout_s
-        link = self._brokers.owner(partition, f"reading {partition}", until)
-        return EntryReader(link, partition, ledger, entry, permits=permits, timeout_s=_left(until))
+        try:
+            link = self._brokers.owner(partition, f"reading {partition}", until)
+            return EntryReader(link, partition, ledger, entry, permits=permits, timeout_s=_left(until))
+        except DeniedError as e:
+            raise with_grant(e, self._settings, partition, "consume") from e
 
     def close(self) -> None:
         """Close every connection."""

@@ -15,13 +15,15 @@ from bridge.errors import DeniedError
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings, StreamingSettings
 from bridge.settings.secret_file import SecretFile
+from sources.batch import batch_tasks
 from sources.options import connection_options, parse
 from sources.planning import Limits
 from sources.reading import read_range
 from sources.stream import StreamPlanner
+from tests.support.certificates import Authority
 from tests.support.ingest import running_ingest
 from tests.support.secured import SecuredArtemis, SecuredPulsar
 from tests.support.secured_tiers import (
@@ -206,15 +208,7 @@ def test_the_source_reads_with_the_right_to_consume(pulsar: SecuredPulsar, tmp_p
         producer.send(b"a reading")
         producer.close()
     asked = {"topic": topic, "predefinedSubscription": "q", "startingOffsets": "earliest", "columns": "value"}
-    planner = StreamPlanner(parse({**options, **asked}, streaming=True))
-    try:
-        start = planner.initial_offset()
-        end = planner.latest_offset(start, Limits())
-        batches = [batch for task in planner.tasks(start, end) for batch in read_range(task)]
-        planner.commit(end)
-    finally:
-        planner.close()
-    assert [row for batch in batches for row in batch.column("value").to_pylist()] == [b"a reading"]
+    assert _one_trigger({**options, **asked}) == [b"a reading"]
 
 
 def test_the_source_without_the_right_to_consume_says_which_grant_is_missing(pulsar: SecuredPulsar) -> None:
@@ -231,6 +225,78 @@ def test_the_source_without_the_right_to_consume_says_which_grant_is_missing(pul
         planner.close()
     assert f"grant-permission {admin.tenant}/{admin.namespace} --role spark --actions" in str(caught.value)
     assert "consume" in str(caught.value)
+
+
+@pytest.mark.parametrize("named", ["by the plug-in", "by its files"])
+def test_the_source_reads_with_a_client_certificate_as_the_java_client_names_it(
+    named: str, pulsar: SecuredPulsar, authority: Authority
+) -> None:
+    admin = provisioned_for(pulsar, {"source": "by-certificate"})
+    topic = admin.readings_topic("plant")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        producer.send(b"a reading")
+        producer.close()
+    pem = authority.issue("source", common_name="by-certificate")
+    options = {
+        "service.url": pulsar.service_url,
+        "admin.url": pulsar.admin_url,
+        "pulsar.client.tlsTrustCertsFilePath": str(authority.file),
+        "topic": topic,
+        "predefinedSubscription": "q",
+        "startingOffsets": "earliest",
+        "columns": "value",
+    } | (
+        {
+            "pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.auth.AuthenticationTls",
+            "pulsar.client.authParams": f"tlsCertFile:{pem.certificate},tlsKeyFile:{pem.key}",
+        }
+        if named == "by the plug-in"
+        else {
+            "pulsar.client.tlsCertificateFilePath": str(pem.certificate),
+            "pulsar.client.tlsKeyFilePath": str(pem.key),
+        }
+    )
+    assert _one_trigger(options) == [b"a reading"]
+    nobody = {name: text for name, text in options.items() if "Key" not in name and "auth" not in name}
+    nobody.pop("pulsar.client.tlsCertificateFilePath", None)
+    with pytest.raises(DeniedError, match="it wants credentials"):
+        _one_trigger(nobody)
+
+
+def _one_trigger(options: dict[str, str]) -> list[bytes]:
+    """Return the values of all that a streaming query reads at first."""
+    planner = StreamPlanner(parse(options, streaming=True))
+    try:
+        start = planner.initial_offset()
+        end = planner.latest_offset(start, Limits())
+        batches = [batch for task in planner.tasks(start, end) for batch in read_range(task)]
+        planner.commit(end)
+    finally:
+        planner.close()
+    return [row for batch in batches for row in batch.column("value").to_pylist()]
+
+
+def test_a_task_whose_right_was_taken_away_says_who_lacks_which_grant(pulsar: SecuredPulsar) -> None:
+    admin = provisioned_for(pulsar, {"source": "spark"})
+    options = connection_options(pulsar.as_role(admin, "spark"))
+    topic = admin.readings_topic("plant")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        producer.send(b"a reading")
+        producer.close()
+    (task,) = batch_tasks(parse({**options, "topic": topic, "columns": "value"}, streaming=False))
+    granted(admin, admin.namespace, "spark", "produce")  # a lookup is allowed, to read is not
+    grant = f"grant-permission {admin.tenant}/{admin.namespace} --role spark --actions consume"
+    told: list[str] = []
+    with PulsarClient(pulsar.as_role(admin, "spark")) as client:
+        for read in (lambda: client.reader(task.partition, EARLIEST), lambda: list(read_range(task))):
+            with pytest.raises(DeniedError) as caught:
+                read()
+            told.append(str(caught.value))
+    assert told[0] == told[1], "the source's own reader says what Pulsar's client says"
+    assert "to the role 'spark'" in told[0]
+    assert grant in told[0]
 
 
 # --- check ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from bridge.contract import COMMANDS_TOPIC, partition_name
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.secret_file import SecretFile
 from sources.options import connection_options
+from tests.support.certificates import Authority
 from tests.support.secured import SecuredPulsar
 from tests.support.secured_tiers import granted, payloads, provisioned_for
 
@@ -67,3 +68,20 @@ def test_spark_reads_a_stream_and_writes_commands_with_the_least_rights(
     granted(admin, admin.system_namespace, "writer", "produce")
     with pytest.raises(Exception, match=r"grant-permission .* --role writer --actions consume"):
         write()
+
+
+def test_tasks_read_with_a_client_certificate(
+    spark: SparkSession, pulsar: SecuredPulsar, authority: Authority
+) -> None:
+    admin = provisioned_for(pulsar, {"source": "tasks"})
+    topic = admin.readings_topic("plant")
+    with PulsarClient(admin) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        producer.send(b"a reading")
+        producer.close()
+    pem = authority.issue("tasks", common_name="tasks")
+    settings = admin.model_copy(
+        update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key}
+    )
+    rows = spark.read.format("pulsebridge").options(**connection_options(settings), topic=topic).load()
+    assert [bytes(row.value) for row in rows.select("value").collect()] == [b"a reading"]
