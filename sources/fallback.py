@@ -32,8 +32,8 @@ _log = structlog.get_logger("source")
 _ASK_AGAIN_S: Final = 3.0
 _DIAL_S: Final = 3.0
 _OFF: Final = (
-    "new partitions and topics; sizes, so limits by bytes are rough; rows per entry; seconds behind; the look whether "
-    "the subscription follows; whether topic and cluster are those of the checkpoint; a task that misses an entry "
+    "new partitions and topics; sizes, so limits by bytes are rough; rows per entry; seconds behind; the looks whether "
+    "the subscription follows and fills a quota; whether topic and cluster are those of the checkpoint; a task that misses an entry "
     "waits for the admin"
 )
 
@@ -77,6 +77,11 @@ class FallbackCatalog(Catalog):
         """Return what can consume held data, as far as somebody tells."""
         by_admin = super().expiry
         return self._ask(lambda: by_admin(topics), list)
+
+    def quotas(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the limits of backlogs, none while the admin is away."""
+        by_admin = super().quotas
+        return self._ask(lambda: by_admin(topics), dict)
 
     def rows_per_entry(self, places: Mapping[str, Position]) -> dict[str, float]:
         """Return the messages of an entry, of no partition while the admin is away."""

@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from bridge.errors import TerminalError
 
-__all__ = ["Finding", "expiry_error", "of_namespace", "of_topic"]
+__all__ = ["Finding", "expiry_error", "most_held", "of_namespace", "of_topic"]
 
+_BY_SIZE: Final = "destination_storage"
 _EVICTS: Final = "consumer_backlog_eviction"
 
 
@@ -73,6 +74,19 @@ def of_topic(name: str, ttl: Any, quotas: Any) -> list[Finding]:
             )
         )
     return found
+
+
+def most_held(namespace: Any, topic: Any) -> int | None:
+    """Return how many bytes of backlog the quotas allow to each partition of a topic, None without a limit.
+
+    A topic's own quota stands before its namespace's.
+    """
+    for quotas in (topic, namespace):
+        of_size = quotas.get(_BY_SIZE) if isinstance(quotas, Mapping) else None
+        if of_size:
+            limit = int(of_size.get("limitSize", of_size.get("limit", -1)))
+            return limit if limit > 0 else None
+    return None
 
 
 def expiry_error(found: Sequence[Finding]) -> TerminalError:

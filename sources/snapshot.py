@@ -19,7 +19,7 @@ from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.chunks import ChunkPart, part_of
 from sources.planning import Ledger, PartitionView
-from sources.policies import Finding, of_namespace, of_topic
+from sources.policies import Finding, most_held, of_namespace, of_topic
 from sources.topics import TopicsPattern
 
 __all__ = ["INCARNATION_PROPERTY", "Catalog", "view_of"]
@@ -95,6 +95,18 @@ class Catalog:
         namespaces = sorted({namespace_of(topic) for topic in topics})
         found = [*self._pool.map(self._expiry_of_namespace, namespaces)]
         return [finding for of in (*found, *self._pool.map(self._expiry_of_topic, topics)) for finding in of]
+
+    def quotas(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the bytes of backlog that each partition of a topic may have, of the topics that have a limit."""
+        topics = list(topics)
+        found = dict(zip(topics, self._pool.map(self._quota_of, topics), strict=True))
+        return {topic: limit for topic, limit in found.items() if limit is not None}
+
+    def _quota_of(self, topic: str) -> int | None:
+        path = rest_path(topic)
+        (own,) = self._policies(f"/{path}", ("backlogQuotaMap",))
+        (shared,) = self._policies("/namespaces/" + "/".join(path.split("/")[1:3]), ("backlogQuotaMap",))
+        return most_held(shared, own)
 
     def _expiry_of_namespace(self, name: str) -> list[Finding]:
         parts = ("messageTTL", "backlogQuotaMap", "subscriptionExpirationTime")

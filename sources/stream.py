@@ -29,6 +29,7 @@ from sources.offsets import Offset
 from sources.options import SourceOptions
 from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
 from sources.policies import expiry_error
+from sources.quota import QuotaWatch
 from sources.reading import ReadTask
 from sources.starting import resolve
 from sources.tasks import read_tasks
@@ -67,6 +68,7 @@ class StreamPlanner:
         self._away = False
         self._rows: tuple[float, dict[str, float]] = (0.0, {})
         self._chunks = ChunkGuard(options.subscription, self._catalog.chunk_parts)
+        self._quota = QuotaWatch(options.subscription, self._catalog.quotas)
         self._lag = Lag(self._catalog.published_ms)
         self._lost: set[str] = set()
         self._same: set[tuple[str, Position]] = set()
@@ -237,6 +239,7 @@ class StreamPlanner:
         self._refuse_loss(start.positions)
         if not self._catalog.off:
             self._hold.check(views)
+            self._quota.look(views, partitions)
         begins = dict(start.positions)
         for name in partitions:
             if name in begins or name not in views or self._catalog.off:

@@ -210,6 +210,21 @@ def test_h13_a_query_does_not_begin_where_what_it_holds_would_be_deleted(topic: 
     assert [line["log_level"] for line in logs if "command" in line] == ["warning"]
 
 
+def test_h13_a_backlog_of_half_its_quota_is_told_while_the_query_goes_on(topic: TestTopic) -> None:
+    path = f"/namespaces/{topic.settings.tenant}/{topic.settings.namespace}/backlogQuota"
+    quota = {"limitSize": 100_000, "policy": "producer_request_hold"}
+    topic.admin.request("POST", f"{path}?backlogQuotaType=destination_storage", body=quota)
+    with planner(topic) as (query, options), structlog.testing.capture_logs() as logs:
+        at = query.initial_offset()
+        topic.publish([bytes(6_000)] * 10, "unbatched")
+        topic.publish([bytes(6_000)], "unbatched", 1)
+        for _ in range(2):
+            at = query.latest_offset(at, options.limits)
+    (line,) = [line for line in logs if "quota" in line["event"]]
+    assert (line["log_level"], line["partition"], line["quota"]) == ("warning", topic.partition(0), 100_000)
+    assert 60_000 <= line["held"] <= 70_000
+
+
 def test_h13_what_expires_under_the_hold_fails_the_query_with_the_remedy(topic: TestTopic) -> None:
     topic.publish(names(3), "unbatched")
     with planner(topic) as (query, options):

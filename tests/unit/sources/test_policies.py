@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sources.policies import expiry_error, of_namespace, of_topic
+from sources.policies import expiry_error, most_held, of_namespace, of_topic
 
 EVICTS = {"destination_storage": {"policy": "consumer_backlog_eviction"}}
 
@@ -23,3 +23,14 @@ def test_h13_policies_that_only_hold_producers_are_left_alone() -> None:
     holds = {"destination_storage": {"policy": "producer_request_hold"}}
     assert of_namespace("t/n", 0, holds, 0) == of_topic("persistent://t/n/x", None, holds) == []
     assert of_namespace("t/n", None, None, None) == of_topic("persistent://t/n/x", None, "") == []
+
+
+def test_a_topics_own_quota_stands_before_its_namespaces() -> None:
+    def quota(size: int) -> dict[str, dict[str, object]]:
+        return {"destination_storage": {"limitSize": size, "policy": "producer_request_hold"}}
+
+    assert most_held(None, None) is None
+    assert most_held({"message_age": {"limitTime": 60}}, {}) is None
+    assert most_held(quota(100), {}) == 100
+    assert most_held(quota(100), quota(7)) == 7
+    assert most_held(quota(100), quota(-1)) is None, "none of its own, whatever the namespace says"
