@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import ingest, loop, outage, source
+from tests.bench import idle, ingest, loop, outage, source
 from tests.bench.results import Figure, show, write
 
-GROUPS = {"ingest": ingest.measure, "outage": outage.measure, "source": source.measure, "loop": loop.measure}
+GROUPS = {
+    "ingest": ingest.measure,
+    "outage": outage.measure,
+    "source": source.measure,
+    "idle": idle.measure,
+    "loop": loop.measure,
+}
 
-ON_REQUEST = {"outage": "takes 12 minutes"}
+ON_REQUEST = {"outage": "takes 12 minutes", "idle": "takes 10 minutes"}
 
 
 def main() -> int:

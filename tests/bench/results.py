@@ -15,7 +15,7 @@ __all__ = ["Figure", "percentile", "show", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value. ``unit`` is one of ms, 1/s, µs, bytes, bytes/s, share; the reference may be missing."""
+    """One measured value. ``unit`` is one of ms, 1/s, µs, bytes, bytes/s, batches, share; the reference may be missing."""
 
     name: str
     value: float
