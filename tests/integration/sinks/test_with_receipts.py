@@ -1,0 +1,112 @@
+"""Commands that push has delivered, expired or not seen, joined with their receipts in Spark."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bridge.contract import RECEIPTS_TOPIC
+from bridge.local.stack import LocalStack
+from bridge.settings import PulsarSettings
+from sinks.receipts import with_receipts
+from tests.support.push import (
+    Devices,
+    all_acknowledged,
+    command,
+    provision,
+    push_in_thread,
+    push_settings,
+    write_commands,
+)
+from tests.support.stack import mqtt_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark]
+
+SCHEMA = (
+    "command_id string, device string, mqtt_topic string, payload binary, emitted_at timestamp, cause string"
+)
+AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+
+
+def micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+
+
+def test_each_command_is_one_row_with_its_last_state_and_its_times(
+    spark: SparkSession, stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=2)
+    provision(settings)
+    times = [AT + timedelta(seconds=n) for n in range(12)] + [AT + timedelta(hours=3)]
+    commands = [
+        command(
+            settings, f"d{n % 3}", n, emitted_at_us=micros(at), cause=f"because {n}",
+            expires_at_ms=1000 if n == 10 else 0,
+        )
+        for n, at in enumerate(times)
+    ]  # fmt: skip
+    written = [one for n, one in enumerate(commands) if n != 11]
+    with Devices(settings) as devices, push_in_thread(settings):
+        write_commands(settings, [*written, *written[:5]])
+        devices.await_all(one for n, one in enumerate(commands) if n not in (10, 11))
+        all_acknowledged(settings)
+
+    frame = spark.createDataFrame(
+        [
+            (c.command_id, c.device, c.mqtt_topic, c.payload, at, c.cause)
+            for c, at in zip(commands, times, strict=True)
+        ],
+        SCHEMA,
+    ).coalesce(1)
+    frame.write.parquet(str(tmp_path / "commands"))
+    given = {
+        "service.url": settings.pulsar.service_url, "admin.url": settings.pulsar.admin_url,
+        "topic": settings.pulsar.system_topic(RECEIPTS_TOPIC),
+    }  # fmt: skip
+    receipts = spark.read.format("pulsebridge").options(**given).load()
+    found = {row.command_id: row for row in with_receipts(frame.union(frame.limit(1)), receipts).collect()}
+    assert len(found) == len(commands)
+    check(found, commands, times)
+    assert sorted(row.copies for row in found.values()) == [1] * 12 + [2]
+
+    stream = with_receipts(
+        spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "commands")),
+        spark.readStream.format("pulsebridge")
+        .options(**given, predefinedSubscription="receipts", startingOffsets="earliest")
+        .load(),
+    )
+    name = f"followed_{uuid.uuid4().hex}"
+    query = stream.writeStream.format("memory").queryName(name).outputMode("append")
+    # Else the rows would come with the next batch that has data.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    try:
+        started = query.trigger(availableNow=True).start()
+        assert started.awaitTermination(150)
+        assert started.exception() is None
+    finally:
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    rows = spark.table(name).collect()
+    assert len(rows) == 12, "all but the newest, once"
+    check({row.command_id: row for row in rows}, commands[:12], times)
+    assert stream.dtypes == with_receipts(frame, receipts).dtypes
+
+
+def check(found: dict[str, Any], commands: list[Any], times: list[datetime]) -> None:
+    for n, one in enumerate(commands):
+        row = found[one.command_id]
+        assert (row.device, row.mqtt_topic, row.cause) == (one.device, one.mqtt_topic, one.cause)
+        assert row.emitted_at == times[n].astimezone().replace(tzinfo=None)
+        state = {10: "expired", 11: None}.get(n, "delivered")
+        assert (row.state, row.receipts) == (state, 2 if n < 5 else 0 if n == 11 else 1)
+        if state == "delivered":
+            assert row.attempts == 1
+            assert row.pushed_at <= row.confirmed_at
+        else:
+            assert row.confirmed_at is None or state == "expired"
