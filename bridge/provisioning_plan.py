@@ -29,6 +29,7 @@ __all__ = [
     "CURSOR_HOLD",
     "HOLD_POLICY",
     "INSTANCES_HOLD",
+    "PARKED_HOLD",
     "RIGHTS",
     "Needs",
     "Step",
@@ -54,6 +55,10 @@ so that neither the topic nor its compacted view can vanish while no push worker
 
 INSTANCES_HOLD: Final = "pulsebridge-instances"
 """The same on the partition in which ingest processes advertise themselves."""
+
+PARKED_HOLD: Final = "pulsebridge-parked"
+"""Durable subscription on each commands partition, made before push's own: it keeps the commands of devices that are
+away, which push has acknowledged. Only the partition's owner moves it (H25)."""
 
 HOLD_POLICY: Final = "producer_request_hold"
 """The only quota policy under which neither a message nor a producer is given up (H1 c, H13)."""
@@ -145,7 +150,7 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
             TopicNeed(
                 commands_topic or pulsar.system_topic(COMMANDS_TOPIC),
                 count,
-                (PUSH_SUBSCRIPTION,),
+                (PARKED_HOLD, PUSH_SUBSCRIPTION),
                 why="commands to the devices",
             ),
         ),

@@ -36,6 +36,7 @@ __all__ = [
     "PulsarClient",
     "Reader",
     "ReceiveTimeout",
+    "message_id",
     "our_errors",
 ]
 
@@ -55,6 +56,11 @@ OK: Final = pulsar.Result.Ok
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
 """A batch above the broker's limit is dropped whole without an error (H1 b), so batches stay far below it."""
+
+
+def message_id(partition: int, ledger: int, entry: int, batch_index: int) -> MessageId:
+    """Return the id of a message of one partition; ``batch_index`` is -1 where it was not batched."""
+    return pulsar.MessageId(partition, ledger, entry, batch_index)
 
 
 @contextmanager

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
 
-__all__ = ["Ack", "Action", "DeadLetter", "Push", "StoreCursor", "StoreReceipt"]
+__all__ = [
+    "Ack",
+    "Action",
+    "DeadLetter",
+    "Forget",
+    "Pull",
+    "Push",
+    "StoreCursor",
+    "StoreReceipt",
+    "StoreSegment",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +63,30 @@ class Ack:
     position: CommandPosition
 
 
-Action = Push | StoreCursor | StoreReceipt | DeadLetter | Ack
+@dataclass(frozen=True, slots=True)
+class StoreSegment:
+    """Write a segment of a device's parked ids; an empty payload removes it. Answer: ``segment_stored(parked)``."""
+
+    key: str
+    payload: bytes
+    parked: tuple[CommandPosition, ...] = ()
+    """What may be acknowledged once this is stored: writes are stored in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, round, position, …)``."""
+
+    device: str
+    round: int
+    positions: tuple[CommandPosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A command that was pulled is done with, or waits in Pulsar again."""
+
+    position: CommandPosition
+
+
+Action = Push | StoreCursor | StoreReceipt | DeadLetter | Ack | StoreSegment | Pull | Forget

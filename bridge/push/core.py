@@ -1,458 +1,343 @@
-"""The decisions of one partition: per-device queues, windows, repetitions, expiry, cursors. Events in, actions out.
+"""The decisions of one partition: what ``live`` decides, and what is done for devices that are away. Pure.
 
-No socket, thread or clock; the shell tells the time in µs since the epoch.
+A device is LIVE, PARKED or REPLAYING (H27). Only LIVE ones have what arrives pushed; for all others it is parked behind
+what is parked already, so that nothing overtakes.
 
-Commit order of one delivered command (H25); the process may die between any two steps
---------------------------------------------------------------------------------------
-1. ``Push``: at most ``device_window`` commands of a device are pushed beyond its stored cursor.
-2. ``confirmed`` with success: PUBACK. With ``Limits.answers`` then ``answered``: the device's own answer, which may
-   come before the PUBACK. Died before the cursor was stored: the command comes again, ``repeat=1``.
-3. ``StoreCursor`` → ``cursor_stored``: position and id are known to every later owner. From here on no push again.
-4. ``StoreReceipt`` → ``receipt_stored``. Died before: the command comes again, is at or below the cursor, and gets
-   its receipt then.
-5. ``Ack``. Died before: comes again, receipt written again, acknowledged.
+Commit order of parking (H25); the process may die between any two steps
+------------------------------------------------------------------------
+1. The cursor, where commands that the broker had confirmed are pending again (H26).
+2. ``StoreSegment`` → ``segment_stored``: the ids, gathered for ``coalesce_us``. Died before: the commands come again.
+3. ``Ack``. Died before: they come again, are found among the parked, and are acknowledged then.
 
-Commands that are not pushed (expired, repeated, not valid) take steps 4 and 5 alone; what goes to the dead letters
-is stored there before step 4, and the cursor passes it, and is stored, before the device's next push.
+Commit order of a replayed command: ``Pull`` → ``Push`` → confirmed → ``StoreReceipt`` → ``StoreCursor`` → the segment is
+removed once all of it is done. The receipt comes before the cursor here, since the message is acknowledged already and
+does not come again to make up for it. Died in between: pushed again, marked ``repeat=1``.
 
-What holds for any order of events: a cursor never passes a command that is neither confirmed nor settled otherwise;
-with a ``device_window`` of 1 a device gets its commands in the order of the log; an id in a stored cursor is not
-pushed again. With a larger window a refusal of one command while a later one succeeds breaks that order.
+What wakes a device: a sign of life; else a probe, which is one command of its own, where the answer to it can tell
+(``confirm: device``, or a broker that says that nobody is subscribed).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Final
 
 from bridge.commands import Command, CommandPosition
-from bridge.contract import Receipt
-from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.cursor import NOWHERE, Cursor
-from bridge.push.queues import PASSED, Device, Item, Limits, State
+from bridge.push.actions import Ack, Action, Forget, StoreSegment
+from bridge.push.live import NO_SUBSCRIBERS
+from bridge.push.parked import Parked, ParkedId, segment_key
+from bridge.push.queues import Device, Item, Mode, State
+from bridge.push.replay import ReplayCore
 
-__all__ = ["NO_SUBSCRIBERS", "Limits", "PartitionCore"]
+__all__ = ["NO_SUBSCRIBERS", "PartitionCore"]
 
-NO_SUBSCRIBERS: Final = 0x10
-"""PUBACK reason "No matching subscribers" (MQTT 5, 3.4.2.1): accepted, and thrown away unless retained."""
-
-_FAILED_FROM: Final = 0x80
-_OVERFLOW: Final = "too many commands wait for a device that refuses them"
+_GONE: Final = "its message is not in Pulsar any more: it was trimmed while it was parked"
+_FULL: Final = "too many commands wait in Pulsar for a device that is away"
+_KEPT: Final = (State.NOTED, State.CONFIRMED, State.DYING, State.DEAD, State.SETTLED)
 
 
-class PartitionCore:
+_WRITTEN_AT_ONCE: Final = 1000
+
+
+class PartitionCore(ReplayCore):
     """State of one partition. Call an event, then ``take`` the actions; all on one thread."""
 
-    def __init__(
-        self,
-        partition: int,
-        limits: Limits,
-        cursors: Mapping[str, Cursor],
-        horizon: CommandPosition | None,
-    ) -> None:
-        """``cursors`` are what the former owner stored; up to ``horizon`` it may have pushed beyond them."""
-        self._partition = partition
-        self._limits = limits
-        self._cursors = dict(cursors)
-        self._horizon = horizon
-        self._devices: dict[str, Device] = {}
-        self._held: dict[CommandPosition, Item] = {}  # taken and not acknowledged
-        self._flights: dict[int, tuple[Device, Item]] = {}
-        self._ready: deque[Device] = deque()
-        self._dirty: dict[str, Device] = {}
-        self._retries: list[tuple[int, str]] = []
-        self._deadlines: list[tuple[int, CommandPosition, int]] = []  # of answers; the attempt they are for
-        self._awaited = 0  # commands that the device has not answered in the time that it has for it
-        self._pushes = 0
-        self._busy = 0  # cursor writes and receipts under way
-        self._highest = NOWHERE  # of what came from Pulsar
-        self._link = False
-        self._draining = False
-        self._actions: list[Action] = []
-
-    # --- what the shell may ask ---
-
-    @property
-    def in_flight(self) -> int:
-        """Commands pushed without a PUBACK so far."""
-        return len(self._flights)
-
-    @property
-    def awaited(self) -> int:
-        """Commands that the broker has and that the device has not answered yet."""
-        return self._awaited
-
-    @property
-    def pending(self) -> int:
-        """Messages taken from Pulsar and not acknowledged."""
-        return len(self._held)
-
-    @property
-    def devices(self) -> int:
-        """Devices with a command since this core began."""
-        return len(self._devices)
-
-    @property
-    def held_back(self) -> int:
-        """Devices whose last push was refused and whose commands wait for another try."""
-        return sum(1 for device in self._devices.values() if device.failures and device.queue)
-
-    @property
-    def oldest_emitted_us(self) -> int:
-        """When the oldest command that is taken and not acknowledged was emitted, in µs; 0 without one."""
-        for item in self._held.values():
-            return item.command.emitted_at_us
-        return 0
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is under way: no push, no answer in its time, no cursor write, no receipt."""
-        under_way = self._flights or self._awaited or self._busy or self._dirty or self._actions
-        return not under_way
-
-    def holds(self, position: CommandPosition) -> bool:
-        """Return whether the message at ``position`` was taken and is not acknowledged."""
-        return position in self._held
-
-    @property
-    def clean(self) -> bool:
-        """Whether no device may have had a command beyond its stored cursor."""
-        if not self.settled or (self._horizon is not None and self._highest < self._horizon):
-            return False
-        return not any(
-            item.attempts
-            or (device.suspects and self._horizon is not None and item.position <= self._horizon)
-            for device in self._devices.values()
-            for item in device.queue
-        )
-
-    @property
-    def with_cursors(self) -> list[str]:
-        """The devices that have a cursor."""
-        return [*self._cursors, *(d.name for d in self._devices.values() if d.cursor.position > NOWHERE)]
-
-    def cursor_of(self, device: str) -> Cursor:
-        """Return the cursor of one of ``with_cursors`` as it is now: all that it has passed is settled."""
-        known = self._devices.get(device)
-        return self._cursors[device] if known is None else known.cursor
-
-    def next_time_us(self) -> int | None:
-        """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
-        return min((heap[0][0] for heap in (self._retries, self._deadlines) if heap), default=None)
-
     def take(self, now_us: int) -> list[Action]:
-        """Return the actions of the events so far. At most one cursor write per device is under way."""
-        self._pump(now_us)
-        for name in list(self._dirty):
-            device = self._dirty[name]
-            if not device.storing:
-                del self._dirty[name]
-                device.storing, device.unstored = device.unstored, []
-                self._busy += 1
-                self._actions.append(StoreCursor(name, device.cursor.encode()))
-        actions, self._actions = self._actions, []
+        """Return the actions of the events so far."""
+        self._pull(now_us)
+        actions = super().take(now_us)
+        if self._unwritten and (now_us >= self._flush_at_us or self._draining):
+            self._flush(now_us)
+            actions += self._actions
+            self._actions = []
         return actions
 
     # --- events ---
 
-    def arrived(self, position: CommandPosition, command: Command, now_us: int) -> None:
-        """A command came from Pulsar; perhaps again, after a reconnect or from a former owner."""
-        self._highest = max(self._highest, position)
-        if position in self._held:
+    def alive(self, name: str, at_us: int) -> None:
+        """The device gave a sign of life."""
+        if not self.presence.alive(name, at_us):
             return
-        device = self._device(command.device)
-        if position <= device.cursor.position:
-            self._arrived_settled(device, position, command, now_us)
+        device = self._known(name)
+        if device is None:
             return
-        if position in device.marks:
-            self._actions.append(Ack(position))
+        device.sure.clear()
+        device.sure_at.clear()
+        device.probe_wait_us = 0
+        if device.mode is Mode.PARKED:
+            self._wake(device)
+        elif device.mode is Mode.REPLAYING:
+            device.probing = device.sweeping = False
+            self._want(device)
+        if device.failures:
+            device.retry_at_us = 0
+            self._look_at(device)
+
+    def gone(self, name: str, at_us: int, now_us: int) -> None:
+        """The device gave a sign of absence, such as its will."""
+        if not self.presence.gone(name, at_us) or not self._limits.park_absent or not self._limits.park:
             return
-        item = self._held[position] = Item(position, command)
-        if device.cursor.knows(command.command_id) or command.command_id in device.ids:
-            self._receipt(item, "duplicate", "this command id came before")
+        device = self._devices.get(name)
+        if (
+            device is not None
+            and device.mode is not Mode.PARKED
+            and (device.queue or device.sure or device.coming)
+        ):
+            self._park(device, now_us)
+
+    def pulled(
+        self, name: str, turn: int, position: CommandPosition, command: Command | None, now_us: int
+    ) -> None:
+        """A parked command was read again; None when Pulsar has it no more."""
+        self._coming -= 1
+        device = self._devices.get(name)
+        if device is None or device.round != turn:
+            self._actions.append(Forget(position))
             return
+        device.coming -= 1
+        index = device.parked.find(position)
+        assert index is not None
+        one = device.parked[index]
+        item = Item(position, command or Command("", name, "", b""), pulled=True, maybe_seen=one.maybe_seen)
+        self._pulled[position] = item
         device.queue.append(item)
-        device.ids.add(command.command_id)
-        if device.failures and len(device.queue) > self._limits.device_pending:
-            self._give_up(device, item, "overflowed", _OVERFLOW)
-        elif len(self._held) >= self._limits.pending:
-            self._relieve()
-        self._look_at(device)
-
-    def _arrived_settled(
-        self, device: Device, position: CommandPosition, command: Command, now_us: int
-    ) -> None:
-        if position > device.loaded:
-            self._actions.append(Ack(position))  # settled by ourselves; only the ack did not reach Pulsar
-            return
-        item = self._held[position] = Item(position, command, State.SETTLED)
-        if device.cursor.delivered(command.command_id):
-            state = "answered" if self._limits.answers else "delivered"
-            self._receipt(item, state, "recovered: confirmed before the push worker was replaced")
-        elif device.cursor.knows(command.command_id):
-            self._receipt(item, "overflowed", _OVERFLOW)
+        if command is None:
+            self._note(item, State.SETTLED, "rejected", _GONE)
         elif command.expired(now_us):
-            self._receipt(item, "expired", "")
+            self._note(item, State.SETTLED, "expired", "")
+        elif device.sweeping:
+            self._park(device, now_us)
+        elif (device.cursor.knows(command.command_id) and not one.unsure) or command.command_id in device.ids:
+            self._note(item, State.SETTLED, "duplicate", "this command id came before")
         else:
-            self._receipt(item, "duplicate", "at or below the device's cursor")
-
-    def arrived_bad(
-        self, position: CommandPosition, reason: str, *, command_id: str, device: str, mqtt_topic: str = ""
-    ) -> None:
-        """A message came that is no command: dead letter, and a receipt when its id is known."""
-        if position in self._held:
-            return
-        self._held[position] = Item(position, Command(command_id, device, mqtt_topic, b""), State.DYING)
-        self._busy += 1
-        self._actions.append(DeadLetter(position, device, reason))
-
-    def confirmed(self, number: int, reason: int, now_us: int) -> None:
-        """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
-        flight = self._flights.pop(number, None)
-        if flight is None:
-            return
-        device, item = flight
-        if item.state is not State.IN_FLIGHT:
-            return  # the device's answer was faster
-        if reason >= _FAILED_FROM or (reason == NO_SUBSCRIBERS and not item.command.retain):
-            self._failed(device, item, f"the MQTT broker refused it with reason 0x{reason:02X}", now_us)
-            return
-        item.confirmed_at_us = now_us
-        if self._limits.answers:
-            item.state = State.AWAITED
-            self._awaited += 1
-            due = now_us + self._limits.answer_timeout_us
-            heapq.heappush(self._deadlines, (due, item.position, item.attempts))
-        else:
-            self._succeeded(device, item)
-
-    def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
-        """The device answered the command at ``position``, perhaps late, perhaps once more, or never asked.
-
-        ``payload`` goes into the receipt, its head if it is long. Returns whether the answer was to a command that was pushed and is
-        not confirmed.
-        """
-        item = self._held.get(position)
-        if item is None or not item.attempts:
-            return False
-        if item.state not in (State.QUEUED, State.IN_FLIGHT, State.AWAITED):
-            return False
-        device = self._devices[item.command.device]
-        if failed and item.state is State.QUEUED:
-            return False  # its time is over, and it is about to be sent again
-        if item.state is State.AWAITED:
-            self._awaited -= 1
-        if failed:
-            self._failed(device, item, "the device says that it failed", now_us)
-            return True
-        item.answer = payload[: self._limits.answer_bytes]
-        item.answer_length = len(payload)
-        item.answered_at_us = now_us
-        self._succeeded(device, item)
-        return True
-
-    def _succeeded(self, device: Device, item: Item) -> None:
-        item.state = State.CONFIRMED
-        device.failures = 0
-        device.retry_at_us = 0
-        self._settle_head(device)
-        self._look_at(device)
-
-    def _failed(self, device: Device, item: Item, why: str, now_us: int) -> None:
-        """It is sent again after a while, or, when it was tried often enough, given up."""
-        device.failures += 1
-        if self._limits.attempts and item.attempts >= self._limits.attempts:
-            self._give_up(device, item, "rejected", f"given up after {item.attempts} attempts: {why}")
-            return
-        item.state = State.QUEUED
-        wait = min(self._limits.retry_max_us, self._limits.retry_min_us << min(device.failures - 1, 20))
-        device.retry_at_us = now_us + wait
-        heapq.heappush(self._retries, (device.retry_at_us, device.name))
-
-    def cursor_stored(self, device_name: str) -> None:
-        """Pulsar has the device's cursor."""
-        device = self._devices[device_name]
-        self._busy -= 1
-        stored, device.storing = device.storing, []
-        for item in stored:
-            if item.given_up is None:  # that one has its receipt
-                self._receipt(item, "answered" if item.answered_at_us else "delivered", "")
-        self._look_at(device)
+            device.ids.add(command.command_id)
+            self._look_at(device)
 
     def receipt_stored(self, position: CommandPosition) -> None:
         """Pulsar has the receipt row of the message at ``position``."""
-        self._busy -= 1
-        del self._held[position]
-        self._actions.append(Ack(position))
-
-    def dead_letter_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the dead letter of the message at ``position``."""
-        self._busy -= 1
-        item = self._held[position]
-        if item.given_up is not None:
-            item.state = State.DEAD
+        item = self._written_item(position)
+        super().receipt_stored(position)
+        if item is not None and item.given_up is not None:
             device = self._devices[item.command.device]
-            self._receipt(item, *item.given_up)
-            self._settle_head(device)
-            self._look_at(device)
-        elif item.command.command_id:
-            self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
-        else:
-            del self._held[position]
-            self._actions.append(Ack(position))
+            if device.mode is not Mode.LIVE:  # there it goes when the cursor has passed it
+                device.marks.discard(position)
+                self._sleep(device)
 
-    def link_up(self) -> None:
-        """The MQTT connection stands and Pulsar has confirmed that we are the owner."""
-        self._link = True
-
-    def link_down(self) -> None:
-        """The MQTT connection ended: what was in flight may or may not have arrived, and is pushed again."""
-        self._link = False
-        flights = list(self._flights.values())
-        self._flights.clear()
-        for device, item in flights:
-            if item.state is State.IN_FLIGHT:
-                item.state = State.QUEUED
-                self._look_at(device)
+    def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
+        """Pulsar has a segment, and with it the ids of ``parked``."""
+        self._busy -= 1
+        self._acknowledge(parked)
 
     def tick(self, now_us: int) -> None:
-        """The time of ``next_time_us`` came: devices whose wait is over are tried again."""
-        while self._retries and self._retries[0][0] <= now_us:
-            _, name = heapq.heappop(self._retries)
-            self._look_at(self._devices[name])
-        while self._deadlines and self._deadlines[0][0] <= now_us:
-            _, position, attempt = heapq.heappop(self._deadlines)
-            item = self._held.get(position)
-            if item is not None and item.state is State.AWAITED and item.attempts == attempt:
-                self._awaited -= 1
-                self._failed(self._devices[item.command.device], item, "the device did not answer", now_us)
+        """The time of ``next_time_us`` came."""
+        super().tick(now_us)
+        while self._timers and self._timers[0][0] <= now_us:
+            at, name = heapq.heappop(self._timers)
+            asleep = self._asleep.get(name)
+            device = self._devices.get(name)
+            if asleep is not None:
+                self._timer(name, asleep[0], asleep[2] == at, now_us)
+            elif device is not None and device.mode is Mode.PARKED:
+                self._timer(name, device.parked, device.probe_at_us == at, now_us)
 
-    def drain(self) -> None:
-        """Push nothing new; what is under way goes on to its ack."""
-        self._draining = True
-
-    # --- inside ---
-
-    def _device(self, name: str) -> Device:
-        device = self._devices.get(name)
-        if device is None:
-            cursor = self._cursors.pop(name, None) or Cursor(self._limits.remembered_ids)
-            device = Device(name, cursor, cursor.position, self._limits.device_window)
-            self._devices[name] = device
-        return device
-
-    def _look_at(self, device: Device) -> None:
-        if not device.ready:
-            device.ready = True
-            self._ready.append(device)
-
-    def _pump(self, now_us: int) -> None:
-        if not self._link or self._draining:
+    def _timer(self, name: str, parked: Parked, probe: bool, now_us: int) -> None:
+        expired = len(parked) > 0 and 0 < parked[0].expires_at_ms * 1000 <= now_us
+        if not expired and not probe:
             return
-        while self._ready and len(self._flights) < self._limits.window:
-            device = self._ready.popleft()
-            device.ready = False
-            if self._push_one(device, now_us):
-                self._look_at(device)  # behind the others: one command each in turn
+        device = self._known(name)
+        assert device is not None
+        if probe and self._can_probe(device):
+            self._wake(device, probing=True)
+        elif expired:
+            self._wake(device, sweeping=True)
+        elif probe:
+            self._plan_probe(device, now_us)
 
-    def _push_one(self, device: Device, now_us: int) -> bool:
-        """Push the device's next command if it may be pushed. Returns whether there may be more to do."""
-        if device.retry_at_us > now_us:
-            return False
-        beyond = len(device.unstored) + len(device.storing)
-        for item in device.queue:
-            if beyond >= self._limits.device_window:
+    # --- going away ---
+
+    def _arrived_away(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> bool:
+        if device.mode is Mode.LIVE:
+            if not self._away(device, now_us):
                 return False
-            if item.state is State.QUEUED:
-                if item.command.expired(now_us):
-                    item.state = State.SETTLED
-                    self._receipt(item, "expired", "")
-                    self._settle_head(device)
-                else:
-                    self._push(device, item, now_us)
-                return True
-            if item.state is State.DYING:
-                return False  # what comes after it may not pass it before it is stored
-            beyond += 1
-        return False
+            self._park(device, now_us)
+        if position in device.parked:
+            self._actions.append(Ack(position))
+            return True
+        if position <= device.cursor.position:
+            return False
+        if position in device.marks:
+            self._actions.append(Ack(position))
+            return True
+        item = self._held[position] = Item(position, command)
+        if device.cursor.knows(command.command_id):
+            self._receipt(item, "duplicate", "this command id came before")
+        elif command.expired(now_us) or (len(device.parked) and position < device.parked.position(-1)):
+            self._settled_before(item, now_us)
+        elif len(device.parked) >= self._limits.parked_max:
+            self._give_up(device, item, "overflowed", _FULL)
+        else:
+            self._park_item(device, item, now_us)
+            self._want(device)
+        return True
 
-    def _push(self, device: Device, item: Item, now_us: int) -> None:
-        if item.attempts == 0 and device.suspects:
-            device.suspects -= 1
-            item.maybe_seen = self._horizon is not None and item.position <= self._horizon
-        item.state = State.IN_FLIGHT
-        item.attempts += 1
-        item.pushed_at_us = now_us
-        self._pushes += 1
-        self._flights[self._pushes] = (device, item)
-        self._actions.append(
-            Push(self._pushes, item.position, item.command, item.maybe_seen or item.attempts > 1)
-        )
+    def _away(self, device: Device, now_us: int) -> bool:
+        if not self._limits.park:
+            return False
+        if self._limits.park_absent and self.presence.absent(device.name):
+            return True
+        seen, silence = self.presence.seen_us(device.name), self._limits.silence_us
+        return bool(seen and silence and now_us - seen >= silence)
 
-    def _settle_head(self, device: Device) -> None:
-        """Move the cursor over the settled head of the queue, and not beyond."""
-        while device.queue and device.queue[0].state in PASSED:
-            item = device.queue.popleft()
-            device.ids.discard(item.command.command_id)
-            if item.state is State.SETTLED:
-                device.cursor.pass_over(item.position)
-                continue
-            # A dead letter as well, before the next push: were its ack lost, or its id written again, a later
-            # owner must not push it after that one.
-            device.cursor.settle(
-                item.position, item.command.command_id, delivered=item.state is State.CONFIRMED
-            )
-            device.marks.discard(item.position)
-            item.state = State.SETTLED
-            device.unstored.append(item)
+    def _parks_for(self, device: Device, item: Item, now_us: int, *, absent: bool) -> bool:
+        if not self._limits.park:
+            return False
+        lives = self.presence.seen_us(device.name) >= item.pushed_at_us
+        if not absent and (lives or not (device.probing or device.failures >= self._limits.park_after)):
+            return False
+        self._park(device, now_us)
+        return True
+
+    def _park(self, device: Device, now_us: int) -> None:
+        device.mode = Mode.PARKED
+        self._rounds += 1
+        device.round = self._rounds
+        device.probing = device.sweeping = False
+        device.coming = device.failures = device.retry_at_us = 0
+        kept: deque[Item] = deque()
+        while device.queue and device.queue[0].state in _KEPT:
+            kept.append(device.queue.popleft())
+        left, device.queue = device.queue, kept
+        device.ids = {item.command.command_id for item in kept}
+        if not kept and not len(device.parked):
+            self._unsure_again(device, now_us)
+        first: list[ParkedId] = []
+        for item in left:
+            if item.state is State.AWAITED:
+                self._awaited -= 1
+            if item.pulled:
+                self._put_back(device, item)
+            elif not item.attempts and len(device.parked) + len(first) >= self._limits.parked_max:
+                if item.state is State.QUEUED:
+                    self._give_up(device, item, "overflowed", _FULL)
+            elif item.state not in (State.DYING, State.DEAD, State.SETTLED):
+                first += self._park_item(device, item, now_us, before=len(device.parked) > 0)
+        if first:
+            self._segments += 1
+            key = segment_key(device.name, self._owner, self._segments)
+            device.parked.prepend(first, key)
+            self._parked_count += len(first)
+            self._unwritten_of(device, key, now_us)
+        self._plan_probe(device, now_us)
+        self._watch_expiry(device.name, device.parked)
+        self._sleep(device)
+
+    def _put_back(self, device: Device, item: Item) -> None:
+        del self._pulled[item.position]
+        self._actions.append(Forget(item.position))
+        item.state = State.PARKED
+        if item.attempts:
+            device.parked.mark_seen(item.position)
+            self._tainted.add(device.name)
+
+    def _park_item(self, device: Device, item: Item, now_us: int, *, before: bool = False) -> list[ParkedId]:
+        """Park a command that is held; with ``before`` it is returned, to be put before those that are parked."""
+        if item.listed:  # it was in flight when the rest was spilled
+            item.state = State.PARKED
+            device.storing_ids.append(item.position)
+            self._unwritten_of(device, device.parked.key_of(item.position), now_us)
+            return []
+        seen = item.maybe_seen or item.attempts > 0
+        if not item.attempts and device.suspects and self._horizon is not None:
+            seen = seen or item.position <= self._horizon
+        one = ParkedId(item.position, item.command.expires_at_ms, seen)
+        item.state = State.PARKED
+        device.storing_ids.append(item.position)
+        if before and device.parked.position(0) > item.position:
+            return [one]
+        self._append(device, one, now_us)
+        return []
+
+    def _unsure_again(self, device: Device, now_us: int) -> None:
+        """What the broker confirmed since the last sign of life did perhaps not arrive (H26)."""
+        since = max(self.presence.seen_us(device.name), now_us - self._limits.unsure_us)
+        again = sorted(one for one, at in zip(device.sure, device.sure_at, strict=True) if at > since)
+        device.sure.clear()
+        device.sure_at.clear()
+        if again:
+            device.cursor.go_back(again[0].position)
             self._dirty[device.name] = device
+            for one in again:
+                self._append(device, one, now_us)
 
-    def _give_up(self, device: Device, item: Item, state: str, reason: str) -> None:
-        """Write it to the dead letters; its receipt and the cursor follow."""
-        item.state = State.DYING
-        item.given_up = state, reason
-        device.marks.add(item.position)
-        self._busy += 1
-        self._actions.append(DeadLetter(item.position, device.name, reason))
+    def _flush(self, now_us: int) -> None:
+        """Store the parked ids; the cursor comes first where it has gone back."""
+        waiting, self._unwritten = self._unwritten, {}
+        for name, device in waiting.items():
+            full = len(self._actions) >= _WRITTEN_AT_ONCE  # the queue of the producer is bounded
+            if full or name in self._dirty or device.writing or self._gives_up_earlier(device):
+                self._unwritten[name] = device
+                continue
+            keys, device.segments = list(device.segments), {}
+            ids, device.storing_ids = tuple(device.storing_ids), []
+            payloads = [(key, device.parked.payload(key)) for key in keys]
+            found = [(key, payload) for key, payload in payloads if payload is not None]
+            for at, (key, payload) in enumerate(found, 1):
+                self._busy += 1
+                self._actions.append(StoreSegment(key, payload, ids if at == len(found) else ()))
+            if not found:
+                self._acknowledge(ids)  # replayed and settled meanwhile
+        self._flush_at_us = now_us + self._limits.coalesce_us
 
-    def _relieve(self) -> None:
-        """Full: the refusing device with the longest queue gives the later half of it to the dead letters.
-
-        Without such a device nothing is given up: the partition is not read further until there is room.
+    def _gives_up_earlier(self, device: Device) -> bool:
+        """Whether something before the last parked id is on its way to the dead letters. Once that id is stored, what
+        comes again from before it counts as settled.
         """
-        failing = [device for device in self._devices.values() if device.failures]
-        if not failing:
-            return
-        device = max(failing, key=lambda d: len(d.queue))
-        waiting = [item for item in device.queue if item.state is State.QUEUED]
-        for item in waiting[max(1, len(waiting) // 2) :]:
-            self._give_up(device, item, "overflowed", _OVERFLOW)
+        if not device.marks or not len(device.parked):
+            return False
+        last = device.parked.position(-1)
+        return any(position < last for position in device.marks)
 
-    def _receipt(self, item: Item, state: str, reason: str) -> None:
-        command = item.command
-        self._busy += 1
-        self._actions.append(
-            StoreReceipt(
-                item.position,
-                Receipt(
-                    command_id=command.command_id,
-                    device=command.device,
-                    mqtt_topic=command.mqtt_topic,
-                    state=state,
-                    reason=reason,
-                    position=item.position.encode(self._partition),
-                    attempts=item.attempts,
-                    emitted_at_us=command.emitted_at_us,
-                    pushed_at_us=item.pushed_at_us,
-                    confirmed_at_us=item.confirmed_at_us,
-                    answered_at_us=item.answered_at_us,
-                    answer=item.answer,
-                    answer_length=item.answer_length,
-                ),
-            )
-        )
-        item.command = replace(command, payload=b"")  # a mark in a queue needs no payload
-        item.answer = b""
+    # --- too much ---
+
+    def _too_many(self, device: Device, item: Item, now_us: int) -> None:
+        if self._limits.park:
+            self._park(device, now_us)
+        else:
+            super()._too_many(device, item, now_us)
+
+    def relieve(self, now_us: int) -> None:
+        """Full (H30): what waits longest makes room by waiting in Pulsar. A device that fails is parked; of one that
+        is only slow all but what is under way is parked and comes back at once, a few at a time.
+        """
+        if not self._limits.park:
+            super().relieve(now_us)
+            return
+        live = [d for d in self._devices.values() if d.mode is Mode.LIVE and d.queue]
+        failing = [d for d in live if d.failures]
+        longest = max(failing or live, key=lambda d: len(d.queue), default=None)
+        if longest is None:
+            return
+        if longest.failures or not self._spill(longest, now_us):
+            silent = [d for d in live if d.queue[0].state is State.AWAITED]
+            for device in [longest] if longest.failures else silent:
+                self._park(device, now_us)
+
+    def _spill(self, device: Device, now_us: int) -> bool:
+        tail: list[Item] = []
+        while device.queue and device.queue[-1].state is State.QUEUED:
+            tail.append(device.queue.pop())
+        if len(tail) < 2:
+            device.queue.extend(reversed(tail))
+            return False
+        for (
+            item
+        ) in device.queue:  # in flight, and listed all the same, so that the list begins with the oldest
+            self._append(device, ParkedId(item.position, item.command.expires_at_ms, True), now_us)
+            item.listed = True
+        for item in reversed(tail):
+            device.ids.discard(item.command.command_id)
+            self._park_item(device, item, now_us)
+        self._wake(device)
+        return True

@@ -32,11 +32,14 @@ OWNER_KEY: Final = "\0owner"
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
 
-    __slots__ = ("_ids", "_order", "capacity", "position")
+    __slots__ = ("_ids", "_order", "again_from", "capacity", "position")
 
     def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
         self.capacity = capacity
         self.position = position
+        self.again_from: CommandPosition | None = None
+        """Parked commands above it are still to be pushed although they are below ``position``: the broker had
+        them, and the device perhaps not (H26). None: what is parked is above ``position``."""
         self._ids: dict[str, bool] = {}  # digest → whether the device had it
         self._order: deque[str] = deque()
 
@@ -48,9 +51,22 @@ class Cursor:
         """Return whether the device had this command lately."""
         return self._ids.get(_digest(command_id), False)
 
+    @property
+    def done(self) -> CommandPosition:
+        """Parked commands at or below it need no push any more."""
+        return self.position if self.again_from is None else self.again_from
+
     def pass_over(self, position: CommandPosition) -> None:
         """Move to ``position``: whatever is at or below it needs no push any more."""
         self.position = max(self.position, position)
+        if self.again_from is not None:
+            self.again_from = position if self.again_from < position < self.position else self.again_from
+            if position >= self.position:
+                self.again_from = None
+
+    def go_back(self, before: CommandPosition) -> None:
+        """Parked commands from ``before`` on, that one included, are to be pushed once more."""
+        self.again_from = before._replace(batch_index=before.batch_index - 1)
 
     def settle(self, position: CommandPosition, command_id: str, *, delivered: bool) -> None:
         """Move to ``position`` and remember the id: a repetition of it is not for the device."""
@@ -67,16 +83,17 @@ class Cursor:
 
     def merge(self, other: Cursor) -> None:
         """Take over what ``other``, a record of the same device, knows beyond this one."""
-        self.pass_over(other.position)
+        self.position = max(self.position, other.position)
         for digest in other._order:
             self._remember(digest, other._ids[digest])
 
     def encode(self) -> bytes:
         """Return the cursor as the JSON payload of its message."""
         ids = [digest if self._ids[digest] else _DEAD + digest for digest in self._order]
-        return json.dumps(
-            {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}, separators=(",", ":")
-        ).encode()
+        body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}
+        if self.again_from is not None:
+            body["again_from"] = list(self.again_from)
+        return json.dumps(body, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
@@ -85,6 +102,9 @@ class Cursor:
         try:
             ledger, entry, index = body["position"]
             cursor = cls(capacity, CommandPosition(int(ledger), int(entry), int(index)))
+            if "again_from" in body:
+                ledger, entry, index = body["again_from"]
+                cursor.again_from = CommandPosition(int(ledger), int(entry), int(index))
             for digest in body["ids"]:
                 cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
         except (KeyError, TypeError, ValueError, AttributeError) as e:

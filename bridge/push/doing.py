@@ -20,11 +20,22 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation
 from bridge.pulsar_client import Message
-from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
+from bridge.push.actions import (
+    Ack,
+    Action,
+    DeadLetter,
+    Forget,
+    Pull,
+    Push,
+    StoreCursor,
+    StoreReceipt,
+    StoreSegment,
+)
 from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition_log import Gate, PartitionLog, position_of
+from bridge.push.pulling import Pulled
 from bridge.settings import Settings
 
 __all__ = ["Doing"]
@@ -53,6 +64,7 @@ class Doing:
         self._gate = gate
         self._metrics = metrics
         self._messages: dict[CommandPosition, Message] = {}  # taken and not acknowledged
+        self._pulled: dict[CommandPosition, Message] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
 
     def arrived(self, message: Message) -> None:
@@ -81,6 +93,22 @@ class Doing:
             return
         core.arrived(position, command, time.time_ns() // 1000)
 
+    def pulled(self, event: Pulled) -> None:
+        """Hand a parked command, read again, to the core."""
+        command = None
+        if event.message is not None:
+            self._pulled[event.position] = event.message
+            command = decode_command(event.message.properties(), event.message.data())
+        else:
+            log.error(
+                "a parked command is not in Pulsar any more, see its receipt: let nobody clear the backlog of "
+                "pulsebridge-parked",
+                device=event.pull.device,
+                position=str(event.position),
+            )
+        now_us = time.time_ns() // 1000
+        self._core.pulled(event.pull.device, event.pull.round, event.position, command, now_us)
+
     def do(self, action: Action) -> None:
         """Begin one action."""
         if isinstance(action, Push):
@@ -96,9 +124,15 @@ class Doing:
             self._log.acknowledge(message)
             self._gate.gave(len(message.data()))
             reach("after_ack")
+        elif isinstance(action, StoreSegment):
+            self._log.write_cursor(action.key, action.payload, action)
+        elif isinstance(action, Pull):
+            self._log.puller.pull(action)
+        elif isinstance(action, Forget):
+            self._pulled.pop(action.position, None)
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
-        message = self._messages[action.position]
+        message = self._pulled.get(action.position) or self._messages[action.position]
         payload, properties = dead_letter(
             message.data(),
             topic=self._log.commands,

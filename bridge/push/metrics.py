@@ -71,6 +71,8 @@ class PushMetrics:
             "held_back_devices",
             "Devices whose last push was refused, and whose commands wait for another try.",
         )
+        self.parked = gauge("parked", "Commands that wait in Pulsar for devices that are away.")
+        self.parked_devices = gauge("parked_devices", "Devices for which commands wait in Pulsar.")
         self.lag = gauge(
             "lag_commands",
             "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then.",
@@ -105,6 +107,8 @@ class PartitionMetrics:
         self.oldest_pending = of.oldest_pending.labels(partition)
         self.devices = of.devices.labels(partition)
         self.held_back = of.held_back.labels(partition)
+        self.parked = of.parked.labels(partition)
+        self.parked_devices = of.parked_devices.labels(partition)
         self.owns = False
 
     def owner(self, owns: bool) -> None:
@@ -114,7 +118,7 @@ class PartitionMetrics:
         if not owns:
             for gauge in (self.pending, self.in_flight, self.awaited, self.oldest_pending):
                 gauge.set(0)
-            for gauge in (self.devices, self.held_back):
+            for gauge in (self.devices, self.held_back, self.parked, self.parked_devices):
                 gauge.set(0)
 
     def lag(self, commands: int) -> None:

@@ -7,6 +7,7 @@ It decides nothing about commands. Receipts of Pulsar and messages come on threa
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,7 @@ from bridge.contract import (
 )
 from bridge.errors import PulsebridgeError
 from bridge.murmur3 import partition_of
+from bridge.provisioning_plan import PARKED_HOLD
 from bridge.pulsar_client import (
     EARLIEST,
     OK,
@@ -35,6 +37,8 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.parked import segment_device
+from bridge.push.pulling import Puller
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored", "position_of"]
@@ -69,11 +73,13 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """What the cursors partition holds: by device; which are to be written again because an outdated record stands
-    last; whether the former owner left cleanly, or nobody was here; the record of ours up to which it was read.
+    """What the cursors partition holds: by device; the segments of parked ids, by device and key; which cursors are to
+    be written again because an outdated record stands last; whether the former owner left cleanly, or nobody was here;
+    the record of ours up to which it was read.
     """
 
     by_device: dict[str, Cursor]
+    parked: dict[str, dict[str, bytes]]
     stale: set[str]
     clean: bool
     until: MessageId
@@ -140,6 +146,7 @@ class PartitionLog:
         self._receiver: threading.Thread | None = None
         self._producers: dict[str, Producer] = {}
         self._partitions: dict[str, list[str]] = {}
+        self._puller: Puller | None = None
 
     def own(self) -> None:
         """Become the owner: wait for the exclusive producer of the cursors partition (H23).
@@ -154,6 +161,7 @@ class PartitionLog:
         Raises ContractError for a record of another version, TransientError when Pulsar stops answering.
         """
         cursors: dict[str, Cursor] = {}
+        parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         former: OwnerRecord | None = None
         stale: set[str] = set()
         until = EARLIEST
@@ -164,6 +172,11 @@ class PartitionLog:
                     until = where
                     break
                 former = record
+            elif (parked_for := segment_device(key)) is not None:
+                if payload:
+                    parked[parked_for][key] = payload
+                else:
+                    parked[parked_for].pop(key, None)
             elif not payload:
                 cursors.pop(key, None)  # a tombstone
             else:
@@ -176,7 +189,7 @@ class PartitionLog:
                 if earlier is not None and key in stale:
                     cursor.merge(earlier)
                 cursors[key] = cursor
-        return Cursors(cursors, stale, former.clean if former is not None else not cursors, until)
+        return Cursors(cursors, parked, stale, former.clean if former is not None else not cursors, until)
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``.
@@ -209,6 +222,9 @@ class PartitionLog:
 
         Raises FencedError while the former owner's connection still holds the subscription: try again.
         """
+        hold: Any = self._client.consumer(self.commands, PARKED_HOLD, queue=1)  # there before our own (H25)
+        with our_errors(f"closing {PARKED_HOLD} on {self.commands}"):
+            hold.close()
         consumer: Any = self._client.consumer(self.commands, PUSH_SUBSCRIPTION)
         self._consumer = consumer
         with our_errors(f"asking for the end of {self.commands}"):
@@ -217,6 +233,7 @@ class PartitionLog:
             target=self._receive, args=(consumer,), name=f"push-receive-{self.partition}", daemon=True
         )
         self._receiver.start()
+        self._puller = Puller(self._client, self.commands, self.partition, self._post, self._pull_failed)
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
 
     def _receive(self, consumer: Consumer) -> None:
@@ -232,6 +249,19 @@ class PartitionLog:
                 return
             self._gate.took(len(message.data()))
             self._post(Arrived(message))
+
+    def _pull_failed(self, error: PulsebridgeError) -> None:
+        self._post(Failed(error))
+
+    @property
+    def puller(self) -> Puller:
+        """Reads parked commands again; there is one once the commands are subscribed to."""
+        assert self._puller is not None
+        return self._puller
+
+    def is_ours(self, device: str) -> bool:
+        """Return whether the device's commands stand in this partition."""
+        return self._partition(COMMANDS_TOPIC, device) == self.commands
 
     def write_cursor(self, key: str, payload: bytes, token: object) -> None:
         """Write one record to the cursors partition; ``Stored(token)`` follows, or ``Failed`` with FencedError."""
@@ -302,4 +332,6 @@ class PartitionLog:
         self._gate.close()
         if self._receiver is not None:
             self._receiver.join()
+        if self._puller is not None:
+            self._puller.close()
         self._client.close()

@@ -8,9 +8,11 @@ from enum import Enum
 from typing import Final
 
 from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
 from bridge.push.cursor import Cursor
+from bridge.push.parked import Parked, ParkedId
 
-__all__ = ["PASSED", "Device", "Item", "Limits", "State"]
+__all__ = ["PASSED", "Device", "Item", "Limits", "Mode", "State", "receipt_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,28 @@ class Limits:
     answer_timeout_us: int = 10_000_000
     answer_bytes: int = 4096
     """How much of an answer is kept for the receipt."""
+    park: bool = False
+    """Whether commands for devices that are away wait in Pulsar. Without it they wait here, as refused ones do."""
+    park_absent: bool = True
+    """Whether a sign of absence parks; else only what the broker refuses or the device does not answer does."""
+    park_after: int = 3
+    """So many failures in a row park a device."""
+    silence_us: int = 0
+    """A device that was heard of, and not for so long, counts as absent; 0: never."""
+    parked_max: int = 10_000
+    """Parked commands of one device; newer ones go to the dead letters."""
+    coalesce_us: int = 50_000
+    """How long parked ids are gathered before they are stored (H29)."""
+    replay_rate: int = 500
+    """Parked commands pulled for devices that are back, in a second."""
+    replay_window: int = 256
+    """Parked commands pulled and not settled, of all devices."""
+    probe_min_us: int = 20_000_000
+    probe_max_us: int = 1_800_000_000
+    sweep_us: int = 60_000_000
+    """How often it is looked which parked commands have expired."""
+    unsure_us: int = 300_000_000
+    """Commands confirmed by the broker longer ago are not sent again on parking."""
     attempts: int = 0
     """A command that failed this often goes to the dead letters; 0: it is tried without end."""
 
@@ -43,6 +67,16 @@ class State(Enum):
     DYING = 5  # on its way to the dead letters
     DEAD = 6  # stored there
     SETTLED = 7
+    NOTED = 8  # replayed and confirmed; its receipt is on its way
+    PARKED = 9  # its id is being stored
+
+
+class Mode(Enum):
+    """Whether a device gets its commands as they arrive (H27)."""
+
+    LIVE = 1
+    PARKED = 2  # away: what arrives is parked
+    REPLAYING = 3  # back: what is parked goes first, what arrives is parked behind it
 
 
 PASSED: Final = (State.CONFIRMED, State.DEAD, State.SETTLED)
@@ -62,6 +96,12 @@ class Item:
     answered_at_us: int = 0
     answer: bytes = b""
     answer_length: int = 0
+    pulled: bool = False
+    """It was parked and came by a pull: Pulsar's subscription has its acknowledgement already."""
+    listed: bool = False
+    """It stands in its device's list of parked ones although it is in flight and not acknowledged."""
+    after: State | None = None
+    """What it becomes once its receipt is stored, where the receipt comes first."""
     given_up: tuple[str, str] | None = None
     """State and reason of the receipt, for what goes to the dead letters although it was a command."""
 
@@ -84,3 +124,37 @@ class Device:
     failures: int = 0  # in a row
     retry_at_us: int = 0
     ready: bool = False  # stands in the list of those to look at
+    writing: bool = False  # a StoreCursor is under way
+    mode: Mode = Mode.LIVE
+    parked: Parked = field(default_factory=Parked)
+    coming: int = 0  # parked ones that are being pulled
+    round: int = 0  # counts the times that it went away: pulls of a former one count for nothing
+    probing: bool = False  # nobody knows whether it is back: one command at a time
+    sweeping: bool = False  # only what has expired is taken
+    probe_wait_us: int = 0
+    probe_at_us: int = 0
+    wanting: bool = False  # stands in the list of those that want a pull
+    storing_ids: list[CommandPosition] = field(default_factory=list)  # parked, and not stored yet
+    segments: dict[str, None] = field(default_factory=dict)  # to be written, in order
+    sure: deque[ParkedId] = field(default_factory=lambda: deque(maxlen=16))  # confirmed by the broker lately
+    sure_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
+
+
+def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:
+    """Return the receipt that says what became of a command."""
+    command = item.command
+    return Receipt(
+        command_id=command.command_id,
+        device=command.device,
+        mqtt_topic=command.mqtt_topic,
+        state=state,
+        reason=reason,
+        position=item.position.encode(partition),
+        attempts=item.attempts,
+        emitted_at_us=command.emitted_at_us,
+        pushed_at_us=item.pushed_at_us,
+        confirmed_at_us=item.confirmed_at_us,
+        answered_at_us=item.answered_at_us,
+        answer=item.answer,
+        answer_length=item.answer_length,
+    )

@@ -30,6 +30,8 @@ from typing import Final
 
 import structlog
 
+from bridge.commands import CommandPosition
+from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.killpoints import reach
@@ -37,21 +39,25 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
+    Confirmation,
     Connected,
     Disconnected,
     LinkHandler,
+    PublishProperties,
     Subscription,
 )
 from bridge.mqtt.types import Message as MqttMessage
 from bridge.pulsar_client import MessageId
-from bridge.push.actions import DeadLetter, StoreCursor, StoreReceipt
+from bridge.push.actions import DeadLetter, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.answers import answer_filter, parse_answer
-from bridge.push.core import PartitionCore
+from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
+from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
-from bridge.push.queues import Limits
+from bridge.push.presence import PresenceRules, Sign
+from bridge.push.pulling import Pulled
 from bridge.settings import Settings
 
 __all__ = ["CursorsForgotten", "Session"]
@@ -62,6 +68,8 @@ _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
 _WRITTEN_AT_ONCE: Final = 1000
 """Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
+_FIRST_HOLD_S: Final = 5.0
+_HOLD_EVERY_S: Final = 60.0
 
 
 class CursorsForgotten:
@@ -91,21 +99,14 @@ class Session(LinkHandler):
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
         push = settings.push
         self._gate = Gate(push.pending, push.pending_mb * 1024 * 1024)
-        self._limits = Limits(
-            window=push.window,
-            device_window=push.device_window,
-            remembered_ids=push.remembered_ids,
-            pending=push.pending,
-            device_pending=push.device_pending,
-            retry_min_us=int(push.retry_min_s * 1e6),
-            retry_max_us=int(push.retry_max_s * 1e6),
-            answers=push.confirm == "device",
-            answer_timeout_us=int(push.answer_timeout_s * 1e6),
-            answer_bytes=push.answer_bytes,
-            attempts=push.attempts,
-        )
-        self._listens = push.confirm != "device"  # whether answers would reach us on this connection
+        self._limits = limits_of(push)
+        self._presence = PresenceRules(push.presence)
+        self._listens = False  # whether answers and presence would reach us on this connection
+        self._signs: deque[tuple[Sign, int]] = deque()
+        self._tells_absence = False
         self._mids: list[int] = []  # of answers to acknowledge
+        self._next_hold = 0.0
+        self._held_from: CommandPosition | None = None
         self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post)
         self._link = Link(
             settings.mqtt,
@@ -192,10 +193,18 @@ class Session(LinkHandler):
                 if not self._turns_until(self._after(0.2)):
                     return False
         core = PartitionCore(
-            self._partition, self._limits, cursors.by_device, None if cursors.clean else horizon
+            self._partition,
+            self._limits,
+            cursors.by_device,
+            None if cursors.clean else horizon,
+            cursors.parked,
+            owner=self._token.rpartition("/")[2],
+            now_us=time.time_ns() // 1000,
         )
+        self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
         self._doing = Doing(self._settings, core, self._link, self._log, self._gate, self._metrics.all)
+        self._notice()
         self._up_if_ready()
         self._metrics.all.takeovers.inc()
         self._metrics.owner(True)
@@ -260,7 +269,7 @@ class Session(LinkHandler):
     def _up_if_ready(self) -> None:
         ours = self._link.connected and self._proven_epoch == self._link.epoch
         if self._core is not None and ours and self._listens:
-            self._core.link_up()
+            self._core.link_up(tells_absence=self._tells_absence)
             self._part.ready()
 
     def _push_until_stopped(self) -> None:
@@ -288,17 +297,34 @@ class Session(LinkHandler):
             log.info("MQTT is back", partition=self._partition)
         self._had_link = True
         self._metrics.connections.inc()
+        self._mids.clear()
+        wanted = [Subscription(one, retain_handling=0) for one in self._presence.filters]
         if self._limits.answers:
-            self._listens = False
-            self._mids.clear()
-            self._link.subscribe([Subscription(self._answers, retain_handling=2)])
+            wanted.append(Subscription(self._answers, retain_handling=2))
+        self._listens = not wanted
+        if wanted:
+            self._link.subscribe(wanted)
+        self._tells_absence = False
+        if self._limits.park and self._settings.mqtt.protocol == "5":
+            # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).
+            self._link.publish(
+                f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
+                b"",
+                properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
+                confirmed=self._told,
+            )
         self._write_owner(event.epoch)
 
+    def _told(self, confirmation: Confirmation) -> None:
+        self._tells_absence = confirmation.reason == NO_SUBSCRIBERS
+        self._up_if_ready()
+
     def on_subscribed(self, codes: list[int]) -> None:
-        """Triggered by SUBACK. Raises DeniedError when answers may not be read: every command would be sent again."""
+        """Triggered by SUBACK. Raises DeniedError when answers or presence may not be read."""
         if any(code >= 0x80 for code in codes):
             raise DeniedError(
-                f"the MQTT broker refused the subscription to {self._answers}, SUBACK codes {codes}",
+                f"the MQTT broker refused subscriptions of push, SUBACK codes {codes}: "
+                + ", ".join([*self._presence.filters, *([self._answers] if self._limits.answers else [])]),
                 remedy=f"allow {subscriber(self._settings.mqtt, self._link.client_id)} to read it",
             )
         self._listens = True
@@ -310,6 +336,11 @@ class Session(LinkHandler):
         """
         if message.qos:
             self._mids.append(message.mid)
+        sign = self._presence.sign(message)
+        if sign is not None:
+            self._signs.append((sign, time.time_ns() // 1000))
+            self._notice()
+            return
         answer = parse_answer(message, self._settings.push.answer_topic, self._partition)
         known = False
         if answer is not None and self._core is not None:
@@ -320,6 +351,20 @@ class Session(LinkHandler):
             self._metrics.all.answers.inc()
         else:
             self._metrics.all.stray_answers.inc()
+
+    def _notice(self) -> None:
+        """Tell the core who is there; what came before there was one waited for it."""
+        core = self._core
+        if core is None:
+            return
+        while self._signs:
+            sign, at_us = self._signs.popleft()
+            if not self._log.is_ours(sign.device):
+                continue
+            if sign.alive:
+                core.alive(sign.device, at_us)
+            else:
+                core.gone(sign.device, at_us, time.time_ns() // 1000)
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Triggered by the end of a connection. Raises TerminalError when another process fights for the client id,
@@ -376,6 +421,18 @@ class Session(LinkHandler):
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._show(core, now_us)
+        if now >= self._next_hold:
+            self._next_hold = now + _HOLD_EVERY_S
+            self._move_hold(core)
+
+    def _move_hold(self, core: PartitionCore) -> None:
+        """Let Pulsar trim what no device waits for; not while it is unclear whether the partition is ours (H25)."""
+        position = core.keeps_from()
+        if position is None or self._unproven or not self._link.connected:
+            return
+        if self._held_from is None or position[:2] > self._held_from[:2]:
+            self._held_from = position
+            self._log.puller.hold_from(position)
 
     def _show(self, core: PartitionCore, now_us: int) -> None:
         metrics = self._metrics
@@ -384,6 +441,8 @@ class Session(LinkHandler):
         metrics.awaited.set(core.awaited)
         metrics.devices.set(core.devices)
         metrics.held_back.set(core.held_back)
+        metrics.parked.set(core.parked)
+        metrics.parked_devices.set(core.parked_devices)
         oldest = core.oldest_emitted_us
         metrics.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)
 
@@ -393,6 +452,9 @@ class Session(LinkHandler):
         if isinstance(event, Arrived):
             assert self._doing is not None
             self._doing.arrived(event.message)
+        elif isinstance(event, Pulled):
+            assert self._doing is not None
+            self._doing.pulled(event)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):
@@ -401,6 +463,7 @@ class Session(LinkHandler):
             log.info("the cursors are written again", partition=self._partition)
             self._write_owner(0)  # an owner that left no record counts as none
             self._to_write = deque(self._core.with_cursors)
+            self._core.store_again(time.time_ns() // 1000)
 
     def _stored(self, token: object) -> None:
         core = self._core
@@ -409,6 +472,9 @@ class Session(LinkHandler):
         elif core is not None and isinstance(token, StoreCursor):
             reach("after_cursor")
             core.cursor_stored(token.device)
+        elif core is not None and isinstance(token, StoreSegment):
+            reach("after_segment")
+            core.segment_stored(token.parked)
         elif core is not None and isinstance(token, StoreReceipt):
             reach("after_receipt")
             self._metrics.all.stored(token.receipt)

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bridge.settings.base import Section
+from bridge.topic_templates import Filter
 
-__all__ = ["PushSettings"]
+__all__ = ["PresenceRule", "PushSettings"]
+
+
+class PresenceRule(Section):
+    """Which messages tell that a device is there: birth messages and wills."""
+
+    filter: str = Field(
+        min_length=1, description="MQTT filter that captures the device: devices/+device/status."
+    )
+    absent: tuple[str, ...] = Field(
+        ("offline", ""),
+        description="Payloads that say that the device is gone, as its will does; all others say that it is there.",
+    )
+
+    @field_validator("filter")
+    @classmethod
+    def _captures(cls, value: str) -> str:
+        if "device" not in Filter.parse(value).names:
+            raise ValueError(
+                f"filter {value!r} captures no device: write +device for the level that names it"
+            )
+        return value
 
 
 class PushSettings(Section):
@@ -57,7 +79,7 @@ class PushSettings(Section):
     pending: int = Field(
         4000,
         ge=10,
-        le=8000,
+        le=4900,
         description="Commands taken from Pulsar and not acknowledged, per partition; full means stop reading.",
     )
     pending_mb: int = Field(
@@ -66,7 +88,8 @@ class PushSettings(Section):
     device_pending: int = Field(
         1000,
         ge=1,
-        description="Commands that wait for a device that refuses them; later ones go to the dead letters.",
+        description="Commands that wait here for a device that refuses them; with more it is parked, and with "
+        "push.offline: retry later ones go to the dead letters.",
     )
     remembered_ids: int = Field(
         256, ge=64, le=4096, description="Command ids that each cursor remembers, to drop repeated ones."
@@ -79,4 +102,43 @@ class PushSettings(Section):
     )
     drain_s: float = Field(
         20.0, gt=0, description="How long a clean stop may wait for PUBACKs and receipts, in seconds."
+    )
+    offline: Literal["park", "refused", "retry"] = Field(
+        "park",
+        description="What holds commands of devices that are away. park: Pulsar, as soon as the absence is known; refused: "
+        "the MQTT broker in the device's persistent session, and Pulsar where it refuses or nobody answers; retry: they "
+        "are sent again until they are taken.",
+    )
+    presence: tuple[PresenceRule, ...] = Field(
+        (),
+        description="Birth and will messages that tell which devices are there; the first rule that matches decides.",
+    )
+    park_after: int = Field(
+        3, ge=1, description="So many failures in a row, without a sign of life, park a device."
+    )
+    silence_s: float = Field(
+        0.0,
+        ge=0,
+        description="A device that was heard of, and not for so long, counts as absent, in seconds; 0: never.",
+    )
+    parked_max: int = Field(
+        10_000,
+        ge=1,
+        description="Commands that wait in Pulsar for one device; newer ones go to the dead letters (receipt overflowed).",
+    )
+    replay_rate: int = Field(
+        500, ge=1, description="Waiting commands pushed in a second to devices that are back, per partition."
+    )
+    probe_min_s: float = Field(
+        20.0,
+        gt=0,
+        le=60,
+        description="First wait before a parked device is tried with one command, in seconds; doubled at each try.",
+    )
+    probe_max_s: float = Field(1800.0, gt=0, description="Longest wait between two such tries, in seconds.")
+    unsure_s: float = Field(
+        300.0,
+        ge=0,
+        description="With confirm: broker, commands confirmed since a device's last sign of life are sent again, marked, "
+        "after it was away; those confirmed longer ago than this are not. In seconds.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -242,6 +243,8 @@ class PushProcess:
             "push.answer_topic": settings.push.answer_topic,
             "push.confirm": settings.push.confirm,
             "push.answer_timeout_s": settings.push.answer_timeout_s,
+            "push.presence": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence]),
+            "push.probe_min_s": settings.push.probe_min_s,
             "metrics.port": settings.metrics.port,
             "metrics.probe_s": settings.metrics.probe_s,
         }

@@ -11,9 +11,20 @@ from dataclasses import dataclass, field
 
 from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
-from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
+from bridge.push.actions import (
+    Ack,
+    Action,
+    DeadLetter,
+    Forget,
+    Pull,
+    Push,
+    StoreCursor,
+    StoreReceipt,
+    StoreSegment,
+)
 from bridge.push.core import PartitionCore
 from bridge.push.cursor import Cursor
+from bridge.push.parked import decode_segment, segment_device
 from bridge.push.queues import Limits
 
 SECOND = 1_000_000
@@ -37,6 +48,10 @@ class PushWorld:
     pubacks: deque[tuple[int, int]] = field(default_factory=deque)
     answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
     answered: set[str] = field(default_factory=set)
+    segments: dict[str, bytes] = field(default_factory=dict)
+    pulls: deque[tuple[str, int, CommandPosition]] = field(default_factory=deque)
+    away: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)  # ids that the broker took
     perfect: bool = False  # everything works: nothing is lost or refused any more
     connected: bool = False
     owners: int = 0
@@ -92,7 +107,10 @@ class PushWorld:
         if self.refusals and choice % 4 == 0:
             self.pubacks.append((push.number, 0x97 if choice % 8 else 0x10))
             return
-        if self.limits.answers and choice % 5 == 0 and not self.perfect:
+        if push.command.device in self.away and not (self.limits.answers and choice % 2):
+            self.pubacks.append((push.number, 0x10))
+            return
+        if self.limits.answers and not self.perfect and (choice % 5 == 0 or push.command.device in self.away):
             self.pubacks.append((push.number, 0))  # H26: the broker took it, and no device is there
             return
         inbox = self.inbox[push.command.device]
@@ -116,6 +134,30 @@ class PushWorld:
         self.core.answered(position, b"done", self.now, failed=failed)
         self.run()
 
+    def leave(self, choice: int) -> None:
+        """A device goes away; its will comes, or does not, or comes late."""
+        device = f"d{choice % 3}"
+        self.away.add(device)
+        if choice % 2:
+            self.core.gone(device, self.now - choice % 5 * SECOND, self.now)
+            self.run()
+
+    def come_back(self, choice: int) -> None:
+        """A device is back, and says so, or not."""
+        device = f"d{choice % 3}"
+        self.away.discard(device)
+        if choice % 4:
+            self.core.alive(device, self.now)
+            self.run()
+
+    def pull(self, _choice: int) -> None:
+        """A parked command was read again."""
+        if self.pulls:
+            device, turn, position = self.pulls.popleft()
+            command = next(c for p, c in self.log if p == position)
+            self.core.pulled(device, turn, position, command, self.now)
+            self.run()
+
     def puback(self, choice: int) -> None:
         if self.pubacks:
             # A broker may answer in any order.
@@ -136,6 +178,8 @@ class PushWorld:
             self.core.receipt_stored(action.position)
         elif isinstance(action, DeadLetter):
             self.core.dead_letter_stored(action.position)
+        elif isinstance(action, StoreSegment):
+            self.core.segment_stored(action.parked)
         self.run()
 
     def lose_link(self, _choice: int) -> None:
@@ -149,7 +193,7 @@ class PushWorld:
     def connect(self, _choice: int) -> None:
         if not self.connected:
             self.connected = True
-            self.core.link_up()
+            self.core.link_up(tells_absence=True)
             self.run()
 
     def pass_time(self, choice: int) -> None:
@@ -176,7 +220,14 @@ class PushWorld:
         self.next_read = 0
         horizon = None if clean or not self.log else self.log[-1][0]
         cursors = {d: Cursor.decode(c, self.limits.remembered_ids) for d, c in self.cursors.items()}
-        self.core = PartitionCore(0, self.limits, cursors, horizon)
+        self.pulls.clear()
+        parked: dict[str, dict[str, bytes]] = defaultdict(dict)
+        for key, payload in self.segments.items():
+            parked[segment_device(key) or ""][key] = payload
+        self.core = PartitionCore(
+            0, self.limits, cursors, horizon, parked, owner=str(self.owners), now_us=self.now
+        )
+        self.run()
 
     # --- checks ---
 
@@ -196,10 +247,14 @@ class PushWorld:
             stored = self.cursors.get(action.command.device)
             if stored is not None:
                 cursor = Cursor.decode(stored, self.limits.remembered_ids)
-                assert not cursor.knows(action.command.command_id), "a known id is pushed again"
-                assert action.position > cursor.position
+                unsure = self.limits.park and not self.limits.answers and action.repeat  # H26
+                known = cursor.knows(action.command.command_id)
+                assert unsure or not known, "a known id is pushed again"
+                assert unsure or action.position > cursor.done
             self.socket.append(action)
-        else:
+        elif isinstance(action, Pull):
+            self.pulls.extend((action.device, action.round, position) for position in action.positions)
+        elif not isinstance(action, Forget):
             self.writes.append(action)
 
     def _stored(self, action: Action) -> None:
@@ -208,6 +263,12 @@ class PushWorld:
             self.cursors[action.device] = action.payload
         elif isinstance(action, StoreReceipt):
             self.receipts[action.receipt.command_id].append(action.receipt)
+        elif isinstance(action, StoreSegment):
+            if action.payload:
+                assert len(decode_segment(action.payload)) <= 256
+                self.segments[action.key] = action.payload
+            else:
+                self.segments.pop(action.key, None)
         elif isinstance(action, DeadLetter):
             self.dead.add(action.position)
             command = next(c for p, c in self.log if p == action.position)
@@ -219,19 +280,35 @@ class PushWorld:
         for position, command in self.log:
             if command is None or command.device != action.device or position > cursor.position:
                 continue
+            if position in self.parked_positions(action.device, cursor):
+                continue
             had = self.answered if self.limits.answers else self.inbox[action.device]
             assert (
                 command.command_id in had or command.expired(self.now) or command.command_id in self.dead_ids
             ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
+
+    def parked_positions(self, device: str, cursor: Cursor) -> set[CommandPosition]:
+        """What Pulsar keeps for a device, by its segments."""
+        return {
+            one.position
+            for key, payload in self.segments.items()
+            if segment_device(key) == device
+            for one in decode_segment(payload)
+            if one.position > cursor.done
+        }
 
     def _check_ack(self, position: CommandPosition) -> None:
         command = next(c for p, c in self.log if p == position)
         if command is None:
             assert position in self.dead
             return
+        stored = self.cursors.get(command.device)
+        cursor = Cursor(256) if stored is None else Cursor.decode(stored, 256)
+        if position in self.parked_positions(command.device, cursor):
+            return
         states = {receipt.state for receipt in self.receipts[command.command_id]}
         assert states, f"{command.command_id} was acknowledged without a receipt"
-        if "delivered" in states:
+        if "delivered" in states and not self.limits.park:  # what was parked has its receipt first
             assert Cursor.decode(self.cursors[command.device], self.limits.remembered_ids).position
 
     def _lose_acks(self, choice: int) -> None:
@@ -245,18 +322,24 @@ class PushWorld:
         """Let everything work, then check: nothing lost, order kept, all acknowledged, a receipt for each."""
         self.refusals = False
         self.perfect = True
+        self.away.clear()
         self.connect(0)
         for _ in range(40 * len(self.log) + 100):
             self.receive(0)
             self.arrive(1)
             self.puback(0)
             self.answer(1)
+            self.pull(0)
+            for device in ("d0", "d1", "d2"):
+                self.core.alive(device, self.now)
             self.store(0)
             self.now += SECOND
             self.core.tick(self.now)
             self.run()
         assert self.core.settled
         assert self.core.pending == 0
+        assert self.core.parked == 0
+        assert not self.segments
         for position, command in self.log:
             assert position in self.acked
             if command is None:

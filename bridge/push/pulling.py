@@ -1,0 +1,149 @@
+"""Reads parked commands from Pulsar again, by their ids, and moves the hold that keeps them; on a thread of its own.
+
+It decides nothing: what is read, and in which order, comes from the core, and each read is answered by ``Pulled``. A
+device's commands lie close together or far apart; the reader goes on where it stands when the next one is near, else
+a new one begins there.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from bridge.commands import CommandPosition
+from bridge.errors import PulsebridgeError, TransientError
+from bridge.provisioning_plan import PARKED_HOLD
+from bridge.pulsar_client import Message, PulsarClient, ReceiveTimeout, message_id, our_errors
+from bridge.push.actions import Pull
+
+__all__ = ["Pulled", "Puller", "position_of"]
+
+log = structlog.get_logger("push")
+
+_NEAR: Final = 100
+"""Entries that are read and thrown away rather than begin a new reader."""
+_READ_MS: Final = 500
+_PATIENCE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A parked command was read; None when Pulsar does not have it any more."""
+
+    pull: Pull
+    position: CommandPosition
+    message: Message | None
+
+
+def position_of(message: Message) -> CommandPosition:
+    """Return where a message stands."""
+    where = message.message_id()
+    return CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
+
+
+class Puller:
+    """Reads one partition of the commands topic. ``post`` and ``failed`` are called on the puller's thread."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        partition: int,
+        post: Callable[[object], None],
+        failed: Callable[[PulsebridgeError], None],
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._partition = partition
+        self._post = post
+        self._failed = failed
+        self._orders: queue.SimpleQueue[Pull | CommandPosition | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._reader: Any = None
+        self._at: CommandPosition | None = None  # what it gave last
+        self._thread = threading.Thread(target=self._run, name=f"push-pull-{partition}", daemon=True)
+        self._thread.start()
+
+    def pull(self, order: Pull) -> None:
+        """Read what the order names; ``Pulled`` is posted for each, in order."""
+        self._orders.put(order)
+
+    def hold_from(self, position: CommandPosition) -> None:
+        """Let go of what is before ``position``. The owner asks for it after its state was rebuilt (H25)."""
+        self._orders.put(position)
+
+    def close(self) -> None:
+        """End the thread; before the client is closed."""
+        self._closing.set()
+        self._orders.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None and not self._closing.is_set():
+                if isinstance(order, Pull):
+                    for position in order.positions:
+                        message = self._read(position)
+                        if self._closing.is_set():
+                            break
+                        self._post(Pulled(order, position, message))
+                else:
+                    self._try_to_hold(order)
+        except PulsebridgeError as e:
+            self._failed(e)
+        finally:
+            self._drop_reader()
+
+    def _read(self, wanted: CommandPosition) -> Message | None:
+        """Return the message at ``wanted``, None when only later ones are there."""
+        at = self._at
+        near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= _NEAR
+        if self._reader is None or not near:
+            self._drop_reader()
+            start = message_id(self._partition, *wanted)
+            self._reader = self._client.reader(self._topic, start, queue=_NEAR)
+        end = time.monotonic() + _PATIENCE_S
+        while not self._closing.is_set():
+            try:
+                with our_errors(f"reading {self._topic}"):
+                    message: Message = self._reader.read_next(_READ_MS)
+            except ReceiveTimeout:
+                if time.monotonic() > end:
+                    raise TransientError(f"reading {self._topic} at {wanted}: nothing comes") from None
+                continue
+            self._at = position_of(message)
+            if self._at == wanted:
+                return message
+            if self._at > wanted:  # all from there on was read
+                self._drop_reader()
+                return None
+        return None
+
+    def _drop_reader(self) -> None:
+        reader, self._reader, self._at = self._reader, None, None
+        if reader is not None:
+            with our_errors(f"closing the reader of {self._topic}"):
+                reader.close()
+
+    def _try_to_hold(self, position: CommandPosition) -> None:
+        """Move the hold. Where it stays behind, Pulsar keeps more than is needed, and the next move makes up for it."""
+        try:
+            self._hold(position)
+        except PulsebridgeError as e:
+            log.debug("the hold of parked commands could not be moved", partition=self._partition, why=str(e))
+
+    def _hold(self, position: CommandPosition) -> None:
+        consumer: Any = self._client.consumer(self._topic, PARKED_HOLD, queue=1)
+        try:
+            with our_errors(f"moving {PARKED_HOLD} on {self._topic}"):
+                consumer.seek(message_id(self._partition, position.ledger, position.entry, -1))
+            log.debug("hold of parked commands moved", partition=self._partition, position=str(position))
+        finally:
+            with our_errors(f"closing {PARKED_HOLD} on {self._topic}"):
+                consumer.close()

@@ -1,0 +1,293 @@
+"""What is parked, and how devices that are back get it: waking, probing, pulling at a shaped rate. Pure.
+
+Who is away, and what is parked for it, is decided by ``core``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
+from zlib import crc32
+
+from bridge.commands import CommandPosition
+from bridge.push.actions import Ack, Forget, Pull, StoreSegment
+from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.live import LiveCore
+from bridge.push.parked import Parked, ParkedId, decode_segment, segment_key
+from bridge.push.presence import Presence
+from bridge.push.queues import Device, Item, Limits, Mode, State
+
+__all__ = ["ReplayCore"]
+
+_AHEAD: Final = 8
+"""Parked commands of one device that are pulled and not settled."""
+_SECOND: Final = 1_000_000
+
+
+class ReplayCore(LiveCore):
+    """The parked commands of a partition."""
+
+    def __init__(
+        self,
+        partition: int,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        horizon: CommandPosition | None,
+        parked: Mapping[str, Mapping[str, bytes]] | None = None,
+        *,
+        owner: str = "owner",
+        now_us: int = 0,
+    ) -> None:
+        """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon``
+        the last one may have pushed beyond them. ``owner`` names this one in the keys of segments.
+        """
+        super().__init__(partition, limits, cursors, horizon)
+        self.presence = Presence()
+        self._owner = owner
+        self._segments = 0
+        self._rounds = 0
+        self._asleep: dict[
+            str, tuple[Parked, int, int]
+        ] = {}  # parked, nothing under way; wait and time of probes
+        self._tainted: set[str] = set()  # with parked commands that were pushed, and not stored as such
+        self._unwritten: dict[str, Device] = {}  # with parked ids to be stored
+        self._flush_at_us = 0
+        self._waking: deque[Device] = deque()
+        self._slow: deque[Device] = deque()  # probed or swept: behind those that are back
+        self._tokens = 0.0
+        self._tokens_at_us = 0
+        self._coming = 0
+        self._timers: list[tuple[int, str]] = []  # of probes and expiries
+        self._tells_absence = False
+        self._parked_count = 0
+        for name, segments in (parked or {}).items():
+            self._load(name, segments, now_us)
+
+    def _load(self, name: str, segments: Mapping[str, bytes], now_us: int) -> None:
+        cursor = self._cursors.get(name)
+        done = NOWHERE if cursor is None else cursor.done
+        ids = {key: decode_segment(payload) for key, payload in segments.items()}
+        parked = Parked.loaded(ids, done)
+        for key in parked.finish(done):
+            self._remove(key)
+        if not len(parked):
+            return
+        self._parked_count += len(parked)
+        if self._horizon is not None:
+            self._tainted.add(name)
+        # Spread over half a minute, for all of them are probed once.
+        wait = self._limits.probe_min_us
+        at = now_us + wait // 2 + crc32(name.encode()) % max(1, wait)
+        self._asleep[name] = parked, wait, at
+        heapq.heappush(self._timers, (at, name))
+        self._watch_expiry(name, parked)
+
+    @property
+    def parked(self) -> int:
+        """Commands whose ids are all that is kept here."""
+        return self._parked_count
+
+    @property
+    def parked_devices(self) -> int:
+        """Devices with parked commands."""
+        return len(self._asleep) + sum(1 for device in self._devices.values() if len(device.parked))
+
+    def _all_parked(self) -> Iterator[tuple[str, Parked]]:
+        for name, (parked, _, _) in self._asleep.items():
+            yield name, parked
+        for name, device in self._devices.items():
+            if len(device.parked):
+                yield name, device.parked
+
+    def keeps_from(self) -> CommandPosition | None:
+        """Return the oldest command that may still be wanted from Pulsar: what is behind it need not be held (H25).
+
+        Without any it is the last one that came; None when none has come.
+        """
+        found = [parked.position(0) for _, parked in self._all_parked()]
+        found += [min(self._held)] if self._held else []
+        found += [device.sure[0].position for device in self._devices.values() if device.sure]
+        return min(found, default=None if self._highest == NOWHERE else self._highest)
+
+    @property
+    def clean(self) -> bool:
+        """Whether no device may have had a command beyond its stored cursor without that being stored."""
+        return not self._tainted and not self._unwritten and super().clean
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way."""
+        return super().settled and not self._unwritten and not self._coming
+
+    def next_time_us(self) -> int | None:
+        """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
+        times = [super().next_time_us(), self._timers[0][0] if self._timers else None]
+        times.append(self._flush_at_us if self._unwritten else None)
+        if (self._waking or self._slow) and self._pulls_now:
+            missing = max(0.0, 1 - self._tokens)
+            times.append(self._tokens_at_us + int(missing * _SECOND / self._limits.replay_rate) + 1)
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def _pulls_now(self) -> bool:
+        room = self._coming + len(self._pulled) < self._limits.replay_window
+        return self._link and not self._draining and room
+
+    def link_up(self, *, tells_absence: bool = False) -> None:
+        """The MQTT connection stands, and Pulsar has confirmed that we are the owner. ``tells_absence``: this broker
+        answers 0x10 to what nobody is subscribed to.
+        """
+        super().link_up()
+        self._tells_absence = tells_absence
+
+    def _acknowledge(self, parked: Sequence[CommandPosition]) -> None:
+        name = ""
+        for position in parked:
+            name = self._held.pop(position).command.device
+            self._actions.append(Ack(position))
+        if name in self._devices:
+            self._sleep(self._devices[name])
+
+    def _append(self, device: Device, one: ParkedId, now_us: int) -> None:
+        self._segments += 1
+        self._parked_count += 1
+        key = device.parked.append(one, segment_key(device.name, self._owner, self._segments))
+        self._unwritten_of(device, key, now_us)
+        if len(device.parked) == 1:
+            self._watch_expiry(device.name, device.parked)
+
+    def _unwritten_of(self, device: Device, key: str, now_us: int) -> None:
+        if not self._unwritten:
+            self._flush_at_us = now_us + self._limits.coalesce_us
+        device.segments[key] = None
+        self._unwritten[device.name] = device
+
+    def _remove(self, key: str) -> None:
+        self._busy += 1
+        self._actions.append(StoreSegment(key, b""))
+
+    def _watch_expiry(self, name: str, parked: Parked) -> None:
+        if len(parked) and parked[0].expires_at_ms:
+            heapq.heappush(self._timers, (parked[0].expires_at_ms * 1000, name))
+
+    def _sleep(self, device: Device) -> None:
+        """Keep only the ids of a device for which nothing is under way."""
+        busy = device.queue or device.unstored or device.storing or device.writing or device.storing_ids
+        listed = device.ready or device.wanting or device.segments or device.name in self._dirty
+        if device.mode is not Mode.PARKED or busy or listed or device.marks or not len(device.parked):
+            return
+        del self._devices[device.name]
+        self._cursors[device.name] = device.cursor
+        self._asleep[device.name] = device.parked, device.probe_wait_us, device.probe_at_us
+
+    def _known(self, name: str) -> Device | None:
+        return self._device(name) if name in self._devices or name in self._asleep else None
+
+    def _device(self, name: str) -> Device:
+        device = super()._device(name)
+        asleep = self._asleep.pop(name, None)
+        if asleep is not None:
+            device.mode = Mode.PARKED
+            device.parked, device.probe_wait_us, device.probe_at_us = asleep
+        return device
+
+    def _can_probe(self, device: Device) -> bool:
+        """Whether a push would tell: a broker that queues for absent devices, or drops for them, says nothing."""
+        return self._limits.answers or (self._tells_absence and not self.presence.absent(device.name))
+
+    def _plan_probe(self, device: Device, now_us: int) -> None:
+        device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us
+        device.probe_at_us = now_us + device.probe_wait_us
+        heapq.heappush(self._timers, (device.probe_at_us, device.name))
+        device.probe_wait_us = min(2 * device.probe_wait_us, self._limits.probe_max_us)
+
+    def _wake(self, device: Device, *, probing: bool = False, sweeping: bool = False) -> None:
+        device.mode = Mode.REPLAYING
+        self._rounds += 1
+        device.round = self._rounds
+        device.probing, device.sweeping = probing, sweeping
+        if len(device.parked):
+            self._want(device)
+        else:
+            self._live(device)
+
+    def _live(self, device: Device) -> None:
+        device.mode = Mode.LIVE
+        device.probing = device.sweeping = False
+        self._tainted.discard(device.name)
+
+    def _want(self, device: Device) -> None:
+        if device.mode is Mode.REPLAYING and not device.wanting and self._taken(device) < len(device.parked):
+            device.wanting = True
+            (self._slow if device.probing or device.sweeping else self._waking).append(device)
+
+    @staticmethod
+    def _taken(device: Device) -> int:
+        """Return how many from the head of the list are pulled, or being pulled, and not done with."""
+        items = chain(device.queue, device.unstored, device.storing)
+        return device.coming + sum(1 for item in items if item.pulled or item.listed)
+
+    def _pull(self, now_us: int) -> None:
+        """Pull for those that are back, in turn and at the shaped rate, so that live devices do not feel it."""
+        rate = self._limits.replay_rate
+        passed = max(0, now_us - self._tokens_at_us)
+        self._tokens = min(max(1.0, rate / 20), self._tokens + passed * rate / _SECOND)
+        self._tokens_at_us = now_us
+        while (self._waking or self._slow) and self._tokens >= 1 and self._pulls_now:
+            device = (self._waking or self._slow).popleft()
+            device.wanting = False
+            slow = device.probing or device.sweeping
+            room = self._limits.replay_window - self._coming - len(self._pulled)
+            taken = self._taken(device)
+            count = min((1 if slow else _AHEAD) - taken, len(device.parked) - taken, room, int(self._tokens))
+            if device.mode is not Mode.REPLAYING or count < 1:
+                continue
+            wanted = tuple(device.parked.position(taken + n) for n in range(count))
+            device.coming += count
+            self._coming += count
+            self._tokens -= count
+            self._actions.append(Pull(device.name, device.round, wanted))
+
+    def _gave_sign(self, device: Device, now_us: int) -> None:
+        self.presence.alive(device.name, now_us)
+
+    def _confirmed_of(self, device: Device, item: Item) -> None:
+        device.probing = False
+        device.probe_wait_us = 0
+        if item.pulled:
+            self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", "")
+        elif self._limits.park and not self._limits.answers:
+            device.sure.append(ParkedId(item.position, item.command.expires_at_ms, True, True))
+            device.sure_at.append(item.confirmed_at_us)
+
+    def _passed(self, device: Device, stored: list[Item]) -> None:
+        done = [item for item in stored if item.pulled or item.listed]
+        for item in done:
+            if item.pulled:
+                del self._pulled[item.position]
+                self._actions.append(Forget(item.position))
+        if done:
+            before = len(device.parked)
+            removed = device.parked.finish(done[-1].position)
+            self._parked_count -= before - len(device.parked)
+            for key in removed:
+                device.segments.pop(key, None)
+                self._remove(key)
+        if device.mode is Mode.REPLAYING and not len(device.parked):
+            self._live(device)
+        self._want(device)
+        self._sleep(device)
+
+    def store_again(self, now_us: int) -> None:
+        """Pulsar has lost the cursors partition: store the ids of all parked commands anew, gathered as ever."""
+        names = [name for name, _ in self._all_parked()]
+        for name in names:
+            device = self._device(name)
+            ids, device.parked = list(device.parked), Parked()
+            device.segments = {}
+            self._parked_count -= len(ids)
+            for one in ids:
+                self._append(device, one, now_us)

@@ -1,0 +1,140 @@
+"""What the core of a partition knows, and what its shell may ask of it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bridge.commands import CommandPosition
+from bridge.push.actions import Action, StoreReceipt
+from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.queues import Device, Item, Limits, State, receipt_of
+
+__all__ = ["PartitionState"]
+
+
+class PartitionState:
+    """State of one partition; ``LiveCore`` and ``PartitionCore`` change it."""
+
+    def __init__(
+        self,
+        partition: int,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        horizon: CommandPosition | None,
+    ) -> None:
+        """``cursors`` are what the former owner stored; up to ``horizon`` it may have pushed beyond them."""
+        self._partition = partition
+        self._limits = limits
+        self._cursors = dict(cursors)
+        self._horizon = horizon
+        self._devices: dict[str, Device] = {}
+        self._held: dict[CommandPosition, Item] = {}  # taken and not acknowledged
+        self._pulled: dict[CommandPosition, Item] = {}  # was parked, pulled again, and not settled
+        self._flights: dict[int, tuple[Device, Item]] = {}
+        self._ready: deque[Device] = deque()
+        self._dirty: dict[str, Device] = {}
+        self._retries: list[tuple[int, str]] = []
+        self._deadlines: list[tuple[int, CommandPosition, int]] = []  # of answers; the attempt they are for
+        self._awaited = 0  # commands that the device has not answered in the time that it has for it
+        self._pushes = 0
+        self._busy = 0  # cursor writes and receipts under way
+        self._highest = NOWHERE  # of what came from Pulsar
+        self._link = False
+        self._draining = False
+        self._actions: list[Action] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Commands pushed without a PUBACK so far."""
+        return len(self._flights)
+
+    @property
+    def awaited(self) -> int:
+        """Commands that the broker has and that the device has not answered yet."""
+        return self._awaited
+
+    @property
+    def pending(self) -> int:
+        """Messages taken from Pulsar and not acknowledged."""
+        return len(self._held)
+
+    @property
+    def devices(self) -> int:
+        """Devices with a command since this core began."""
+        return len(self._devices)
+
+    @property
+    def held_back(self) -> int:
+        """Devices whose last push was refused and whose commands wait for another try."""
+        return sum(1 for device in self._devices.values() if device.failures and device.queue)
+
+    @property
+    def oldest_emitted_us(self) -> int:
+        """When the oldest command that is taken and not acknowledged was emitted, in µs; 0 without one."""
+        for item in self._held.values():
+            return item.command.emitted_at_us
+        return 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way: no push, no answer in its time, no cursor write, no receipt."""
+        under_way = self._flights or self._awaited or self._busy or self._dirty or self._actions
+        return not under_way
+
+    def holds(self, position: CommandPosition) -> bool:
+        """Return whether the message at ``position`` was taken and is not acknowledged."""
+        return position in self._held
+
+    @property
+    def clean(self) -> bool:
+        """Whether no device may have had a command beyond its stored cursor."""
+        if not self.settled or (self._horizon is not None and self._highest < self._horizon):
+            return False
+        return not any(
+            item.attempts
+            or (device.suspects and self._horizon is not None and item.position <= self._horizon)
+            for device in self._devices.values()
+            for item in device.queue
+        )
+
+    def _item(self, position: CommandPosition) -> Item | None:
+        """Return what may be in flight at ``position``."""
+        return self._pulled.get(position) or self._held.get(position)
+
+    def _written_item(self, position: CommandPosition) -> Item | None:
+        """Return for what a receipt or dead letter was written: of two, what came first wrote first. None for a
+        pulled command whose device went away again: it waits in Pulsar, and is done once more.
+        """
+        item = self._held.get(position)
+        return item if item is not None and item.state is not State.PARKED else self._pulled.get(position)
+
+    def _device(self, name: str) -> Device:
+        device = self._devices.get(name)
+        if device is None:
+            cursor = self._cursors.pop(name, None) or Cursor(self._limits.remembered_ids)
+            device = Device(name, cursor, cursor.position, self._limits.device_window)
+            self._devices[name] = device
+        return device
+
+    def _look_at(self, device: Device) -> None:
+        if not device.ready:
+            device.ready = True
+            self._ready.append(device)
+
+    def _receipt(self, item: Item, state: str, reason: str) -> None:
+        self._busy += 1
+        self._actions.append(StoreReceipt(item.position, receipt_of(item, self._partition, state, reason)))
+        item.command = replace(item.command, payload=b"")  # a mark in a queue needs no payload
+        item.answer = b""
+
+    @property
+    def with_cursors(self) -> list[str]:
+        """The devices that have a cursor."""
+        return [*self._cursors, *(d.name for d in self._devices.values() if d.cursor.position > NOWHERE)]
+
+    def cursor_of(self, device: str) -> Cursor:
+        """Return the cursor of one of ``with_cursors`` as it is now: all that it has passed is settled."""
+        known = self._devices.get(device)
+        return self._cursors[device] if known is None else known.cursor

@@ -1,0 +1,224 @@
+"""Commands of devices that are away wait in Pulsar, and go to them in order when they are back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, partition_name
+from bridge.local.stack import LocalStack
+from bridge.mqtt.device import DeviceClient
+from bridge.provisioning_plan import PARKED_HOLD
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.push.parked import decode_segment, segment_device
+from bridge.settings import PulsarSettings, Settings
+from bridge.settings.push import PresenceRule
+from tests.support.push import (
+    Devices,
+    PushProcess,
+    all_acknowledged,
+    command,
+    provision,
+    push_in_thread,
+    push_settings,
+    read_topic,
+    receipts,
+    user,
+    write_commands,
+)
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def parking_settings(stack: LocalStack, namespaces: PulsarSettings, **changes: object) -> Settings:
+    mqtt = mqtt_settings(stack)
+    rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
+    return push_settings(
+        namespaces, mqtt, **({"confirm": "device", "answer_timeout_s": 0.5, "presence": (rule,)} | changes)
+    )
+
+
+def says(settings: Settings, device: str, status: bytes, *, retain: bool = False) -> None:
+    with DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-{device}") as client:
+        client.publish(f"{settings.push.client_id}/{device}/status", status, retain=retain)
+        assert client.flush()
+
+
+def stored_ids(settings: Settings) -> int:
+    """How many ids the stored segments hold."""
+    segments: dict[str, int] = {}
+    for message in read_topic(settings, CURSORS_TOPIC):
+        if segment_device(message.partition_key()) is not None:
+            segments[message.partition_key()] = len(decode_segment(message.data())) if message.data() else 0
+    return sum(segments.values())
+
+
+@pytest.mark.parametrize("confirm", ["device", "broker"])
+def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
+    broker: LocalStack, namespaces: PulsarSettings, confirm: str
+) -> None:
+    settings = parking_settings(broker, namespaces, confirm=confirm)
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(270)]
+    live = [command(settings, "live", n) for n in range(20)]
+    with push_in_thread(settings) as metrics:
+        poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+        with Devices(settings, lambda _d, _n: confirm == "device") as devices:
+            says(settings, "d", b"offline")
+            write_commands(settings, [*commands, *live])
+            devices.await_all(live)
+            all_acknowledged(settings)  # parked: Pulsar's subscription has let go of them, the hold has not
+            assert "d" not in devices.got
+            assert metrics.parked.labels("0")._value.get() in (0, 270)
+            assert stored_ids(settings) == 270
+            says(settings, "d", b"online")
+            devices.await_all(commands)
+            poll_for(lambda: stored_ids(settings) == 0, 30, "no segment is left")
+            assert devices.check([*commands, *live]) == 0
+    found = receipts(settings)
+    assert {r.state for one in commands for r in found[one.command_id]} == {
+        "answered" if confirm == "device" else "delivered"
+    }
+
+
+def test_h31_a_device_that_nobody_announces_is_parked_and_found_by_a_probe(
+    broker: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mosquitto = broker.settings.mqtt_server == "mosquitto"
+    # Mosquitto tells with 0x10 that nobody is there; behind Artemis only the missing answers do.
+    settings = parking_settings(
+        broker,
+        namespaces,
+        confirm="broker" if mosquitto else "device",
+        presence=(),
+        probe_min_s=0.5,
+        retry_max_s=0.2,
+        answer_timeout_s=0.2,
+    )
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(30)]
+    with push_in_thread(settings) as metrics:
+        write_commands(settings, commands)
+        all_acknowledged(settings)
+        poll_for(lambda: metrics.parked.labels("0")._value.get() == 30, 30, "all of them are parked")
+        assert receipts(settings) == {}
+        with Devices(settings, lambda _device, _count: not mosquitto) as devices:
+            devices.await_all(commands)
+            poll_for(lambda: stored_ids(settings) == 0, 30, "no segment is left")
+            devices.check(commands)
+    assert set(receipts(settings)) == {one.command_id for one in commands}
+
+
+@pytest.mark.parametrize("point", ["after_segment", "after_ack", ""])
+def test_h25_killed_while_parking_the_next_owner_knows_what_is_parked_without_the_backlog(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, point: str
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    commands = [command(settings, f"d{n % 3}", n) for n in range(90)]
+    for n in range(3):
+        says(settings, f"d{n}", b"offline", retain=True)
+    write_commands(settings, commands)
+    with PushProcess(settings, tmp_path, kill_at=f"{point}:2" if point else "") as process:
+        if point:
+            process.died()
+        else:
+            all_acknowledged(settings)
+            process.kill()
+    with push_in_thread(settings) as metrics:
+        all_acknowledged(settings)
+        poll_for(lambda: metrics.parked.labels("0")._value.get() == 90, 30, "the parked ones are known")
+        with Devices(settings, lambda _device, _count: True) as devices:
+            for n in range(3):
+                says(settings, f"d{n}", b"online", retain=True)
+            devices.await_all(commands)
+            poll_for(lambda: stored_ids(settings) == 0, 30, "no segment is left")
+            devices.check(commands)
+    assert {r.state for rows in receipts(settings).values() for r in rows} == {"answered"}
+
+
+def test_h26_what_a_broker_confirmed_for_a_dead_device_goes_again_when_it_is_back(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces, confirm="broker")
+    provision(settings)
+    before, lost, later = (
+        [command(settings, "d", n) for n in range(begin, begin + 5)] for begin in (0, 10, 20)
+    )
+    with push_in_thread(settings):
+        with Devices(settings) as devices:
+            write_commands(settings, before)
+            devices.await_all(before)
+            all_acknowledged(settings)
+            first = list(devices.got["d"])
+            says(settings, "d", b"alive")
+        with DeviceClient(settings.mqtt, f"{settings.push.client_id}-devices") as gone:
+            assert (
+                gone.connections == 1
+            )  # its session is ended with the subscription: Artemis says 0x00 all the same
+        write_commands(settings, lost)
+        all_acknowledged(settings)
+        says(settings, "d", b"offline")
+        write_commands(settings, later)
+        all_acknowledged(settings)
+        with Devices(settings) as devices:
+            says(settings, "d", b"online")
+            devices.await_all([*lost, *later])
+            assert devices.ids("d") == [one.command_id for one in [*lost, *later]]
+            assert [user(m).get("repeat") for m in devices.got["d"]] == ["1"] * 5 + [None] * 5
+            assert [user(m)["command-id"] for m in first] == [one.command_id for one in before]
+
+
+def test_what_expires_or_overflows_while_a_device_is_away_has_its_receipt(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces, parked_max=4)
+    provision(settings)
+    soon = int(time.time() * 1000) + 3000
+    commands = [command(settings, "d", n, expires_at_ms=soon if n < 2 else 0) for n in range(6)]
+    says(settings, "d", b"offline", retain=True)
+    with push_in_thread(settings):
+        write_commands(settings, commands)
+        all_acknowledged(settings)
+        poll_for(lambda: len(receipts(settings)) == 4, 30, "receipts of those that do not wait any more")
+        states = {command_id: rows[0].state for command_id, rows in receipts(settings).items()}
+        assert states == {"d-0": "expired", "d-1": "expired", "d-4": "overflowed", "d-5": "overflowed"}
+        with Devices(settings, lambda _device, _count: True) as devices:
+            says(settings, "d", b"online", retain=True)
+            devices.await_all(commands[2:4])
+            poll_for(lambda: len(receipts(settings)) == 6, 30, "receipts of all")
+            assert devices.ids("d") == ["d-2", "d-3"]
+    assert [m.data() for m in read_topic(settings, DEAD_LETTERS_TOPIC)] == [b"4", b"5"]
+
+
+def test_h25_the_hold_stays_behind_the_oldest_parked_command(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+    early = [command(settings, "live", n) for n in range(30)]
+    parked, live = [command(settings, "d", 1)], [command(settings, "live", n) for n in range(100, 130)]
+    says(settings, "d", b"offline", retain=True)
+
+    def held() -> int:
+        with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+            cursor = admin.internal_stats(partition)["cursors"][PARKED_HOLD]["markDeletePosition"]
+            return int(cursor.partition(":")[2])
+
+    with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
+        for some in (early, parked, live):
+            write_commands(settings, some)
+        devices.await_all([*early, *live])
+        all_acknowledged(settings)
+        (where,) = [
+            decode_segment(m.data())[0].position
+            for m in read_topic(settings, CURSORS_TOPIC)
+            if segment_device(m.partition_key()) == "d"
+        ]
+        assert where.entry > 0
+        poll_for(lambda: held() == where.entry - 1, 30, "the hold stands before the parked command")

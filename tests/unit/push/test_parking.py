@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.commands import Command, CommandPosition
+from bridge.mqtt.types import Message
+from bridge.push.actions import Ack, Action, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
+from bridge.push.core import PartitionCore
+from bridge.push.cursor import Cursor
+from bridge.push.parked import decode_segment
+from bridge.push.presence import Presence, PresenceRules, Sign
+from bridge.push.queues import Limits
+from bridge.settings.push import PresenceRule
+from tests.support.push_world import SECOND, PushWorld
+
+LIMITS = Limits(
+    retry_min_us=SECOND,
+    retry_max_us=4 * SECOND,
+    answers=True,
+    answer_timeout_us=3 * SECOND,
+    park=True,
+    park_after=2,
+    replay_rate=20,
+    probe_min_us=5 * SECOND,
+    probe_max_us=20 * SECOND,
+)
+BROKER = replace(LIMITS, answers=False)
+SMALL = {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2}
+EVENTS = (
+    "write_command", "write_command", "receive", "receive", "receive", "arrive", "arrive", "puback", "puback",
+    "answer", "answer", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
+    "lose_link", "connect", "connect", "pass_time", "crash",
+)  # fmt: skip
+
+
+def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
+    world.connect(0)
+    for event, choice in played:
+        getattr(world, event)(choice)
+    world.finish()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=150),
+    st.sampled_from([LIMITS, BROKER]),
+    st.sampled_from([{}, SMALL, {"attempts": 2}, {"device_window": 3}]),
+)
+def test_h25_h27_no_interleaving_with_absences_loses_reorders_or_repeats_unmarked(
+    played: list[tuple[str, int]], limits: Limits, changes: dict[str, int]
+) -> None:
+    if "device_window" in changes and not limits.answers:
+        changes = {}
+    play(PushWorld(replace(limits, **changes), refusals="device_window" not in changes), played)  # type: ignore[arg-type]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([LIMITS, BROKER]), st.sampled_from([{}, SMALL]))
+def test_h25_h27_no_long_walk_with_absences_loses_reorders_or_repeats_unmarked(
+    seed: int, limits: Limits, changes: dict[str, int]
+) -> None:
+    walk = random.Random(seed)
+    events = [event for event in EVENTS for _ in range(1 if event == "crash" else 4)]
+    played = [(walk.choice(events), walk.randrange(1000)) for _ in range(400)]
+    play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
+
+
+# --- single steps ---
+
+NOW = 1_000 * SECOND
+
+
+def command(number: int, device: str = "d", **more: object) -> Command:
+    return replace(Command(f"{device}-{number}", device, f"devices/{device}/commands", b"x"), **more)  # type: ignore[arg-type]
+
+
+def position(number: int) -> CommandPosition:
+    return CommandPosition(7, number, -1)
+
+
+def a_core(limits: Limits = LIMITS) -> PartitionCore:
+    core = PartitionCore(3, limits, {}, None)
+    core.link_up(tells_absence=True)
+    return core
+
+
+def of(kind: type, actions: list[Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowledged() -> None:
+    core = a_core()
+    core.gone("d", NOW, NOW)
+    for number in range(600):
+        core.arrived(position(number), command(number), NOW)
+    assert core.take(NOW) == []  # gathered
+    due = core.next_time_us()
+    assert due is not None
+    assert due <= NOW + 50_000
+    core.tick(due)
+    segments = of(StoreSegment, core.take(due))
+    assert [len(decode_segment(s.payload)) for s in segments] == [256, 256, 88]
+    assert len({s.key for s in segments}) == 3
+    assert [len(s.parked) for s in segments] == [
+        0,
+        0,
+        600,
+    ]  # stored in this order, so the last vouches for all
+    assert core.pending == 600
+    for segment in segments:
+        core.segment_stored(segment.parked)
+    assert len(of(Ack, core.take(due))) == 600
+    assert (core.pending, core.parked, core.parked_devices, core.devices) == (0, 600, 1, 0)
+    core.arrived(position(600), command(600), due)
+    later = due + SECOND
+    core.tick(later)
+    (again,) = of(StoreSegment, core.take(later))  # only the last is written again
+    assert (again.key, len(decode_segment(again.payload))) == (segments[2].key, 89)
+    core.arrived(position(3), command(3), later)  # its acknowledgement was lost
+    assert core.take(later) == [Ack(position(3))]
+    assert core.keeps_from() == position(0)
+
+
+def test_h27_what_arrives_while_a_device_is_replayed_comes_after_what_is_parked() -> None:
+    core = a_core()
+    core.gone("d", NOW, NOW)
+    core.arrived(position(1), command(1), NOW)
+    core.alive("d", NOW + 1)
+    (pull,) = of(Pull, core.take(NOW + SECOND))
+    assert pull.positions == (position(1),)
+    core.arrived(position(2), command(2), NOW)
+    assert not of(Push, core.take(NOW + SECOND))
+    core.pulled("d", pull.round, position(1), command(1), NOW)
+    (push,) = of(Push, core.take(NOW + SECOND))
+    assert (push.position, push.repeat) == (position(1), False)
+
+
+def test_h31_an_absence_that_is_older_than_the_last_sign_of_life_parks_nobody() -> None:
+    core = a_core()
+    core.alive("d", NOW)
+    core.gone("d", NOW - SECOND, NOW)  # the will of the former connection
+    core.arrived(position(1), command(1), NOW)
+    assert of(Push, core.take(NOW))
+    core.gone("d", NOW + 1, NOW + 1)
+    assert core.parked == 1
+
+
+def test_h31_a_parked_device_is_probed_within_a_minute_and_then_more_and_more_slowly() -> None:
+    core = a_core(replace(BROKER, probe_min_us=20 * SECOND, probe_max_us=50 * SECOND, replay_rate=1000))
+    core.arrived(position(1), command(1), NOW)
+    (push,) = of(Push, core.take(NOW))
+    core.confirmed(push.number, 0x10, NOW)
+    assert core.parked == 1
+    now, waits = NOW, []
+    for _ in range(3):
+        begin = now
+        while not (pulls := of(Pull, actions := core.take(now))):
+            for segment in of(StoreSegment, actions):
+                core.segment_stored(segment.parked)
+            due = core.next_time_us()
+            assert due is not None
+            now = max(due, now + 1)
+            core.tick(now)
+        waits.append((now - begin) // SECOND)
+        core.pulled("d", pulls[0].round, position(1), command(1), now)
+        (push,) = of(Push, core.take(now))
+        assert push.repeat
+        core.confirmed(push.number, 0x10, now)
+    assert waits == [20, 40, 50]
+
+
+def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> None:
+    core = PartitionCore(3, BROKER, {}, None)
+    core.link_up()
+    core.arrived(position(1), command(1), NOW)
+    (push,) = of(Push, core.take(NOW))
+    core.confirmed(push.number, 0, NOW)
+    (cursor,) = of(StoreCursor, core.take(NOW))
+    core.cursor_stored("d")
+    core.gone("d", NOW + 1, NOW + 1)
+    (cursor,) = of(StoreCursor, core.take(NOW + 1))
+    assert Cursor.decode(cursor.payload, 256).done < position(1)
+    assert core.parked == 1
+    for later in range(0, 7200, 5):
+        core.tick(NOW + later * SECOND)
+        assert not of(Pull, core.take(NOW + later * SECOND))
+    core.alive("d", NOW + 7300 * SECOND)
+    (pull,) = of(Pull, core.take(NOW + 7300 * SECOND))
+    core.pulled("d", pull.round, position(1), command(1), NOW)
+    (push,) = of(Push, core.take(NOW + 7300 * SECOND))
+    assert push.repeat
+
+
+def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
+    core = a_core(replace(LIMITS, pending=10))
+    for number in range(10):
+        core.arrived(position(number), command(number), NOW)
+    core.take(NOW)
+    core.tick(NOW + SECOND)
+    actions = core.take(NOW + SECOND)
+    for segment in of(StoreSegment, actions):
+        core.segment_stored(segment.parked)
+    assert len(of(Ack, core.take(NOW + SECOND))) >= 9
+    core.arrived(position(10), command(1, "other"), NOW)
+    assert of(Push, core.take(NOW + SECOND))
+
+
+def test_presence_forgets_whom_it_heard_of_least_lately() -> None:
+    presence = Presence(most=2)
+    for device in ("a", "b", "c"):
+        presence.gone(device, 5)
+    assert [presence.absent(device) for device in ("a", "b", "c")] == [False, True, True]
+
+
+def test_rules_read_birth_and_will() -> None:
+    rules = PresenceRules([PresenceRule(filter="devices/+device/status", absent=("offline",))])
+    assert rules.filters == ("devices/+/status",)
+
+    def sign(topic: str, payload: bytes) -> Sign | None:
+        return rules.sign(Message(topic, payload, 1, False, False, 1, None))
+
+    assert sign("devices/7/status", b"offline") == Sign("7", False)
+    assert sign("devices/7/status", b"online") == Sign("7", True)
+    assert sign("devices/7/other", b"offline") is None
+    with pytest.raises(ValueError, match="captures no device"):
+        PresenceRule(filter="devices/+/status")
+
+
+def test_what_expires_while_it_is_parked_has_its_receipt_without_a_push() -> None:
+    core = a_core(replace(LIMITS, probe_min_us=60 * SECOND))
+    core.gone("d", NOW, NOW)
+    soon = (NOW + 3 * SECOND) // 1000
+    core.arrived(position(1), command(1, expires_at_ms=soon), NOW)
+    core.arrived(position(2), command(2), NOW)
+    at = NOW + SECOND
+    core.tick(at)
+    for segment in of(StoreSegment, core.take(at)):
+        core.segment_stored(segment.parked)
+    core.take(at)
+    due = core.next_time_us()
+    assert due == NOW + 3 * SECOND
+    core.tick(due)
+    (pull,) = of(Pull, core.take(due))
+    core.pulled("d", pull.round, position(1), command(1, expires_at_ms=soon), due)
+    (row,) = of(StoreReceipt, core.take(due))
+    assert row.receipt.state == "expired"
+    core.receipt_stored(position(1))
+    assert of(StoreCursor, core.take(due))
+    core.cursor_stored("d")
+    (pull,) = of(Pull, core.take(due + SECOND))
+    core.pulled("d", pull.round, position(2), command(2), due + SECOND)
+    assert not of(Push, core.take(due + SECOND))  # it is still away
+    assert core.parked == 1
+
+
+def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() -> None:
+    core = a_core()
+    core.gone("d", NOW, NOW)
+    for number in range(300):
+        core.arrived(position(number), command(number), NOW)
+    now = NOW + SECOND
+    core.tick(now)
+    for segment in of(StoreSegment, core.take(now)):
+        core.segment_stored(segment.parked)
+    assert core.parked == 300
+    core.store_again(now)
+    later = now + SECOND
+    core.tick(later)
+    again = of(StoreSegment, core.take(later))
+    assert [one.position.entry for s in again for one in decode_segment(s.payload)] == list(range(300))
+    assert core.parked == 300
