@@ -19,6 +19,7 @@ __all__ = [
     "KILL_POINTS",
     "REPLAY_KILL_POINTS",
     "SOURCE_KILL_POINTS",
+    "SOURCE_TASK_KILL_POINTS",
     "reach",
 ]
 
@@ -58,6 +59,12 @@ SOURCE_KILL_POINTS: Final = (
     "source_after_record",  # that a batch was committed is recorded, nothing is acknowledged
     "source_after_ack",  # a partition more is acknowledged
 )
+
+SOURCE_TASK_KILL_POINTS: Final = (
+    "source_in_task",  # rows are ready, Spark has not got them
+    "source_after_task",  # Spark has all rows of the task, it does not know that these were all
+)
+"""Of Spark's Python workers."""
 
 _name, _, _count = os.environ.get("PULSEBRIDGE_KILL_AT", "").partition(":")
 _left = int(_count or 1)

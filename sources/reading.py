@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.contract import Position
 from bridge.errors import DataLossError, TransientError
+from bridge.killpoints import reach
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader, RawEntry
 from bridge.settings.pulsar import PulsarSettings
@@ -126,6 +127,7 @@ class _Range:
             self._leave()
         if len(self.opener.rows):
             yield self._flush()
+        reach("source_after_task")
         self._report_loss()
 
     def _reader(self, place: Position) -> EntryReader:
@@ -205,6 +207,7 @@ class _Range:
         rows = self.opener.flush()
         _rows_per_entry[self.task.partition] = len(rows) / len(rows.entries)
         task = self.task
+        reach("source_in_task")
         decoded = {} if self.decoder is None else self.decoder.arrays(list(rows.placed()))
         return record_batch(self.schema, task.topic, task.partition, rows, keys=task.keys, decoded=decoded)
 
