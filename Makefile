@@ -5,6 +5,9 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Tests wait for servers half of their time: two processes, each with servers of its own, file by file.
+JOBS ?= 2
+PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
 # What the caller's shell says of other projects must not leak into this one.
@@ -40,8 +43,8 @@ setup: $(STAMP) ## Make .venv and install the locked packages, once
 demo: $(STAMP) ## Run the demo; ARGS="--quick", ARGS="--no-chaos", ARGS="--keep"
 	@$(BIN)/pulsebridge demo $(ARGS)
 
-test: $(STAMP) ## Run the tests; K="expression" chooses some, ARGS="tests/unit" a folder
-	@$(BIN)/python -m pytest $(if $(K),-k "$(K)") $(ARGS)
+test: $(STAMP) ## Run the tests; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
+	@$(BIN)/python -m pytest $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 	$(BIN)/ruff check .

@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_FIRST = ("tests/e2e", "tests/chaos", "tests/integration")
+
+
+@pytest.hookimpl(trylast=True)  # after the shuffle
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each file to one process, those of the secured servers all to the same; what takes longest begins."""
+    for item in items:
+        file, _, _ = item.nodeid.partition("::")
+        one = "tests/integration/security"
+        item.add_marker(pytest.mark.xdist_group(one if file.startswith(one) else file))
+    items.sort(
+        key=lambda item: next((n for n, f in enumerate(_FIRST) if item.nodeid.startswith(f)), len(_FIRST))
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     before = Footprint.now()
