@@ -29,7 +29,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos notebook lock clean
+.PHONY: help setup demo test lint bench chaos matrix notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -57,6 +57,9 @@ bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one gr
 
 chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab

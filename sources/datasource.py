@@ -13,32 +13,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from bridge.errors import ConfigError, PulsebridgeError
 from bridge.formats import joined
-from sources.offsets import Offset
+from sources import partitions
+from sources.notes import say
 from sources.options import SourceOptions, parse
-from sources.planning import Limits
 from sources.pushdown import Narrowed, narrow
+from sources.spark_features import lacking_in_batch, spark_features
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from sources.decoding import Decoding
-    from sources.reading import ReadTask
-    from sources.stream import StreamPlanner
 
-__all__ = ["PulsebridgeDataSource", "PulsebridgeStreamReader", "register"]
+__all__ = ["PulsebridgeDataSource", "register"]
 
 FORMAT = "pulsebridge"
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -46,9 +36,6 @@ _SESSION: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.redaction.options.regex": "(?i)url|authparam",  # url is Spark's own default
 }
-_KEPT_APART: Final = hasattr(DataSourceReader, "pushLimit")
-"""Whether Spark keeps what was pushed with each scan. Before SPARK-58551, which brought this method, all uses of a
-DataFrame shared what was pushed last: with a self-union, or the next query, rows were missing."""
 
 
 def register(spark: SparkSession) -> None:
@@ -61,14 +48,6 @@ def register(spark: SparkSession) -> None:
     for name, value in _SESSION.items():
         if spark.conf.get(name, None) is None:
             spark.conf.set(name, value)
-
-
-class Range(InputPartition):
-    """One task's part of a batch."""
-
-    def __init__(self, task: ReadTask) -> None:
-        super().__init__(None)
-        self.task = task
 
 
 class PulsebridgeDataSource(DataSource):
@@ -110,16 +89,18 @@ class PulsebridgeDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises ConfigError for options that are wrong."""
         options = _asked(self._decoded(parse(self.options, streaming=False)), schema)
-        wanted = _KEPT_APART if options.push_filters is None else options.push_filters
+        wanted = spark_features().filters_kept_apart if options.push_filters is None else options.push_filters
         return PushingReader(options) if wanted and _filters_are_pushed() else PulsebridgeReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query; it raises ConfigError at its first use for options that are wrong."""
+        from sources.stream_reader import stream_reader
+
         try:
-            return PulsebridgeStreamReader(_asked(self._decoded(parse(self.options, streaming=True)), schema))
+            return stream_reader(_asked(self._decoded(parse(self.options, streaming=True)), schema))
         except PulsebridgeError as e:
             # Spark's runner hides what is raised here behind an error of its own.
-            return PulsebridgeStreamReader(e)
+            return stream_reader(e)
 
 
 class NoWriting(DataSource):
@@ -173,13 +154,12 @@ class PulsebridgeReader(DataSourceReader):
         """Called by Spark on the driver when it plans the query; what raises here fails the query."""
         from sources.batch import batch_tasks
 
-        _say(self._options.notes)
-        tasks = batch_tasks(self._options, self._narrowed)
-        return [Range(task) for task in tasks] or [Range(_nothing(self._options))]
+        say(self._options.notes, lacking_in_batch(spark_features(), self._options))
+        return partitions.ranges(batch_tasks(self._options, self._narrowed), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Called by Spark in a Python worker, for each task."""
-        return _read(partition)
+        return partitions.read(partition)
 
 
 class PushingReader(PulsebridgeReader):
@@ -193,107 +173,7 @@ class PushingReader(PulsebridgeReader):
         return rest
 
 
-class PulsebridgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming query. All but ``read`` is called in the planner process, on the query's thread."""
-
-    def __init__(self, options: SourceOptions | PulsebridgeError) -> None:
-        self._checked = options
-        self._planner: StreamPlanner | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_checked": self._checked, "_planner": None}
-
-    @property
-    def _options(self) -> SourceOptions:
-        if isinstance(self._checked, PulsebridgeError):
-            raise self._checked
-        return self._checked
-
-    @property
-    def planner(self) -> StreamPlanner:
-        """The driver's side, connected at the first call."""
-        if self._planner is None:
-            from sources.stream import StreamPlanner
-
-            _say(self._options.notes)
-            self._planner = StreamPlanner(self._options)
-        return self._planner
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Called while no batch is committed, several times; what raises here fails the query."""
-        return self.planner.initial_offset().to_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Called before each trigger: one of Spark's limits stands for all those of the options."""
-        limits = self._options.limits
-        if limits.rows is not None:
-            return ReadMaxRows(limits.rows)
-        if limits.size is not None:
-            return ReadMaxBytes(limits.size)
-        if limits.entries is not None:
-            return ReadMaxFiles(
-                limits.entries
-            )  # the one of Spark's own kinds that counts neither rows nor bytes
-        if limits.least_rows is not None:
-            return ReadMinRows(limits.least_rows)
-        return ReadAllAvailable()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Called for each trigger with the last offset; returns it unchanged when there is nothing new."""
-        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
-        return self.planner.latest_offset(Offset.from_json(start), limits).to_json()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Called for the query's progress: the end as the last trigger saw it, and what it leaves unread."""
-        return None if self._planner is None else self._planner.report_latest()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Called once, first, with Trigger.AvailableNow."""
-        self.planner.note_ceiling()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Called for each batch, and again when it is replayed after a restart."""
-        tasks = self.planner.tasks(Offset.from_json(start), Offset.from_json(end))
-        return [Range(task) for task in tasks] or [Range(_nothing(self._options))]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Called in a Python worker, for each task; uses nothing of this object."""
-        return _read(partition)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Called when the batch that ended at ``end`` is in the commit log; raising fails the query."""
-        self.planner.commit(Offset.from_json(end))
-
-    def stop(self) -> None:
-        """Called when the query stops or its driver is gone; the subscription stays."""
-        if self._planner is not None:
-            self._planner.close()
-            self._planner = None
-
-
 def _filters_are_pushed() -> bool:
     """Whether this is the process in which Spark pushes filters: it knows no other way to ask before it complains."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
-
-
-def _say(notes: Sequence[str]) -> None:
-    if notes:
-        import structlog
-
-        structlog.get_logger("source").info("options that change nothing", options=list(notes))
-
-
-def _read(partition: InputPartition) -> Iterator[Any]:
-    from sources.reading import read_range  # Pulsar's client and Arrow: only where data is read
-
-    assert isinstance(partition, Range)
-    return read_range(partition.task)
-
-
-def _nothing(options: SourceOptions) -> ReadTask:
-    from sources.reading import ReadTask
-
-    return ReadTask(
-        options.pulsar, "", "", (), options.columns, options.read_idle_timeout_ms, options.fail_on_data_loss
-    )

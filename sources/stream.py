@@ -63,6 +63,8 @@ class StreamPlanner:
         self._views: dict[str, PartitionView] = {}
         self._ceiling: dict[str, Position] | None = None
         self._initial: Offset | None = None
+        self._last: Offset | None = None
+        """The last offset that Spark spoke of or was given, for a Spark that does not name it."""
         self._planned: Offset | None = None
         self._resumed = False
         self._away = False
@@ -114,6 +116,16 @@ class StreamPlanner:
             self._away = False
         return end
 
+    def present_end(self) -> Offset:
+        """Return the end of what is there, for a Spark that does not say which offset was the last.
+
+        It names that one beforehand, to ``tasks``, unless the query is new or Trigger.AvailableNow, which asks once:
+        then what the checkpoint has is looked at when the batch is planned.
+        """
+        last = self._last
+        self._last = _patiently(self._end_of_all) if last is None else self.latest_offset(last, Limits())
+        return self._last
+
     def report_latest(self) -> dict[str, Any] | None:
         """Return the end of the partitions as the last trigger saw it, with what that trigger leaves unread, for the
         query's progress.
@@ -127,6 +139,7 @@ class StreamPlanner:
     def tasks(self, start: Offset, end: Offset) -> list[ReadTask]:
         """Return the tasks that read from ``start`` to ``end``; the same rows each time they are run."""
         self._resume(start)
+        self._last = end
         if not _covers(self._views, end.positions):
             self._views = _patiently(lambda: self._catalog.snapshot(end.positions))
             self._refuse_loss(start.positions)
@@ -183,7 +196,7 @@ class StreamPlanner:
         if record is not None and not record.committed and record.starting in (text, _NEW_PARTITION):
             return record.start
         if not existing:
-            start = resolve(self._options.starting, view, self._catalog)
+            start = self._asked_start(partition, view)
             self._hold.create(partition, HoldRecord(text, start, False))
             return start
         if self._options.reuse == "position":
@@ -191,7 +204,7 @@ class StreamPlanner:
             self._hold.adopt(partition, HoldRecord(text, start, False))
             return start
         if self._options.reuse == "resolve":
-            start = resolve(self._options.starting, view, self._catalog)
+            start = self._asked_start(partition, view)
             self._hold.move(partition, HoldRecord(text, start, False))
             return start
         raise TerminalError(
@@ -202,6 +215,11 @@ class StreamPlanner:
                 "startingOffsets)"
             ),
         )
+
+    def _asked_start(self, partition: str, view: PartitionView) -> Position:
+        start = resolve(self._options.starting, view, self._catalog)
+        # Where an end was given out before, what came since belongs to the query.
+        return start if self._last is None else min(start, self._last.positions.get(partition, start))
 
     def _resume(self, start: Offset) -> None:
         """Once, when the query goes on from a checkpoint: it must belong here, and the hold must stand."""
@@ -228,6 +246,19 @@ class StreamPlanner:
                 )
                 self._hold.create(partition, HoldRecord("checkpoint", place, True))
         self._hold.attach(name for name in start.positions if name in self._views)
+
+    def _end_of_all(self) -> Offset:
+        """Return the end of every partition that is there, whatever the checkpoint has."""
+        partitions = self._catalog.partitions()
+        views = self._views = self._catalog.snapshot(partitions)
+        if self._catalog.off:
+            raise TransientError(
+                "with a Spark before 4.2 a query needs Pulsar's admin to begin: it alone tells the end of the topics",
+                remedy="correct admin.url, or open the way to it",
+            )
+        found = {name: topic for name, topic in partitions.items() if name in views}
+        marks = self._catalog.incarnations(dict.fromkeys(found.values()), mark=True)
+        return Offset(self._catalog.cluster(), {name: views[name].end for name in found}, marks)
 
     # --- a trigger ---
 

@@ -15,6 +15,7 @@ from sources.batch import batch_tasks
 from sources.options import parse
 from sources.reading import read_range
 from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.spark_features import needs_filters
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def scanned(frame: DataFrame) -> tuple[list[bytes], int]:
 
 
 @pytest.mark.spark
+@needs_filters
 def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(
     spark: SparkSession, topic: TestTopic
 ) -> None:
@@ -170,6 +172,7 @@ def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(
 
 
 @pytest.mark.spark
+@needs_filters
 def test_a_frame_that_is_used_again_with_other_filters_has_all_their_rows(
     spark: SparkSession, topic: TestTopic
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import source_driver
 from tests.support.pulsar_topics import TestTopic
+from tests.support.spark_features import needs_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +73,7 @@ def test_a_driver_killed_after_its_commits_repeats_nothing(
     assert not list(tmp_path.glob("before-*")), f"none of the batches {batches} ran again"
 
 
+@needs_limits
 def test_a_driver_killed_between_offset_log_and_commit_repeats_that_batch_exactly(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from sources.progress import SourceProgress
 from tests.support.pulsar_topics import TestTopic
+from tests.support.spark_features import needs_limits
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def run(spark: SparkSession, topic: TestTopic, folder: Path) -> list[Any]:
         query.stop()
 
 
+@needs_limits
 def test_entries_bytes_and_seconds_behind_are_in_the_progress_and_in_the_metrics(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:
@@ -65,6 +67,7 @@ def test_entries_bytes_and_seconds_behind_are_in_the_progress_and_in_the_metrics
     assert list(line["most"]) == [topic.partition(0)], "the log names the partition"
 
 
+@needs_limits
 def test_few_rows_wait_in_spark_until_there_are_enough_but_not_with_available_now(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from bridge.pulsar_admin import subscription_path
 from bridge.pulsar_client import PulsarClient
 from sources.hold import Hold, HoldRecord
 from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.spark_features import needs_limits
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def test_all_columns_reach_spark_with_the_types_of_the_contract(
     assert row["__messageProperties"] == told
 
 
+@needs_limits
 def test_available_now_takes_many_batches_under_a_limit_and_every_row_once(query: Query) -> None:
     for kind in ("unbatched", "batched", "compressed"):
         for partition in range(2):
@@ -130,6 +132,7 @@ def test_available_now_takes_many_batches_under_a_limit_and_every_row_once(query
     assert query.run() == [], "nothing new is no batch"
 
 
+@needs_limits
 def test_a_row_limit_bounds_a_batch_by_the_rows_per_entry_seen(query: Query) -> None:
     for _ in range(10):
         query.topic.publish(names("r", 10), "batched")
@@ -138,6 +141,7 @@ def test_a_row_limit_bounds_a_batch_by_the_rows_per_entry_seen(query: Query) -> 
     assert max(batches) <= 30
 
 
+@needs_limits
 def test_a_batch_between_two_offsets_of_a_checkpoint_gives_the_same_rows_twice(query: Query) -> None:
     query.topic.publish(names("a", 30), "unbatched", 0)
     query.topic.publish(names("a", 30), "batched", 1)

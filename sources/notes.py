@@ -1,0 +1,20 @@
+"""What a query says once, at its start: options that change nothing, and what the Spark at hand lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["say"]
+
+
+def say(notes: Sequence[str], lacking: str | None) -> None:
+    """Log the notes on the options, and as a warning what the query has to do without."""
+    if not notes and lacking is None:
+        return
+    import structlog
+
+    log = structlog.get_logger("source")
+    if notes:
+        log.info("options that change nothing", options=list(notes))
+    if lacking is not None:
+        log.warning(f"{lacking}; use Spark 4.2 where that is needed")

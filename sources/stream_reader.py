@@ -1,0 +1,90 @@
+"""The reader of a streaming query, as Spark 4.0 and 4.1 call it; ``sources.admission`` adds what 4.2 can do more.
+
+All but ``read`` is called in the planner process that Spark keeps for the query, on the query's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from bridge.errors import PulsebridgeError
+from sources import partitions
+from sources.notes import say
+from sources.offsets import Offset
+from sources.spark_features import lacking_in_stream, spark_features
+
+if TYPE_CHECKING:
+    from sources.options import SourceOptions
+    from sources.stream import StreamPlanner
+
+__all__ = ["PulsebridgeStreamReader", "stream_reader"]
+
+
+def stream_reader(options: SourceOptions | PulsebridgeError) -> PulsebridgeStreamReader:
+    """Return the reader that fits this Spark; one with an error raises it at its first use."""
+    if spark_features().limits:
+        from sources.admission import AdmissionStreamReader
+
+        return AdmissionStreamReader(options)
+    return PulsebridgeStreamReader(options)
+
+
+class PulsebridgeStreamReader(DataSourceStreamReader):
+    """A streaming query, where Spark asks for the latest offset without saying which was the last."""
+
+    def __init__(self, options: SourceOptions | PulsebridgeError) -> None:
+        self._checked = options
+        self._planner: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_checked": self._checked, "_planner": None}
+
+    @property
+    def _options(self) -> SourceOptions:
+        if isinstance(self._checked, PulsebridgeError):
+            raise self._checked
+        return self._checked
+
+    @property
+    def planner(self) -> StreamPlanner:
+        """The driver's side, connected at the first call."""
+        if self._planner is None:
+            from sources.stream import StreamPlanner
+
+            self._planner = StreamPlanner(self._options)
+            say(self._options.notes, lacking_in_stream(spark_features(), self._options))
+        return self._planner
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Called while no batch is committed, several times; what raises here fails the query."""
+        return self.planner.initial_offset().to_json()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        """Called for each trigger: first of all by a new query and with Trigger.AvailableNow, else after
+        ``partitions`` with the last offset.
+        """
+        return self.planner.present_end().to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Called for each batch, again when it is replayed after a restart, and with the last offset twice when a
+        query goes on from a checkpoint.
+        """
+        tasks = self.planner.tasks(Offset.from_json(start), Offset.from_json(end))
+        return partitions.ranges(tasks, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Called in a Python worker, for each task; uses nothing of this object."""
+        return partitions.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Called when the batch that ended at ``end`` is in the commit log; raising fails the query."""
+        self.planner.commit(Offset.from_json(end))
+
+    def stop(self) -> None:
+        """Called when the query stops or its driver is gone; the subscription stays."""
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None

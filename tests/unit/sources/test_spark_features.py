@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sources.options import SourceOptions, parse
+from sources.spark_features import SparkFeatures, lacking_in_batch, lacking_in_stream, spark_features
+
+SPARK_40 = SparkFeatures("4.0.3", limits=False, filters=False, filters_kept_apart=False)
+SPARK_42 = SparkFeatures("4.2.0", limits=True, filters=True, filters_kept_apart=False)
+
+
+def options(*, streaming: bool, **more: str) -> SourceOptions:
+    given = {"service.url": "pulsar://localhost:6650", "topic": "t", "predefinedSubscription": "q"}
+    return parse(given | more, streaming=streaming)
+
+
+def test_a_streaming_query_is_told_what_an_older_spark_lacks_with_the_options_that_do_nothing() -> None:
+    told = lacking_in_stream(SPARK_40, options(streaming=True, maxRowsPerTrigger="9", minRowsPerTrigger="3"))
+    assert told is not None
+    assert "Spark 4.0.3 lacks" in told
+    assert "(maxRowsPerTrigger, minRowsPerTrigger: no effect)" in told
+    for what in (
+        "no limits per trigger",
+        "Trigger.AvailableNow takes all in one batch",
+        "no lag in the query",
+    ):
+        assert what in told
+    assert "no effect" not in str(lacking_in_stream(SPARK_40, options(streaming=True)))
+    assert lacking_in_stream(SPARK_42, options(streaming=True, maxRowsPerTrigger="9")) is None
+
+
+def test_a_batch_query_is_told_when_it_asked_for_filters_to_be_pushed() -> None:
+    asked = options(streaming=False, pushFilters="true")
+    assert "pushFilters: no effect" in str(lacking_in_batch(SPARK_40, asked))
+    assert lacking_in_batch(SPARK_42, asked) is None
+    assert lacking_in_batch(SPARK_40, replace(asked, push_filters=None)) is None
+
+
+def test_the_installed_spark_is_asked() -> None:
+    import pyspark
+
+    assert spark_features().version == pyspark.__version__
