@@ -107,6 +107,32 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         _stream(config, sets, [name.value for name in only or ()], available_now, print_only)
 
+    @app.command("package")
+    def package(
+        out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(
+            "dist/pulsebridge.pex"
+        ),
+        extras: Annotated[
+            list[str] | None,
+            typer.Option("--extra", help="An extra to pack; may be repeated. Default: spark and avro."),
+        ] = None,
+        master: Annotated[str, typer.Option("--master", help="The cluster of the printed submission.")] = (
+            "spark://HOST:7077"
+        ),
+    ) -> None:
+        """Pack Pulsebridge with what it needs into one file (PEX) for a standalone Spark cluster.
+
+        The machines need a Python of the same minor version and nothing installed. Spark itself is not packed.
+
+        Example: pulsebridge package --extra spark --extra quality
+        """
+        from streaming import packing
+        from streaming.session import delta_jars
+
+        pex = packing.pack(out, extras=extras or packing.EXTRAS)
+        words = packing.submit_words(pex, master, delta_jars())
+        typer.echo(f"cd {shlex.quote(str(pex.parent))} && {shlex.join([*words, 'JOB.py'])}")
+
 
 _HELP = """Run the Spark jobs: bronze, silver with quarantine, and alerts.
 

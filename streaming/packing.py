@@ -1,0 +1,133 @@
+"""Packs Pulsebridge with its dependencies into one file for a cluster: a PEX, which finds its interpreter by itself.
+
+Driver and executors run it as their Python: ``./pulsebridge.pex`` stands for ``python``. It needs a CPython of the
+same minor version on each machine, and nothing installed there. Spark's own pyspark is not in it: the cluster's is
+used, which comes by the PYTHONPATH that Spark sets.
+
+Versions are those of the environment that packs, taken from there without a download. Unpacking goes to ``PEX_ROOT``,
+once for each machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from pathlib import Path
+
+from bridge.errors import MissingExtraError, TerminalError
+
+__all__ = ["EXTRAS", "pack", "pex_arguments", "requirements", "submit_words"]
+
+EXTRAS = ("spark", "avro")
+"""The extras that executors need; the jobs of ``pulsebridge stream`` need quality on the driver, too."""
+_DISTRIBUTION = "pulsebridge"
+_NOT_PACKED = ("pyspark", "delta-spark")
+
+
+def requirements(extras: Sequence[str], metadata: Iterable[str]) -> list[str]:
+    """Return what these extras need, from the lines of a distribution's ``Requires-Dist``; never a Spark."""
+    found = []
+    for line in metadata:
+        need, _, marker = line.partition(";")
+        name = need.strip()
+        if marker and not any(marker.replace('"', "'").strip().endswith(f"extra == '{of}'") for of in extras):
+            continue
+        if not name.startswith((_DISTRIBUTION, *_NOT_PACKED)):
+            found.append(name)
+    return found
+
+
+def pex_arguments(
+    out: Path, wanted: Sequence[str], *, environment: Path, code: Path | None = None, compress: bool = True
+) -> list[str]:
+    """Return the arguments of pex. ``environment`` is the virtual environment that everything is taken from, ``code``
+    a folder with packages of our own that are not installed there.
+    """
+    return [
+        *wanted,
+        "--venv-repository",
+        str(environment),
+        *(("--sources-directory", str(code)) if code is not None else ()),
+        "--sh-boot",
+        "--venv",
+        # PYTHONPATH counts: by it Spark's own Python packages come, and nothing else does on a machine of a cluster.
+        "--non-hermetic-venv-scripts",
+        "--output-file",
+        str(out),
+        *(() if compress else ("--no-compress",)),
+    ]
+
+
+def submit_words(pex: Path, master: str, jars: Sequence[Path]) -> list[str]:
+    """Return the words of a submission to a standalone cluster, less the job and its arguments, for the folder of the
+    packed file. The Python is named in the environment: Spark's discovery of formats looks nowhere else.
+    """
+    return [
+        "env", f"PYSPARK_PYTHON=./{pex.name}",
+        "spark-submit", "--master", master,
+        "--files", pex.name,
+        *(("--jars", ",".join(map(str, jars))) if jars else ()),
+    ]  # fmt: skip
+
+
+def pack(out: Path, *, extras: Sequence[str] = EXTRAS, compress: bool = True) -> Path:
+    """Write the PEX and return its path.
+
+    Raises MissingExtraError without pex, TerminalError when it fails or Pulsebridge is not installed here.
+    """
+    if find_spec("pex") is None:
+        raise MissingExtraError("packing needs pex", remedy="pip install 'pulsebridge[package]'")
+    out = out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        metadata = requires(_DISTRIBUTION) or []
+    except PackageNotFoundError as e:
+        raise TerminalError("pulsebridge is not installed in this Python", remedy="run `make setup`") from e
+    with tempfile.TemporaryDirectory(prefix="pulsebridge-pack-") as folder:
+        wanted, code = [f"{_DISTRIBUTION}[{','.join(extras)}]"], _checkout_code(Path(folder))
+        if code is not None:
+            wanted = requirements(extras, metadata)
+        _run(
+            "-m", "pex",
+            *pex_arguments(out, wanted, environment=Path(sys.prefix), code=code, compress=compress),
+        )  # fmt: skip
+    return out
+
+
+def _checkout_code(folder: Path) -> Path | None:
+    """Return the packages as a wheel has them, where they are used from a checkout; None where they are installed."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "pyproject.toml").is_file():
+        return None
+    _run(
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(root),
+    )
+    (wheel,) = folder.glob("*.whl")
+    code = folder / "code"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(code)
+    return code
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], env=os.environ, check=False, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode != 0:
+        last = "\n".join(done.stdout.splitlines()[-15:])
+        raise TerminalError(f"{arguments[1]} ended with {done.returncode}:\n{last}")

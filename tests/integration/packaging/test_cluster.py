@@ -1,0 +1,101 @@
+"""The source on clusters, from the packed file alone: a local cluster, and a standalone one of processes.
+
+The checkout and its environment are hidden from driver and executors, and nobody calls ``sources.register``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.settings.loading import conf_path
+from bridge.settings.pulsar import PulsarSettings
+from tests.support import cluster_job
+from tests.support.folders import own_folder
+from tests.support.pulsar_topics import topic_of
+from tests.support.spark_cluster import SparkHome, standalone
+
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def packed() -> Iterator[Path]:
+    """The packed file in a folder of its own."""
+    from streaming.packing import pack
+
+    with own_folder("pack") as folder:
+        yield pack(folder / "pulsebridge.pex", compress=False)
+
+
+@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "standalone"])
+def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
+    master: str, packed: Path, namespaces: PulsarSettings
+) -> None:
+    with own_folder("cluster") as folder, topic_of(namespaces, partitions=4) as topic:
+        for number in range(4):
+            kind = ("batched", "unbatched", "compressed", "chunked")[number]
+            topic.publish([f"{number}-{n}".encode() for n in range(250)], kind, number)
+        home = SparkHome.made_in(folder)
+        options = topic.options(predefinedSubscription="cluster", startingOffsets="earliest")
+        with standalone(home, folder) if master == "standalone" else nullcontext(master) as url:
+            found = submitted(home, folder, url, packed, options | {"maxEntriesPerTrigger": "400"})
+        wanted = sorted(f"{number}-{n}" for number in range(4) for n in range(250))
+        assert found["stream"] == wanted
+        assert found["batch"] == wanted
+        assert len(found["batches"]) > 1, "a limit holds on a cluster, too"
+        assert len({probe["cwd"] for probe in found["probes"]}) == 2, "both executors had tasks"
+        for probe in found["probes"]:
+            only_the_packed(probe, folder)
+
+
+def submitted(
+    home: SparkHome, folder: Path, master: str, packed: Path, options: dict[str, str]
+) -> dict[str, Any]:
+    """Submit the job as the docs say, from a folder with the packed file and the job, and return what it found."""
+    from streaming.packing import submit_words
+    from streaming.session import delta_jars
+
+    place = folder / "submit"
+    place.mkdir()
+    (place / packed.name).hardlink_to(packed)
+    job = Path(shutil.copy(cluster_job.__file__, place))
+    words = submit_words(packed, master, delta_jars())
+    done = subprocess.run(
+        [
+            *words,
+            "--properties-file", str(conf_path("spark-defaults.conf")),
+            "--executor-memory", "1g",
+            "--conf", f"spark.executorEnv.PEX_ROOT={folder / 'executors'}",
+            "--conf", f"spark.local.dir={folder / 'scratch'}",
+            job.name, json.dumps(options), str(folder),
+        ],
+        cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=600, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return found
+
+
+def only_the_packed(probe: dict[str, Any], folder: Path) -> None:
+    """Check what a task saw: packages from the packed file, pyspark from Spark, nothing of this checkout."""
+    unpacked, home = str(folder / "executors"), str(folder / "spark")
+    assert probe["prefix"].startswith(unpacked)
+    files = dict(probe["files"])
+    assert files.pop("pyspark").startswith(home)
+    assert all(file.startswith(unpacked) for file in files.values()), files
+    assert not probe["tests"], "the checkout can be imported"
+    assert str(probe["environment"]["VIRTUAL_ENV"]).startswith(unpacked)
+    # Spark names one of its jars by where the link to it leads.
+    folders = [Path(entry) for entry in probe["path"] if not entry.endswith(".jar")]
+    assert not [entry for entry in folders if entry.is_relative_to(ROOT) or entry.is_relative_to(sys.prefix)]
