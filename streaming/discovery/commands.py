@@ -1,6 +1,4 @@
-"""Makes ``format("pulsebridge_commands")`` known without a call: in the wheel this file is the module
-``pyspark_pulsebridge_commands``, which Spark finds by its name, as it does that of the source.
-"""
+"""``format("pulsebridge_commands")``; in the wheel ``pyspark_pulsebridge_commands``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,12 @@
+"""``format("pulsebridge_mqtt")``; in the wheel ``pyspark_pulsebridge_mqtt``."""
+
+from __future__ import annotations
+
+import warnings
+
+try:
+    from sinks.mqtt import MqttSink as DefaultSource  # noqa: F401
+except ImportError as e:  # such as another package that is named sinks
+    warnings.warn(
+        f"format pulsebridge_mqtt stays unknown: {e}; see `pulsebridge check`", RuntimeWarning, stacklevel=1
+    )
