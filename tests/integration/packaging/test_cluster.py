@@ -6,6 +6,7 @@ The checkout and its environment are hidden from driver and executors, and nobod
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,11 @@ from tests.support.spark_cluster import SparkHome, standalone
 
 ROOT = Path(__file__).resolve().parents[3]
 
+MASTERS = [
+    "standalone",
+    *(["local-cluster[2,1,1024]"] if os.environ.get("PULSEBRIDGE_CLUSTERS") == "all" else []),
+]
+
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
@@ -37,7 +43,7 @@ def packed() -> Iterator[Path]:
         yield pack(folder / "pulsebridge.pex", compress=False)
 
 
-@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "standalone"])
+@pytest.mark.parametrize("master", MASTERS)
 def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
     master: str, packed: Path, namespaces: PulsarSettings
 ) -> None:
