@@ -17,4 +17,7 @@ def say(notes: Sequence[str], lacking: str | None) -> None:
     if notes:
         log.info("options that change nothing", options=list(notes))
     if lacking is not None:
-        log.warning(f"{lacking}; use Spark 4.2 where that is needed")
+        log.warning(
+            "run the query on Spark 4.2 where it needs what this one lacks",
+            lacking=lacking,
+        )
