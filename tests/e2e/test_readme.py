@@ -108,8 +108,10 @@ def test_the_examples_run_in_their_order(
     explain, ingest = shell.splitlines()
     (_, source), (_, stream), (_, silver) = found["Source"] + found["Streaming"]
     ((_, sink),) = found["Sink"]
-    ((_, push),) = found["Push"]
+    (_, push), (_, presence) = found["Push"]
 
+    (tmp_path / "presence.yaml").write_text(presence, encoding="utf-8")
+    assert "devices/+device/status" in run("pulsebridge config show --config presence.yaml", tmp_path)
     explained = run(explain, tmp_path)
     assert "devices/press-3/commands" in explained
 
