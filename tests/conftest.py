@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from tests.support.stack import new_stack, provisioned, session_stack
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# In xdist's processes __main__ has no file, by which pyspark.sql.connect knows a doctest and ends the process.
+sys.modules["__main__"].__dict__.setdefault("__file__", pytest.__file__)
 
 _FIRST = ("tests/e2e", "tests/chaos", "tests/integration")
 
