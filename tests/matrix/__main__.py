@@ -19,6 +19,8 @@ from bridge.local.preflight import find_java
 from tests.matrix.environments import CELLS, ROOT, Cell, environment
 from tests.support.stack import session_stack
 
+_WARNINGS = ("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning")
+"""Older pysparks leave their sockets to the garbage collector."""
 SUITE = (
     "tests/unit/sources",
     "tests/unit/sinks",
@@ -86,6 +88,7 @@ def _run(cell: Cell, interpreter: Path, tests: list[str], stack: str) -> dict[st
             "no:cacheprovider",
             "-o",
             "timeout=600",
+            *_WARNINGS,
             f"--junitxml={report}",
             *tests,
         ]

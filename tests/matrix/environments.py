@@ -17,7 +17,16 @@ __all__ = ["CELLS", "Cell", "environment"]
 ROOT = Path(__file__).resolve().parents[2]
 _OWN = ("pyspark", "delta-spark")
 """What the cell chooses; all else comes in the lock's versions."""
-_TOOLS = ("pytest", "pytest-randomly", "pytest-timeout", "hypothesis", "trustme", "pyjwt", "click")
+_TOOLS = (
+    "pytest",
+    "pytest-randomly",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "trustme",
+    "pyjwt",
+    "click",
+)
 
 
 @dataclass(frozen=True)

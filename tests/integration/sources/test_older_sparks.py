@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from bridge.settings.pulsar import PulsarSettings
 from sources.spark_features import spark_features
+from tests.support import source_driver
 from tests.support.older_source import FORMAT, OlderSource
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
@@ -116,19 +120,14 @@ def test_a_topic_made_anew_between_two_runs_is_refused(
 
 
 @pytest.mark.skipif(spark_features().limits, reason="this Spark lacks nothing")
-def test_what_this_spark_lacks_is_said_once_at_the_start(
-    spark: SparkSession, topic: TestTopic, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_this_spark_lacks_is_said_once_at_the_start(topic: TestTopic, tmp_path: Path) -> None:
     topic.publish(names("a", 5))
-    frame = spark.readStream.format("pulsebridge").schema(SCHEMA)
-    frame = frame.options(**topic.options(predefinedSubscription="q", maxBytesPerTrigger="1000"))
-    rows = frame.load().writeStream.format("memory").queryName("said").outputMode("append")
-    query = rows.option("checkpointLocation", str(tmp_path)).trigger(processingTime="0 seconds").start()
-    try:
-        poll_for(lambda: query.lastProgress, 120, "a trigger")
-    finally:
-        query.stop()
-    told = [line for line in "".join(capfd.readouterr()).splitlines() if "lacks for Python sources" in line]
+    options = topic.options(predefinedSubscription="q", startingOffsets="earliest", maxBytesPerTrigger="1000")
+    done = subprocess.run(
+        [sys.executable, "-m", source_driver.__name__, json.dumps({"options": options, "folder": str(tmp_path)})],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
     assert len(told) == 1
     assert "maxBytesPerTrigger: no effect" in told[0]
     assert "Trigger.AvailableNow takes all in one batch" in told[0]
