@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bridge.local.preflight import find_mosquitto
 from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.leaks import Footprint, leaks_since
-from tests.support.stack import new_stack, provisioned, session_stack
+from tests.support.stack import mosquitto_beside, new_stack, provisioned, session_stack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,11 +52,7 @@ def stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
 @pytest.fixture(scope="session")
 def mosquitto(stack: LocalStack) -> Iterator[LocalStack]:
     """Mosquitto beside the session's Pulsar; tests that want it are skipped where it is not installed."""
-    if find_mosquitto() is None:
-        pytest.skip("Mosquitto is not installed")
-    with new_stack(
-        mqtt_server="mosquitto", pulsar_url=stack.pulsar_url, admin_url=stack.admin_url
-    ) as running:
+    with mosquitto_beside(stack) as running:
         yield running
 
 

@@ -7,6 +7,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bridge.local.preflight import find_mosquitto
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
@@ -19,6 +22,13 @@ def new_stack(**changes: Any) -> LocalStack:
     """Return a stack that is not started, with a temporary data folder and the user's download cache."""
     cache: Path | None = Settings().local.cache_dir
     return LocalStack(LocalSettings(**({"cache_dir": cache} | changes)))
+
+
+def mosquitto_beside(stack: LocalStack) -> LocalStack:
+    """Return a Mosquitto beside this stack's Pulsar, not started; the test is skipped where it is not installed."""
+    if find_mosquitto() is None:
+        pytest.skip("Mosquitto is not installed")
+    return new_stack(mqtt_server="mosquitto", pulsar_url=stack.pulsar_url, admin_url=stack.admin_url)
 
 
 def session_stack() -> LocalStack:

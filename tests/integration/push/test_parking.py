@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from tests.support.push import (
     user,
     write_commands,
 )
-from tests.support.stack import mqtt_settings
+from tests.support.stack import mosquitto_beside, mqtt_settings
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
@@ -85,9 +86,22 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
     }
 
 
+@pytest.fixture(params=["artemis", "mosquitto"])
+def lonely_broker(request: pytest.FixtureRequest, stack: LocalStack) -> Iterator[LocalStack]:
+    """The session's Artemis, or a Mosquitto of the test's own: with 0x10 it says that nobody at all subscribes, which a
+    session of another test on ``#`` would deny.
+    """
+    if request.param == "artemis":
+        yield stack
+        return
+    with mosquitto_beside(stack) as running:
+        yield running
+
+
 def test_h31_a_device_that_nobody_announces_is_parked_and_found_by_a_probe(
-    broker: LocalStack, namespaces: PulsarSettings
+    lonely_broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
+    broker = lonely_broker
     mosquitto = broker.settings.mqtt_server == "mosquitto"
     # Mosquitto tells with 0x10 that nobody is there; behind Artemis only the missing answers do.
     settings = parking_settings(
