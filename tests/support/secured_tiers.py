@@ -54,6 +54,14 @@ def granted(settings: PulsarSettings, namespace: str, role: str, *actions: str) 
         admin.request("POST" if actions else "DELETE", path, body=list(actions) or None)
 
 
+def write_reading(settings: PulsarSettings, topic: str) -> None:
+    """Write ``a reading`` to the first partition of a topic, as the role of ``settings``."""
+    with PulsarClient(settings) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        producer.send(b"a reading")
+        producer.close()
+
+
 def payloads(settings: PulsarSettings, topic: str) -> list[bytes]:
     """Read a topic from its beginning to its present end, as the role of ``settings``."""
     found = []

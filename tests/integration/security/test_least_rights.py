@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,6 +32,7 @@ from tests.support.secured_tiers import (
     provisioned_for,
     pushing,
     write_command,
+    write_reading,
 )
 from tests.support.waiting import poll_for
 
@@ -203,10 +203,7 @@ def test_the_source_reads_with_the_right_to_consume(pulsar: SecuredPulsar, tmp_p
     options = connection_options(admin.model_copy(update={"token": SecretFile(file)}))
     assert options["pulsar.client.authParams"] == f"file://{file}"
     topic = admin.readings_topic("plant")
-    with PulsarClient(admin) as client:
-        producer: Any = client.producer(partition_name(topic, 0))
-        producer.send(b"a reading")
-        producer.close()
+    write_reading(admin, topic)
     asked = {"topic": topic, "predefinedSubscription": "q", "startingOffsets": "earliest", "columns": "value"}
     assert _one_trigger({**options, **asked}) == [b"a reading"]
 
@@ -233,10 +230,7 @@ def test_the_source_reads_with_a_client_certificate_as_the_java_client_names_it(
 ) -> None:
     admin = provisioned_for(pulsar, {"source": "by-certificate"})
     topic = admin.readings_topic("plant")
-    with PulsarClient(admin) as client:
-        producer: Any = client.producer(partition_name(topic, 0))
-        producer.send(b"a reading")
-        producer.close()
+    write_reading(admin, topic)
     pem = authority.issue("source", common_name="by-certificate")
     options = {
         "service.url": pulsar.service_url,
@@ -281,10 +275,7 @@ def test_a_task_whose_right_was_taken_away_says_who_lacks_which_grant(pulsar: Se
     admin = provisioned_for(pulsar, {"source": "spark"})
     options = connection_options(pulsar.as_role(admin, "spark"))
     topic = admin.readings_topic("plant")
-    with PulsarClient(admin) as client:
-        producer: Any = client.producer(partition_name(topic, 0))
-        producer.send(b"a reading")
-        producer.close()
+    write_reading(admin, topic)
     (task,) = batch_tasks(parse({**options, "topic": topic, "columns": "value"}, streaming=False))
     granted(admin, admin.namespace, "spark", "produce")  # a lookup is allowed, to read is not
     grant = f"grant-permission {admin.tenant}/{admin.namespace} --role spark --actions consume"

@@ -13,7 +13,7 @@ from bridge.settings.secret_file import SecretFile
 from sources.options import connection_options
 from tests.support.certificates import Authority
 from tests.support.secured import SecuredPulsar
-from tests.support.secured_tiers import granted, payloads, provisioned_for
+from tests.support.secured_tiers import granted, payloads, provisioned_for, write_reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,10 +75,7 @@ def test_tasks_read_with_a_client_certificate(
 ) -> None:
     admin = provisioned_for(pulsar, {"source": "tasks"})
     topic = admin.readings_topic("plant")
-    with PulsarClient(admin) as client:
-        producer: Any = client.producer(partition_name(topic, 0))
-        producer.send(b"a reading")
-        producer.close()
+    write_reading(admin, topic)
     pem = authority.issue("tasks", common_name="tasks")
     settings = admin.model_copy(
         update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key}
