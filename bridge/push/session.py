@@ -31,32 +31,26 @@ from typing import Final
 import structlog
 
 from bridge.commands import CommandPosition
-from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
-    Confirmation,
     Connected,
     Disconnected,
     LinkHandler,
-    PublishProperties,
-    Subscription,
 )
 from bridge.mqtt.types import Message as MqttMessage
 from bridge.pulsar_client import MessageId
 from bridge.push.actions import DeadLetter, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.answers import answer_filter, parse_answer
-from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
+from bridge.push.core import PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
+from bridge.push.hearing import Hearing
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
-from bridge.push.presence import PresenceRules, Sign
 from bridge.push.pulling import Pulled
 from bridge.settings import Settings
 
@@ -100,11 +94,6 @@ class Session(LinkHandler):
         push = settings.push
         self._gate = Gate(push.pending, push.pending_mb * 1024 * 1024)
         self._limits = limits_of(push)
-        self._presence = PresenceRules(push.presence)
-        self._listens = False  # whether answers and presence would reach us on this connection
-        self._signs: deque[tuple[Sign, int]] = deque()
-        self._tells_absence = False
-        self._mids: list[int] = []  # of answers to acknowledge
         self._next_hold = 0.0
         self._held_from: CommandPosition | None = None
         self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post)
@@ -115,7 +104,7 @@ class Session(LinkHandler):
             persistent=False,
             window=push.window,
         )
-        self._answers = answer_filter(push.answer_topic, partition)
+        self._hearing = Hearing(settings, self._log, self._link, metrics.all, self._up_if_ready)
         self._core: PartitionCore | None = None
         self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
@@ -204,7 +193,7 @@ class Session(LinkHandler):
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
         self._doing = Doing(self._settings, core, self._link, self._log, self._gate, self._metrics.all)
-        self._notice()
+        self._hearing.serve(core)
         self._up_if_ready()
         self._metrics.all.takeovers.inc()
         self._metrics.owner(True)
@@ -268,8 +257,8 @@ class Session(LinkHandler):
 
     def _up_if_ready(self) -> None:
         ours = self._link.connected and self._proven_epoch == self._link.epoch
-        if self._core is not None and ours and self._listens:
-            self._core.link_up(tells_absence=self._tells_absence)
+        if self._core is not None and ours and self._hearing.ready:
+            self._core.link_up(tells_absence=self._hearing.tells_absence)
             self._part.ready()
 
     def _push_until_stopped(self) -> None:
@@ -297,74 +286,16 @@ class Session(LinkHandler):
             log.info("MQTT is back", partition=self._partition)
         self._had_link = True
         self._metrics.connections.inc()
-        self._mids.clear()
-        wanted = [Subscription(one, retain_handling=0) for one in self._presence.filters]
-        if self._limits.answers:
-            wanted.append(Subscription(self._answers, retain_handling=2))
-        self._listens = not wanted
-        if wanted:
-            self._link.subscribe(wanted)
-        self._tells_absence = False
-        if self._limits.park and self._settings.mqtt.protocol == "5":
-            # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).
-            self._link.publish(
-                f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
-                b"",
-                properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
-                confirmed=self._told,
-            )
+        self._hearing.connected()
         self._write_owner(event.epoch)
-
-    def _told(self, confirmation: Confirmation) -> None:
-        self._tells_absence = confirmation.reason == NO_SUBSCRIBERS
-        self._up_if_ready()
 
     def on_subscribed(self, codes: list[int]) -> None:
         """Triggered by SUBACK. Raises DeniedError when answers or presence may not be read."""
-        if any(code >= 0x80 for code in codes):
-            raise DeniedError(
-                f"the MQTT broker refused subscriptions of push, SUBACK codes {codes}: "
-                + ", ".join([*self._presence.filters, *([self._answers] if self._limits.answers else [])]),
-                remedy=f"allow {subscriber(self._settings.mqtt, self._link.client_id)} to read it",
-            )
-        self._listens = True
-        self._up_if_ready()
+        self._hearing.subscribed(codes)
 
     def on_message(self, message: MqttMessage) -> None:
-        """Triggered by a PUBLISH to our subscription: the answer of a device. An answer that is lost with us or with
-        the connection is given again, to the repetition of its command.
-        """
-        if message.qos:
-            self._mids.append(message.mid)
-        sign = self._presence.sign(message)
-        if sign is not None:
-            self._signs.append((sign, time.time_ns() // 1000))
-            self._notice()
-            return
-        answer = parse_answer(message, self._settings.push.answer_topic, self._partition)
-        known = False
-        if answer is not None and self._core is not None:
-            now_us = time.time_ns() // 1000
-            known = self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
-        if known:
-            reach("after_answer")
-            self._metrics.all.answers.inc()
-        else:
-            self._metrics.all.stray_answers.inc()
-
-    def _notice(self) -> None:
-        """Tell the core who is there; what came before there was one waited for it."""
-        core = self._core
-        if core is None:
-            return
-        while self._signs:
-            sign, at_us = self._signs.popleft()
-            if not self._log.is_ours(sign.device):
-                continue
-            if sign.alive:
-                core.alive(sign.device, at_us)
-            else:
-                core.gone(sign.device, at_us, time.time_ns() // 1000)
+        """Triggered by a PUBLISH to our subscription."""
+        self._hearing.heard(message)
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Triggered by the end of a connection. Raises TerminalError when another process fights for the client id,
@@ -401,9 +332,7 @@ class Session(LinkHandler):
         self._part.turned(now)
         while self._inbox:
             self._handle(self._inbox.popleft())
-        if self._mids:
-            self._link.acknowledge(self._mids, self._link.epoch)
-            self._mids.clear()
+        self._hearing.acknowledge()
         core = self._core
         if core is None:
             return

@@ -1,0 +1,138 @@
+"""What push hears of the devices on one MQTT connection: answers to its commands, and who is there.
+
+It subscribes, reads what comes, and hands it to the core. What came before there was a core waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
+from bridge.errors import DeniedError
+from bridge.killpoints import reach
+from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import subscriber
+from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
+from bridge.push.answers import answer_filter, parse_answer
+from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition_log import PartitionLog
+from bridge.push.presence import PresenceRules, Sign
+from bridge.settings import Settings
+
+__all__ = ["Hearing"]
+
+_REFUSED: Final = 0x80
+
+
+class Hearing:
+    """The ears of one session; all methods on its thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partition_log: PartitionLog,
+        link: Link,
+        metrics: PushMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        """``changed`` is called when ``ready`` or ``tells_absence`` did."""
+        self._settings = settings
+        self._log = partition_log
+        self._link = link
+        self._metrics = metrics
+        self._changed = changed
+        self._presence = PresenceRules(settings.push.presence)
+        self._filters = list(self._presence.filters)
+        if settings.push.confirm == "device":
+            self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
+        self._core: PartitionCore | None = None
+        self._signs: deque[tuple[Sign, int]] = deque()
+        self._mids: list[int] = []  # to acknowledge
+        self.ready = False
+        """Whether what devices say would reach us on this connection."""
+        self.tells_absence = False
+        """Whether the MQTT broker says that nobody is subscribed to a topic (MQTT 5, PUBACK 0x10)."""
+
+    def serve(self, core: PartitionCore) -> None:
+        """Hand on what comes to ``core``, and what came already."""
+        self._core = core
+        self._notice(core)
+
+    def connected(self) -> None:
+        """Subscribe on a new connection, and ask whether its broker tells absence."""
+        self._mids.clear()
+        self.ready = not self._filters
+        self.tells_absence = False
+        if self._filters:
+            self._link.subscribe(
+                [
+                    Subscription(one, retain_handling=0 if one in self._presence.filters else 2)
+                    for one in self._filters
+                ]
+            )
+        if self._settings.push.offline != "retry" and self._settings.mqtt.protocol == "5":
+            # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).
+            self._link.publish(
+                f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
+                b"",
+                properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
+                confirmed=self._told,
+            )
+
+    def _told(self, confirmation: Confirmation) -> None:
+        self.tells_absence = confirmation.reason == NO_SUBSCRIBERS
+        self._changed()
+
+    def subscribed(self, codes: list[int]) -> None:
+        """Take the answer to the subscriptions. Raises DeniedError when one of them may not be read."""
+        if any(code >= _REFUSED for code in codes):
+            raise DeniedError(
+                f"the MQTT broker refused subscriptions of push, SUBACK codes {codes}: {', '.join(self._filters)}",
+                remedy=f"allow {subscriber(self._settings.mqtt, self._link.client_id)} to read it",
+            )
+        self.ready = True
+        self._changed()
+
+    def heard(self, message: Message) -> None:
+        """Take a message of a device. An answer that is lost with us or with the connection is given again, to the
+        repetition of its command.
+        """
+        if message.qos:
+            self._mids.append(message.mid)
+        sign = self._presence.sign(message)
+        if sign is not None:
+            self._signs.append((sign, time.time_ns() // 1000))
+            if self._core is not None:
+                self._notice(self._core)
+            return
+        answer = parse_answer(message, self._settings.push.answer_topic, self._log.partition)
+        known = False
+        if answer is not None and self._core is not None:
+            now_us = time.time_ns() // 1000
+            known = self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
+        if known:
+            reach("after_answer")
+            self._metrics.answers.inc()
+        else:
+            self._metrics.stray_answers.inc()
+
+    def acknowledge(self) -> None:
+        """Confirm to the broker what was heard."""
+        if self._mids:
+            self._link.acknowledge(self._mids, self._link.epoch)
+            self._mids.clear()
+
+    def _notice(self, core: PartitionCore) -> None:
+        while self._signs:
+            sign, at_us = self._signs.popleft()
+            if not self._log.is_ours(sign.device):
+                continue
+            if sign.alive:
+                core.alive(sign.device, at_us)
+            else:
+                core.gone(sign.device, at_us, time.time_ns() // 1000)
