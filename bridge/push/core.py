@@ -214,8 +214,7 @@ class PartitionCore(ReplayCore):
             self._unsure_again(device, now_us)
         first: list[ParkedId] = []
         for item in left:
-            if item.state is State.AWAITED:
-                self._awaited -= 1
+            self._await_no_more(item)
             if item.pulled:
                 self._put_back(device, item)
             elif not item.attempts and len(device.parked) + len(first) >= self._limits.parked_max:

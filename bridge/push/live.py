@@ -164,8 +164,7 @@ class LiveCore(PartitionState):
         self._gave_sign(device, now_us)
         if failed and item.state is State.QUEUED:
             return False  # its time is over, and it is about to be sent again
-        if item.state is State.AWAITED:
-            self._awaited -= 1
+        self._await_no_more(item)
         if failed:
             self._failed(device, item, "the device says that it failed", now_us)
             return True
@@ -174,6 +173,11 @@ class LiveCore(PartitionState):
         item.answered_at_us = now_us
         self._succeeded(device, item)
         return True
+
+    def _await_no_more(self, item: Item) -> None:
+        if item.state is State.AWAITED:
+            self._awaited -= 1
+            item.state = State.QUEUED  # counted once, whatever follows
 
     def _succeeded(self, device: Device, item: Item) -> None:
         item.state = State.CONFIRMED
@@ -263,7 +267,7 @@ class LiveCore(PartitionState):
             _, position, attempt = heapq.heappop(self._deadlines)
             item = self._item(position)
             if item is not None and item.state is State.AWAITED and item.attempts == attempt:
-                self._awaited -= 1
+                self._await_no_more(item)
                 self._failed(self._devices[item.command.device], item, "the device did not answer", now_us)
 
     def drain(self) -> None:

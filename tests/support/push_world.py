@@ -236,6 +236,7 @@ class PushWorld:
             for action in actions:
                 self._do(action)
         assert self.core.in_flight <= self.limits.window
+        assert self.core.awaited >= 0
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Ack):

@@ -141,6 +141,21 @@ def test_h27_what_arrives_while_a_device_is_replayed_comes_after_what_is_parked(
     assert (push.position, push.repeat) == (position(1), False)
 
 
+def test_a_device_that_is_parked_since_it_does_not_answer_is_waited_for_no_more() -> None:
+    core = a_core(replace(LIMITS, park_after=1))
+    core.arrived(position(1), command(1), NOW)
+    (push,) = of(Push, core.take(NOW))
+    core.confirmed(push.number, 0, NOW)
+    assert core.awaited == 1
+    late = NOW + LIMITS.answer_timeout_us
+    core.tick(late)
+    assert core.awaited == 0
+    (segment,) = of(StoreSegment, core.take(late + SECOND))
+    core.segment_stored(segment.parked)
+    core.take(late + SECOND)
+    assert core.settled
+
+
 def test_h31_an_absence_that_is_older_than_the_last_sign_of_life_parks_nobody() -> None:
     core = a_core()
     core.alive("d", NOW)
