@@ -13,6 +13,7 @@ command cursors       ``bridge`` (push)                        ``bridge`` (push)
 command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
 dead letters          ``bridge``, ``sinks``                    people, ``sources``
 instances             ``bridge`` (ingest)                      ``bridge`` (ingest, ``status``)
+device presence       ``bridge`` (ingest)                      ``bridge`` (push, ``devices``)
 ====================  =======================================  =========================================
 
 A change that an older reader cannot read raises the version of its seam.
@@ -36,6 +37,8 @@ COMMAND_VERSION: Final = "1"
 RECEIPT_VERSION: Final = "2"
 _RECEIPT_VERSIONS: Final = ("1", RECEIPT_VERSION)
 CURSOR_VERSION: Final = 1
+PRESENCE_VERSION: Final = 1
+"""Of a record on ``PRESENCE_TOPIC``, whose shape stands in ``bridge/presence_record.py``."""
 INSTANCE_VERSION: Final = 1
 """Of a record on ``INSTANCES_TOPIC``, whose shape stands in ``bridge/protocols/records.py``."""
 
@@ -48,7 +51,17 @@ RECEIPTS_TOPIC: Final = "command-receipts"
 DEAD_LETTERS_TOPIC: Final = "dead-letters"
 INSTANCES_TOPIC: Final = "protocol-instances"
 """What each running ingest process advertises: one partition, compacted, keyed by instance; see ``bridge.protocols``."""
-SYSTEM_TOPICS: Final = (COMMANDS_TOPIC, CURSORS_TOPIC, RECEIPTS_TOPIC, DEAD_LETTERS_TOPIC, INSTANCES_TOPIC)
+PRESENCE_TOPIC: Final = "device-presence"
+"""When each device was last heard of: compacted, keyed by device, with as many partitions as the commands and the same
+hash, so that the owner of a partition of the commands finds its devices in the partition of that number (H31)."""
+SYSTEM_TOPICS: Final = (
+    COMMANDS_TOPIC,
+    CURSORS_TOPIC,
+    RECEIPTS_TOPIC,
+    DEAD_LETTERS_TOPIC,
+    INSTANCES_TOPIC,
+    PRESENCE_TOPIC,
+)
 
 MOVES_TOPIC: Final = "pulsebridge/moves"
 """Below it stand the MQTT topics by which ingest finds the end of a session that it drains; no readings."""

@@ -101,7 +101,11 @@ def whole_plan(
     steps = [tenant_step(name) for name in dict.fromkeys(n.split("/")[0] for n in namespaces)]
     for namespace in namespaces:
         steps += namespace_steps(namespace, pulsar)
-    needs = (*ingest_needs(pulsar, static_topics(settings)).topics, *extra, *push_needs(pulsar).topics)
+    needs = (
+        *ingest_needs(pulsar, static_topics(settings), presence=False).topics,
+        *extra,
+        *push_needs(pulsar).topics,
+    )
     for need in {need.topic: need for need in needs}.values():
         steps += topic_steps(need)
         if need.compacted:

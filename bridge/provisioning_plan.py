@@ -18,6 +18,7 @@ from bridge.contract import (
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
     INSTANCES_TOPIC,
+    PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
     partition_name,
@@ -30,6 +31,7 @@ __all__ = [
     "HOLD_POLICY",
     "INSTANCES_HOLD",
     "PARKED_HOLD",
+    "PRESENCE_HOLD",
     "RIGHTS",
     "Needs",
     "Step",
@@ -39,6 +41,7 @@ __all__ = [
     "instances_need",
     "namespace_steps",
     "policies_lack",
+    "presence_need",
     "push_needs",
     "rest_path",
     "subscription_path",
@@ -55,6 +58,9 @@ so that neither the topic nor its compacted view can vanish while no push worker
 
 INSTANCES_HOLD: Final = "pulsebridge-instances"
 """The same on the partition in which ingest processes advertise themselves."""
+
+PRESENCE_HOLD: Final = "pulsebridge-presence"
+"""The same on the partitions in which ingest notes when each device was heard of."""
 
 PARKED_HOLD: Final = "pulsebridge-parked"
 """Durable subscription on each commands partition, made before push's own: it keeps the commands of devices that are
@@ -106,8 +112,10 @@ class Needs:
     topics: tuple[TopicNeed, ...]
 
 
-def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = ()) -> Needs:
-    """Return what ingest needs. ``readings``: the full names of readings topics that are known beforehand."""
+def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = (), *, presence: bool = True) -> Needs:
+    """Return what ingest needs. ``readings``: the full names of readings topics that are known beforehand; ``presence``:
+    whether ingest notes when each device was heard of.
+    """
     return Needs(
         "ingest",
         pulsar.all_namespaces,
@@ -118,6 +126,7 @@ def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = ()) -> Needs:
                 why="what ingest and push cannot pass on",
             ),
             instances_need(pulsar),
+            *([presence_need(pulsar)] if presence else []),
             *(TopicNeed(topic, pulsar.partitions, why="readings of a rule") for topic in readings),
         ),
     )
@@ -127,6 +136,13 @@ def instances_need(pulsar: PulsarSettings) -> TopicNeed:
     """Return the topic in which ingest processes advertise themselves."""
     topic = pulsar.system_topic(INSTANCES_TOPIC)
     return TopicNeed(topic, 1, (INSTANCES_HOLD,), compacted=True, why="which ingest processes run")
+
+
+def presence_need(pulsar: PulsarSettings) -> TopicNeed:
+    """Return the topic in which ingest notes when each device was last heard of."""
+    topic = pulsar.system_topic(PRESENCE_TOPIC)
+    why = "when each device was last heard of"
+    return TopicNeed(topic, pulsar.command_partitions, (PRESENCE_HOLD,), compacted=True, why=why)
 
 
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
@@ -147,6 +163,7 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
                 compacted=True,
                 why="how far each device is",
             ),
+            presence_need(pulsar),
             TopicNeed(
                 commands_topic or pulsar.system_topic(COMMANDS_TOPIC),
                 count,

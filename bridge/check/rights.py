@@ -48,7 +48,8 @@ def _pulsar(settings: Settings, tier: str) -> str:
     if tier in ("source", "sink"):
         return _source(settings) if tier == "source" else _sink(settings)
     topics = static_topics(settings) if tier == "ingest" else []
-    needs = ingest_needs(pulsar, topics) if tier == "ingest" else push_needs(pulsar)
+    presence = settings.ingest.presence_every_s > 0
+    needs = ingest_needs(pulsar, topics, presence=presence) if tier == "ingest" else push_needs(pulsar)
     said = "not looked at: pulsar.provision is off" if pulsar.provision == "off" else _needs(settings, needs)
     if tier == "ingest":
         try_writing(pulsar, (pulsar.system_topic(DEAD_LETTERS_TOPIC), *topics))

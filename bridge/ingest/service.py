@@ -249,7 +249,9 @@ class IngestService:
         self._wait(None)
 
     def _prepare(self) -> set[str]:
-        provision(self.admin, static_topics(self.settings))
+        provision(
+            self.admin, static_topics(self.settings), presence=self.settings.ingest.presence_every_s > 0
+        )
         if self.settings.pulsar.provision != "off":
             verify_topics(self.admin)
         return set(known_topics(self.admin))

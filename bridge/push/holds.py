@@ -14,10 +14,16 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, base_topic, partition_name
+from bridge.contract import (
+    CURSORS_TOPIC,
+    INSTANCES_TOPIC,
+    PRESENCE_TOPIC,
+    base_topic,
+    partition_name,
+)
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
-from bridge.provisioning_plan import COMPACTION_THRESHOLD_BYTES, CURSOR_HOLD, INSTANCES_HOLD
+from bridge.provisioning_plan import COMPACTION_THRESHOLD_BYTES, CURSOR_HOLD, INSTANCES_HOLD, PRESENCE_HOLD
 from bridge.pulsar_client import Message, MessageId, PulsarClient, ReceiveTimeout, our_errors
 from bridge.pulsar_watch import Watch
 from bridge.settings import Settings
@@ -154,21 +160,24 @@ def _place(message: Message) -> Place:
 
 @contextmanager
 def watching_holds(settings: Settings, health: Health, partitions: Sequence[int]) -> Iterator[None]:
-    """Move the holds of these cursors partitions, and that of the instances, now and then while the block runs."""
+    """Move the holds of these partitions of cursors and presence, and that of the instances, now and then while the
+    block runs.
+    """
     pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
     cursors = pulsar.system_topic(CURSORS_TOPIC)
     instances = pulsar.system_topic(INSTANCES_TOPIC)
+    presence = pulsar.system_topic(PRESENCE_TOPIC)
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
-            for number in partitions:
-                follow_compaction(
-                    client, partition_name(cursors, number), CURSOR_HOLD, over=lambda: health.ending
-                )
-            if not health.ending and client.partitioned(instances):
-                follow_compaction(
-                    client, partition_name(instances, 0), INSTANCES_HOLD, over=lambda: health.ending
-                )
+            held = [(partition_name(cursors, number), CURSOR_HOLD) for number in partitions]
+            if client.partitioned(instances):
+                held.append((partition_name(instances, 0), INSTANCES_HOLD))
+            heard = client.partitioned(presence)
+            held += [(heard[number], PRESENCE_HOLD) for number in partitions if number < len(heard)]
+            for partition, hold in held:
+                if not health.ending:
+                    follow_compaction(client, partition, hold, over=lambda: health.ending)
 
     def failed(error: PulsebridgeError) -> None:
         log.debug("the holds could not be moved", why=str(error))

@@ -92,6 +92,12 @@ class IngestSettings(Section):
         description="How often this process renews what `pulsebridge status` shows of it, in seconds; after four times "
         "that without a sign it counts as gone.",
     )
+    presence_every_s: float = Field(
+        30.0,
+        ge=0,
+        description="While a device goes on publishing, how often it is noted in Pulsar that it is there, in seconds; its "
+        "first message after a silence is noted at once. Push wakes parked devices by that. 0: never.",
+    )
     drain_s: float = Field(
         20.0, gt=0, description="How long a clean stop may wait for Pulsar's receipts, in seconds."
     )

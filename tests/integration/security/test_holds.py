@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.commands import CommandPosition
-from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, partition_name
-from bridge.provisioning_plan import CURSOR_HOLD, INSTANCES_HOLD
+from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, PRESENCE_TOPIC, partition_name
+from bridge.provisioning_plan import CURSOR_HOLD, INSTANCES_HOLD, PRESENCE_HOLD
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import PulsarClient
 from bridge.push.cursor import Cursor
@@ -49,6 +49,7 @@ def test_h24_push_moves_the_holds_with_the_right_to_consume_and_without_the_admi
     holds = {
         partition_name(admin.system_topic(CURSORS_TOPIC), 0): CURSOR_HOLD,
         partition_name(admin.system_topic(INSTANCES_TOPIC), 0): INSTANCES_HOLD,
+        partition_name(admin.system_topic(PRESENCE_TOPIC), 0): PRESENCE_HOLD,
     }
     lonely = pulsar.as_role(admin, "bridge").model_copy(update={"admin_url": "https://127.0.0.1:1"})
     with PulsarAdmin(admin, timeout_s=30) as rest:
