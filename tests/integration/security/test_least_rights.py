@@ -145,6 +145,8 @@ def test_push_runs_with_the_rights_to_produce_and_consume_in_the_system_namespac
         command = write_command(admin, topic)
         poll_for(lambda: failures or states(admin).get(command) == "delivered", 60, "the receipt")
         assert not failures
+        # The broker's PUBACK makes the receipt; on its way to the device the command may be slower (confirm: broker).
+        poll_for(lambda: failures or got, 60, "the command at the device")
         assert [message.payload for message in got] == [b"reset"]
 
 
