@@ -32,7 +32,7 @@ OWNER_KEY: Final = "\0owner"
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
 
-    __slots__ = ("_ids", "_order", "again_from", "capacity", "position")
+    __slots__ = ("_ids", "_order", "again_from", "capacity", "delivered_at_ms", "position")
 
     def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
         self.capacity = capacity
@@ -40,6 +40,8 @@ class Cursor:
         self.again_from: CommandPosition | None = None
         """Parked commands above it are still to be pushed although they are below ``position``: the broker had
         them, and the device perhaps not (H26). None: what is parked is above ``position``."""
+        self.delivered_at_ms = 0
+        """When the device's last command was confirmed, in ms since the epoch; 0 where none was, or nobody noted it."""
         self._ids: dict[str, bool] = {}  # digest → whether the device had it
         self._order: deque[str] = deque()
 
@@ -68,9 +70,13 @@ class Cursor:
         """Parked commands from ``before`` on, that one included, are to be pushed once more."""
         self.again_from = before._replace(batch_index=before.batch_index - 1)
 
-    def settle(self, position: CommandPosition, command_id: str, *, delivered: bool) -> None:
-        """Move to ``position`` and remember the id: a repetition of it is not for the device."""
+    def settle(self, position: CommandPosition, command_id: str, *, delivered: bool, at_us: int = 0) -> None:
+        """Move to ``position`` and remember the id: a repetition of it is not for the device. ``at_us``: when it was
+        delivered.
+        """
         self.pass_over(position)
+        if delivered:
+            self.delivered_at_ms = max(self.delivered_at_ms, at_us // 1000)
         self._remember(_digest(command_id), delivered)
 
     def _remember(self, digest: str, delivered: bool) -> None:
@@ -84,6 +90,7 @@ class Cursor:
     def merge(self, other: Cursor) -> None:
         """Take over what ``other``, a record of the same device, knows beyond this one."""
         self.position = max(self.position, other.position)
+        self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
         for digest in other._order:
             self._remember(digest, other._ids[digest])
 
@@ -93,6 +100,8 @@ class Cursor:
         body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}
         if self.again_from is not None:
             body["again_from"] = list(self.again_from)
+        if self.delivered_at_ms:
+            body["at"] = self.delivered_at_ms
         return json.dumps(body, separators=(",", ":")).encode()
 
     @classmethod
@@ -105,6 +114,7 @@ class Cursor:
             if "again_from" in body:
                 ledger, entry, index = body["again_from"]
                 cursor.again_from = CommandPosition(int(ledger), int(entry), int(index))
+            cursor.delivered_at_ms = int(body.get("at", 0))
             for digest in body["ids"]:
                 cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
         except (KeyError, TypeError, ValueError, AttributeError) as e:

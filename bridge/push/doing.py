@@ -31,6 +31,7 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
+from bridge.push.answers import Answer
 from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
@@ -108,6 +109,28 @@ class Doing:
             )
         now_us = time.time_ns() // 1000
         self._core.pulled(event.pull.device, event.pull.round, event.position, command, now_us)
+
+    def answered(self, answer: Answer) -> bool:
+        """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
+        now_us = time.time_ns() // 1000
+        return self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
+
+    def stored(self, token: object) -> None:
+        """Tell the core that Pulsar has stored what was written for an action of its own."""
+        core = self._core
+        if isinstance(token, StoreCursor):
+            reach("after_cursor")
+            core.cursor_stored(token.device)
+        elif isinstance(token, StoreSegment):
+            reach("after_segment")
+            core.segment_stored(token.parked)
+        elif isinstance(token, StoreReceipt):
+            reach("after_receipt")
+            self._metrics.stored(token.receipt)
+            core.receipt_stored(token.position)
+        elif isinstance(token, DeadLetter):
+            self._metrics.dead_letters.inc()
+            core.dead_letter_stored(token.position)
 
     def do(self, action: Action) -> None:
         """Begin one action."""

@@ -17,7 +17,7 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
-from bridge.push.answers import answer_filter, parse_answer
+from bridge.push.answers import Answer, answer_filter, parse_answer
 from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
@@ -51,6 +51,7 @@ class Hearing:
         if settings.push.confirm == "device":
             self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
         self._core: PartitionCore | None = None
+        self._answered: Callable[[Answer], bool] = lambda _answer: False
         self._signs: deque[tuple[Sign, int]] = deque()
         self._mids: list[int] = []  # to acknowledge
         self.ready = False
@@ -58,9 +59,12 @@ class Hearing:
         self.tells_absence = False
         """Whether the MQTT broker says that nobody is subscribed to a topic (MQTT 5, PUBACK 0x10)."""
 
-    def serve(self, core: PartitionCore) -> None:
-        """Hand on what comes to ``core``, and what came already."""
+    def serve(self, core: PartitionCore, answered: Callable[[Answer], bool]) -> None:
+        """Hand on what comes to ``core``, and what came already. ``answered`` takes the answers, and returns whether
+        their commands waited for one.
+        """
         self._core = core
+        self._answered = answered
         self._notice(core)
 
     def connected(self) -> None:
@@ -111,11 +115,7 @@ class Hearing:
                 self._notice(self._core)
             return
         answer = parse_answer(message, self._settings.push.answer_topic, self._log.partition)
-        known = False
-        if answer is not None and self._core is not None:
-            now_us = time.time_ns() // 1000
-            known = self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
-        if known:
+        if answer is not None and self._answered(answer):
             reach("after_answer")
             self._metrics.answers.inc()
         else:

@@ -336,7 +336,10 @@ class LiveCore(PartitionState):
             # A dead letter as well, before the next push: were its ack lost, or its id written again, a later
             # owner must not push it after that one.
             device.cursor.settle(
-                item.position, item.command.command_id, delivered=item.state is State.CONFIRMED
+                item.position,
+                item.command.command_id,
+                delivered=item.state is State.CONFIRMED,
+                at_us=item.answered_at_us or item.confirmed_at_us,
             )
             device.marks.discard(item.position)
             item.state = State.SETTLED

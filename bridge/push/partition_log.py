@@ -7,7 +7,6 @@ It decides nothing about commands. Receipts of Pulsar and messages come on threa
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,8 +36,8 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.parked import segment_device
 from bridge.push.pulling import Puller
+from bridge.push.records import CursorRecords
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored", "position_of"]
@@ -160,10 +159,7 @@ class PartitionLog:
 
         Raises ContractError for a record of another version, TransientError when Pulsar stops answering.
         """
-        cursors: dict[str, Cursor] = {}
-        parked: dict[str, dict[str, bytes]] = defaultdict(dict)
-        former: OwnerRecord | None = None
-        stale: set[str] = set()
+        found = CursorRecords(capacity)
         until = EARLIEST
         for key, payload, where in self._records(EARLIEST, compacted=True):
             if key == OWNER_KEY:
@@ -171,25 +167,10 @@ class PartitionLog:
                 if (record.token, record.serial) == (own.token, own.serial):
                     until = where
                     break
-                former = record
-            elif (parked_for := segment_device(key)) is not None:
-                if payload:
-                    parked[parked_for][key] = payload
-                else:
-                    parked[parked_for].pop(key, None)
-            elif not payload:
-                cursors.pop(key, None)  # a tombstone
-            else:
-                cursor = Cursor.decode(payload, capacity)
-                earlier = cursors.get(key)
-                if earlier is not None and earlier.position > cursor.position:
-                    # A write of an owner that had been replaced, stored when its successor left.
-                    cursor, earlier = earlier, cursor
-                    stale.add(key)
-                if earlier is not None and key in stale:
-                    cursor.merge(earlier)
-                cursors[key] = cursor
-        return Cursors(cursors, parked, stale, former.clean if former is not None else not cursors, until)
+            found.take(key, payload)
+        cursors, former = found.by_device, found.owner
+        clean = former.clean if former is not None else not cursors
+        return Cursors(cursors, found.parked, found.stale, clean, until)
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``.

@@ -22,7 +22,7 @@ from bridge.provisioning_plan import PARKED_HOLD
 from bridge.pulsar_client import Message, PulsarClient, ReceiveTimeout, message_id, our_errors
 from bridge.push.actions import Pull
 
-__all__ = ["Pulled", "Puller", "position_of"]
+__all__ = ["PositionReader", "Pulled", "Puller", "position_of"]
 
 log = structlog.get_logger("push")
 
@@ -47,6 +47,53 @@ def position_of(message: Message) -> CommandPosition:
     return CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
 
 
+class PositionReader:
+    """Reads messages of one partition by their positions; cheap where the next one stands near behind the last."""
+
+    def __init__(
+        self, client: PulsarClient, topic: str, partition: int, *, over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``over`` ends a read that waits."""
+        self._client = client
+        self._topic = topic
+        self._partition = partition
+        self._over = over
+        self._reader: Any = None
+        self._at: CommandPosition | None = None  # what it gave last
+
+    def read(self, wanted: CommandPosition) -> Message | None:
+        """Return the message at ``wanted``, None when only later ones are there, or when it is over."""
+        at = self._at
+        near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= _NEAR
+        if self._reader is None or not near:
+            self.close()
+            start = message_id(self._partition, *wanted)
+            self._reader = self._client.reader(self._topic, start, queue=_NEAR)
+        end = time.monotonic() + _PATIENCE_S
+        while not self._over():
+            try:
+                with our_errors(f"reading {self._topic}"):
+                    message: Message = self._reader.read_next(_READ_MS)
+            except ReceiveTimeout:
+                if time.monotonic() > end:
+                    raise TransientError(f"reading {self._topic} at {wanted}: nothing comes") from None
+                continue
+            self._at = position_of(message)
+            if self._at == wanted:
+                return message
+            if self._at > wanted:  # all from there on was read
+                self.close()
+                return None
+        return None
+
+    def close(self) -> None:
+        """Close what is open; the next read opens it again."""
+        reader, self._reader, self._at = self._reader, None, None
+        if reader is not None:
+            with our_errors(f"closing the reader of {self._topic}"):
+                reader.close()
+
+
 class Puller:
     """Reads one partition of the commands topic. ``post`` and ``failed`` are called on the puller's thread."""
 
@@ -65,8 +112,7 @@ class Puller:
         self._failed = failed
         self._orders: queue.SimpleQueue[Pull | CommandPosition | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._reader: Any = None
-        self._at: CommandPosition | None = None  # what it gave last
+        self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._thread = threading.Thread(target=self._run, name=f"push-pull-{partition}", daemon=True)
         self._thread.start()
 
@@ -89,7 +135,7 @@ class Puller:
             while (order := self._orders.get()) is not None and not self._closing.is_set():
                 if isinstance(order, Pull):
                     for position in order.positions:
-                        message = self._read(position)
+                        message = self._reading.read(position)
                         if self._closing.is_set():
                             break
                         self._post(Pulled(order, position, message))
@@ -98,38 +144,7 @@ class Puller:
         except PulsebridgeError as e:
             self._failed(e)
         finally:
-            self._drop_reader()
-
-    def _read(self, wanted: CommandPosition) -> Message | None:
-        """Return the message at ``wanted``, None when only later ones are there."""
-        at = self._at
-        near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= _NEAR
-        if self._reader is None or not near:
-            self._drop_reader()
-            start = message_id(self._partition, *wanted)
-            self._reader = self._client.reader(self._topic, start, queue=_NEAR)
-        end = time.monotonic() + _PATIENCE_S
-        while not self._closing.is_set():
-            try:
-                with our_errors(f"reading {self._topic}"):
-                    message: Message = self._reader.read_next(_READ_MS)
-            except ReceiveTimeout:
-                if time.monotonic() > end:
-                    raise TransientError(f"reading {self._topic} at {wanted}: nothing comes") from None
-                continue
-            self._at = position_of(message)
-            if self._at == wanted:
-                return message
-            if self._at > wanted:  # all from there on was read
-                self._drop_reader()
-                return None
-        return None
-
-    def _drop_reader(self) -> None:
-        reader, self._reader, self._at = self._reader, None, None
-        if reader is not None:
-            with our_errors(f"closing the reader of {self._topic}"):
-                reader.close()
+            self._reading.close()
 
     def _try_to_hold(self, position: CommandPosition) -> None:
         """Move the hold. Where it stays behind, Pulsar keeps more than is needed, and the next move makes up for it."""

@@ -43,7 +43,6 @@ from bridge.mqtt.types import (
 )
 from bridge.mqtt.types import Message as MqttMessage
 from bridge.pulsar_client import MessageId
-from bridge.push.actions import DeadLetter, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.core import PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
@@ -193,7 +192,7 @@ class Session(LinkHandler):
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
         self._doing = Doing(self._settings, core, self._link, self._log, self._gate, self._metrics.all)
-        self._hearing.serve(core)
+        self._hearing.serve(core, self._doing.answered)
         self._up_if_ready()
         self._metrics.all.takeovers.inc()
         self._metrics.owner(True)
@@ -395,24 +394,12 @@ class Session(LinkHandler):
             self._core.store_again(time.time_ns() // 1000)
 
     def _stored(self, token: object) -> None:
-        core = self._core
         if isinstance(token, _Proof):
             self._proven(token)
-        elif core is not None and isinstance(token, StoreCursor):
-            reach("after_cursor")
-            core.cursor_stored(token.device)
-        elif core is not None and isinstance(token, StoreSegment):
-            reach("after_segment")
-            core.segment_stored(token.parked)
-        elif core is not None and isinstance(token, StoreReceipt):
-            reach("after_receipt")
-            self._metrics.all.stored(token.receipt)
-            core.receipt_stored(token.position)
         elif token is CursorsForgotten:
             self._being_written -= 1
-        elif core is not None and isinstance(token, DeadLetter):
-            self._metrics.all.dead_letters.inc()
-            core.dead_letter_stored(token.position)
+        elif self._doing is not None:
+            self._doing.stored(token)
 
 
 class _Proof:
