@@ -107,6 +107,7 @@ class Doing:
                 device=event.pull.device,
                 position=str(event.position),
             )
+        reach("after_pull")
         now_us = time.time_ns() // 1000
         self._core.pulled(event.pull.device, event.pull.round, event.position, command, now_us)
 

@@ -1,4 +1,7 @@
-"""``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load."""
+"""``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load.
+
+Of ingest, or with ``--push`` of push, with devices that come and go.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from bridge.killpoints import INGEST_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
+from tests.chaos.push_world import PUSH_POINTS, push_world
 from tests.chaos.world import VICTIMS, World, world
 from tests.support.fleet import Fleet
 from tests.support.folders import own_folder
@@ -21,13 +25,49 @@ def main() -> int:
     """Run it. Returns 0 when nothing acknowledged is missing or out of order and each repeat has its cause."""
     parser = argparse.ArgumentParser(prog="make chaos")
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to kill at random")
-    parser.add_argument("--rate", type=float, default=2000.0, help="messages per second")
-    parser.add_argument("--devices", type=int, default=100)
+    parser.add_argument("--rate", type=float, help="messages per second: 2000, of push 100 commands")
+    parser.add_argument("--devices", type=int, help="100, of push 1000")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--no-points", action="store_true", help="leave out the named points")
+    parser.add_argument("--push", action="store_true", help="kill push instead of ingest")
+    parser.add_argument("--victim", choices=VICTIMS, help="of push: at named points kill this one alone")
+    parser.add_argument("--away", type=float, default=20.0, help="of push: how long devices are away, in s")
     args = parser.parse_args()
     seed = random.randrange(2**32) if args.seed is None else args.seed
-    _say(f"seed {seed}: repeat with ARGS='--seed {seed}'")
+    _say(f"seed {seed}: repeat with ARGS='{'--push ' if args.push else ''}--seed {seed}'")
+    return _push(args, seed) if args.push else _ingest(args, seed)
+
+
+def _push(args: argparse.Namespace, seed: int) -> int:
+    chance = random.Random(seed)
+    devices = args.devices or 1000
+    with (
+        own_folder("chaos") as folder,
+        LocalStack(LocalSettings(start_timeout_s=300)) as stack,
+        push_world(
+            stack,
+            folder,
+            devices=devices,
+            rate=args.rate or 100.0,
+            seed=seed,
+            present_s=args.away,
+            away_s=args.away,
+            processes=max(1, devices // 500),
+        ) as (one, fleet),
+    ):
+        if not args.no_points:
+            for victim in [args.victim] if args.victim else VICTIMS:
+                for point in PUSH_POINTS:
+                    one.kill_at(point, victim, (1, 2, 3) if point == "after_takeover" else (1, 5, 20))
+                    _say(f"{victim} killed {_EACH} times at {point}; {one.writer.stored} written")
+        _say(f"at random for {args.seconds:.0f} s, {fleet.there} of {devices} devices are there")
+        one.at_random(args.seconds, chance, _say)
+        found = one.account(fleet)
+        _say(f"at points {dict(one.points)}, at random {dict(one.kills)}; {found.text()}")
+    return 1 if found.broken else 0
+
+
+def _ingest(args: argparse.Namespace, seed: int) -> int:
     with (
         own_folder("chaos") as folder,
         LocalStack(LocalSettings(start_timeout_s=300)) as stack,
@@ -43,7 +83,7 @@ def main() -> int:
                     failed += _account(one, fleet)
         with world(stack, folder) as one:
             one.start()
-            with one.fleet(devices=args.devices, rate=args.rate) as fleet:
+            with one.fleet(devices=args.devices or 100, rate=args.rate or 2000.0) as fleet:
                 _say(f"at random for {args.seconds:.0f} s")
                 begin = time.monotonic()
                 one.at_random(args.seconds, random.Random(seed), _say)

@@ -26,9 +26,11 @@ from tests.support.waiting import poll_for
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
 _MAY_REPEAT = ("after_publish", "after_puback")
+_WHEN_AWAY = ("after_segment", "after_pull")
+"""Passed for devices that come and go: see test_parking.py and the push chaos."""
 
 
-@pytest.mark.parametrize("point", [p for p in KILL_POINTS if p != "after_segment"])
+@pytest.mark.parametrize("point", [p for p in KILL_POINTS if p not in _WHEN_AWAY])
 def test_h25_killed_after_each_step_nothing_is_lost_and_repeats_are_marked(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, point: str
 ) -> None:

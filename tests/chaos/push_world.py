@@ -1,0 +1,435 @@
+"""Push workers, an MQTT broker and Pulsar that are killed while devices come and go, and the account at the end.
+
+Two workers at a time, so that one takes over when the other dies or stands still. Commands come in bursts of ten to one
+device; how many of these begin in a second is the rate. The way back are the devices' answers: a command without the
+answer of its own device in its receipt counts as a violation.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+import pulsar
+import yaml
+
+from bridge.commands import Command, encode_command
+from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
+from bridge.local.stack import LocalStack
+from bridge.murmur3 import partition_of
+from bridge.settings import LogSettings, PulsarSettings, Settings
+from bridge.settings.push import PresenceRule
+from tests.chaos.evidence import Kill
+from tests.chaos.push_account import Told, Verdict, judge
+from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
+from tests.support.device_processes import DeviceProcesses, device_processes
+from tests.support.push import provision, push_settings
+from tests.support.stack import mqtt_settings, provisioned
+from tests.support.waiting import poll_for
+
+__all__ = ["PUSH_POINTS", "VICTIMS", "PushWorld", "Victim", "Writer", "push_world"]
+
+Victim = Literal["worker", "mqtt", "pulsar"]
+VICTIMS: Final[tuple[Victim, ...]] = ("worker", "mqtt", "pulsar")
+PUSH_POINTS: Final = (
+    "after_puback",
+    "after_answer",
+    "after_cursor",
+    "after_receipt",
+    "after_segment",
+    "after_takeover",
+    "after_pull",
+)
+"""After PUBACK and after the answer, before the cursor is stored; between cursor and ack, of live and of parked commands;
+in a takeover; while waking."""
+
+_BURST: Final = 10
+_PARTITIONS: Final = 4
+
+
+class Writer:
+    """Writes commands in bursts on a thread, with Pulsar's own client, and notes what Pulsar has acknowledged.
+
+    One producer for each partition keeps the order through Pulsar's restarts; what it sends again may be stored twice.
+    """
+
+    def __init__(self, settings: Settings, root: str, *, devices: int, rate: float, seed: int) -> None:
+        self._settings = settings
+        self._root = root
+        self._devices = devices
+        self._period = _BURST / rate
+        self._chance = random.Random(seed)
+        self._next = [0] * devices
+        self.acknowledged: dict[int, list[float]] = defaultdict(list)
+        self._failed: list[object] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+
+    @property
+    def written(self) -> int:
+        """How many were handed to the client."""
+        return sum(self._next)
+
+    @property
+    def stored(self) -> int:
+        """How many Pulsar has acknowledged."""
+        return sum(len(times) for times in self.acknowledged.values())
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write no more, and wait until Pulsar has all of it."""
+        self._stopping.set()
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "Pulsar does not acknowledge what was written"
+        assert not self._failed, self._failed[:3]
+
+    def _run(self) -> None:
+        settings = self._settings.pulsar
+        client = pulsar.Client(
+            settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        )
+        topic = settings.system_topic(COMMANDS_TOPIC)
+        producers = [
+            client.create_producer(
+                partition_name(topic, partition),
+                send_timeout_millis=0,
+                batching_enabled=True,
+                batching_max_publish_delay_ms=2,
+                block_if_queue_full=True,
+                max_pending_messages=50_000,
+            )
+            for partition in range(settings.command_partitions)
+        ]
+        due = time.monotonic()
+        while not self._stopping.wait(max(0.0, due - time.monotonic())):
+            due = max(due + self._period * self._chance.uniform(0, 2), time.monotonic() - 1)
+            device = self._chance.randrange(self._devices)
+            for _ in range(_BURST):
+                self._write(producers, device)
+        poll_for(lambda: self.stored + len(self._failed) == self.written, 110, "all commands stored")
+        client.close()
+
+    def _write(self, producers: list[pulsar.Producer], device: int) -> None:
+        number = self._next[device]
+        self._next[device] += 1
+        name = device_name(device)
+        command = Command(
+            f"{name}-{number}",
+            name,
+            command_topic(self._root, device),
+            f"{number}".encode(),
+            emitted_at_us=time.time_ns() // 1000,
+        )
+
+        def answered(result: object, _id: object) -> None:
+            if result == pulsar.Result.Ok:
+                self.acknowledged[device].append(time.time())
+            else:
+                self._failed.append(result)
+
+        producers[partition_of(name, len(producers))].send_async(
+            command.payload, answered, partition_key=name, properties=encode_command(command)
+        )
+
+
+class _Worker:
+    def __init__(
+        self, number: int, config: Path, folder: Path, kill_at: str = "", kill_pid: int | None = None
+    ) -> None:
+        self.log = folder / f"push-{number}.log"
+        environment = os.environ | {"PULSEBRIDGE_KILL_AT": kill_at, "PYTHONFAULTHANDLER": "1"}
+        if kill_pid is not None:
+            environment["PULSEBRIDGE_KILL_PID"] = str(kill_pid)
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from bridge.cli import main; main()", "push", "-c", str(config)],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class PushWorld:
+    """Everything that is killed. ``kills`` counts at random, ``points`` at named points; ``times`` has them all."""
+
+    def __init__(self, stack: LocalStack, folder: Path, *, devices: int, rate: float, seed: int) -> None:
+        self.stack = stack
+        self._folder = folder
+        self.pulsar: PulsarSettings = provisioned(stack)
+        self.kills: Counter[str] = Counter()
+        self.points: Counter[tuple[str, str]] = Counter()
+        self.times: list[Kill] = []
+        mqtt = mqtt_settings(stack, keep_alive_s=5, reconnect_max_s=0.5)
+        self.root = mqtt.client_id
+        settings = push_settings(
+            self.pulsar,
+            mqtt,
+            command_partitions=_PARTITIONS,
+            confirm="device",
+            answer_topic=f"{self.root}/answers",
+            position_in="topic",
+            presence=(PresenceRule(filter=status_topic(self.root, "+device")),),
+            answer_timeout_s=10.0,
+            probe_min_s=5.0,
+            probe_max_s=20.0,
+        )
+        self.settings = settings.model_copy(update={"log": LogSettings(format="json")})
+        provision(self.settings)
+        self._config = folder / "push.yaml"
+        self._config.write_text(
+            yaml.safe_dump(self.settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8"
+        )
+        self.writer = Writer(self.settings, self.root, devices=devices, rate=rate, seed=seed)
+        self._workers: list[_Worker] = []
+        self._started = 0
+
+    def spec(self, *, devices: int, seed: int, present_s: float, away_s: float) -> FleetSpec:
+        """Return the fleet of this world: a quarter speaks MQTT 3.1.1, a quarter has persistent sessions."""
+        return FleetSpec(
+            self.stack.mqtt_host,
+            self.stack.mqtt_port,
+            self.root,
+            first=0,
+            count=devices,
+            seed=seed,
+            present_s=present_s,
+            away_s=away_s,
+            old_share=0.25,
+            persistent_share=0.25,
+        )
+
+    # --- workers ---
+
+    def start(self, kill_at: str = "", kill_pid: int | None = None) -> _Worker:
+        """Start one more worker."""
+        self._started += 1
+        made = _Worker(self._started, self._config, self._folder, kill_at, kill_pid)
+        self._workers.append(made)
+        return made
+
+    def fill(self) -> None:
+        """Have two workers run, whatever became of the former ones."""
+        self._workers = [one for one in self._workers if one.running]
+        while len(self._workers) < 2:
+            self.start()
+
+    def owned(self) -> None:
+        """Wait until each partition has an owner among the workers."""
+        poll_for(lambda: self._owners() is not None, 120, "an owner of each partition")
+
+    def _owners(self) -> list[_Worker] | None:
+        found = [one for one in self._workers if one.running and "partition is ours" in one.text()]
+        return found or None
+
+    def end(self) -> None:
+        """Kill what still runs, without an account."""
+        for one in self._workers:
+            if one.running:
+                one.process.send_signal(signal.SIGCONT)
+                one.kill()
+
+    def drain(self) -> None:
+        """Let all workers end as they should."""
+        for one in self._workers:
+            one.process.terminate()
+        for one in self._workers:
+            code = one.process.wait(60)
+            assert code == 0, f"push ended with {code}:\n{one.text()[-3000:]}"
+
+    # --- kills ---
+
+    def kill(self, victim: Victim | Literal["frozen"], chance: random.Random) -> None:
+        """Kill one with -9 and start it again, or let a worker stand still for a while."""
+        self.kills[victim] += 1
+        at = time.time()
+        if victim == "worker":
+            chance.choice(self._workers).kill()
+            self.fill()
+        elif victim == "frozen":
+            one = chance.choice(self._workers)
+            one.process.send_signal(signal.SIGSTOP)
+            threading.Event().wait(chance.uniform(2, 25))  # how long it stands still: nothing is waited for
+            one.process.send_signal(signal.SIGCONT)
+        else:
+            self.stack.kill(victim)
+            self.stack.restart(victim)
+        self.times.append(Kill(victim, at, time.time()))
+        self.check()
+
+    def check(self) -> None:
+        """Raise AssertionError when a worker has ended by itself."""
+        for one in self._workers:
+            assert one.running, f"push ended with {one.process.returncode}:\n{one.text()[-3000:]}"
+
+    def kill_at(self, point: str, victim: Victim, passages: tuple[int, ...]) -> None:
+        """Kill at a named point, once for each of ``passages``.
+
+        A worker that is to kill waits as the standby until the former owner is killed. So each time is a takeover too.
+        """
+        if victim == "worker":
+            self._workers_at(point, passages)
+            return
+        for passage in passages:
+            armed = self.start(f"{point}:{passage}", self.stack.pids[victim])
+            poll_for(lambda one=armed: self._waits(one), 60, "a standby")  # type: ignore[misc]
+            self._kill_others(armed)
+            self._await(lambda: victim not in self.stack.pids, f"{victim} killed at {point}", armed)
+            at = time.time()
+            self.stack.restart(victim)
+            self._noted(victim, point, at)
+            self.fill()
+
+    def _workers_at(self, point: str, passages: tuple[int, ...]) -> None:
+        for passage in passages:
+            armed = self.start(f"{point}:{passage}")
+            poll_for(lambda one=armed: self._waits(one), 60, "a standby")  # type: ignore[misc]
+            self._kill_others(armed)
+            self._await(lambda one=armed: not one.running, f"a worker killed at {point}", armed)  # type: ignore[misc]
+            assert armed.process.returncode == -signal.SIGKILL, armed.text()[-3000:]
+            self._noted("worker", point, time.time())
+            self.fill()
+            self.owned()
+
+    def _waits(self, one: _Worker) -> bool:
+        """Whether it has begun: push says nothing while it stands by, but its threads are there."""
+        assert one.running, one.text()[-3000:]
+        with Path(f"/proc/{one.process.pid}/status").open() as status:
+            threads = next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+        return threads > _PARTITIONS
+
+    def _kill_others(self, armed: _Worker) -> None:
+        for one in self._workers:
+            if one is not armed and one.running:
+                at = time.time()
+                one.kill()
+                self.times.append(Kill("worker", at, time.time()))
+        self._workers = [armed]
+
+    def _await(self, done: Callable[[], bool], what: str, armed: _Worker) -> None:
+        try:
+            poll_for(done, 120, what)
+        except AssertionError as e:
+            raise AssertionError(f"{e}; its log ends:\n{armed.text()[-4000:]}") from e
+
+    def _noted(self, victim: Victim, point: str, at: float) -> None:
+        self.points[victim, point] += 1
+        self.times.append(Kill(victim, at, time.time()))
+
+    def at_random(self, seconds: float, chance: random.Random, say: Callable[[str], None]) -> None:
+        """Kill one after the other, each after a random pause, until the time is over: first each at least three times."""
+        pause = threading.Event()
+        end = time.monotonic() + seconds
+        plan: list[Victim | Literal["frozen"]] = ["worker", "mqtt", "pulsar", "frozen"] * 3
+        chance.shuffle(plan)
+        while (left := end - time.monotonic()) > 0:
+            pause.wait(min(left, chance.uniform(1, 8)))  # how long they live: nothing is waited for
+            victim = plan.pop() if plan else chance.choices((*VICTIMS, "frozen"), (4, 2, 1, 2))[0]
+            say(f"{left:5.0f} s left: {victim}; {self.writer.stored} written")
+            self.kill(victim, chance)  # type: ignore[arg-type]
+
+    # --- the account ---
+
+    def account(self, fleet: DeviceProcesses, *, patience_s: float = 180) -> Verdict:
+        """Stop writing, have all devices come, wait for each command and its receipt, and judge."""
+        self.fill()
+        self.writer.stop()
+        fleet.order("stay")
+        fleet.all_there()
+        found: list[Verdict] = []
+
+        def whole() -> bool:
+            self.check()
+            found[:] = [self._judged(fleet)]
+            return not found[0].missing and not found[0].untold
+
+        try:
+            poll_for(whole, patience_s, "every command at its device, and its receipt", every=2.0)
+            self.drain()
+            found[:] = [self._judged(fleet)]
+        except AssertionError as e:
+            found[0].evidence.insert(0, str(e)[:3000])
+            found[0].evidence.append(self._logs())
+        return found[0]
+
+    def _judged(self, fleet: DeviceProcesses) -> Verdict:
+        return judge(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)
+
+    def _receipts(self) -> dict[str, list[Told]]:
+        told: dict[str, list[Told]] = defaultdict(list)
+        client = pulsar.Client(
+            self.pulsar.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        )
+        try:
+            for partition in client.get_topic_partitions(self.pulsar.system_topic(RECEIPTS_TOPIC)):
+                reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5000)
+                while reader.has_message_available():
+                    message = reader.read_next(30_000)
+                    receipt = Receipt.decode(message.data())
+                    told[receipt.command_id].append(
+                        Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000)
+                    )
+                reader.close()
+        finally:
+            client.close()
+        for several in told.values():
+            several.sort(key=lambda one: one.at)
+        return told
+
+    def _logs(self) -> str:
+        lines = [
+            f"{one.log.name}: {line[:300]}"
+            for one in self._workers
+            for line in one.text().splitlines()
+            if '"warning"' in line or '"error"' in line
+        ]
+        return "\n".join(lines[-30:])
+
+
+@contextmanager
+def push_world(
+    stack: LocalStack,
+    folder: Path,
+    *,
+    devices: int,
+    rate: float,
+    seed: int,
+    present_s: float,
+    away_s: float,
+    processes: int = 1,
+) -> Iterator[tuple[PushWorld, DeviceProcesses]]:
+    """A world with its devices there and commands being written."""
+    made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed)
+    spec = made.spec(devices=devices, seed=seed, present_s=present_s, away_s=away_s)
+    try:
+        made.fill()
+        made.owned()
+        with device_processes(spec, folder, processes) as fleet:
+            fleet.all_there(devices // 4)
+            made.writer.start()
+            yield made, fleet
+    finally:
+        made.end()
