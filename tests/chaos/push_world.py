@@ -262,8 +262,10 @@ class PushWorld:
 
     # --- kills ---
 
-    def kill(self, victim: Victim | Literal["frozen"], chance: random.Random) -> None:
-        """Kill one with -9 and start it again, or let a worker stand still for a while."""
+    def kill(
+        self, victim: Victim | Literal["frozen"], chance: random.Random, *, still_s: float = 25.0
+    ) -> None:
+        """Kill one with -9 and start it again, or let a worker stand still for at most ``still_s``."""
         self.kills[victim] += 1
         at = time.time()
         if victim == "worker":
@@ -272,7 +274,9 @@ class PushWorld:
         elif victim == "frozen":
             one = chance.choice(self._workers)
             one.process.send_signal(signal.SIGSTOP)
-            threading.Event().wait(chance.uniform(2, 25))  # how long it stands still: nothing is waited for
+            threading.Event().wait(
+                chance.uniform(2, still_s)
+            )  # how long it stands still: nothing is waited for
             one.process.send_signal(signal.SIGCONT)
         else:
             self.stack.kill(victim)
