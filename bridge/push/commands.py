@@ -29,15 +29,29 @@ def _push(
             show_default=False,
         ),
     ] = None,
+    trace: Annotated[
+        str,
+        typer.Option(
+            metavar="ID|DEVICE|all",
+            help="Log each step of a command, of a device's commands, or of all.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Push commands from Pulsar to the devices over MQTT, in order per device, with a receipt for each.
 
     Start it several times for a standby: Pulsar lets one process own each partition, another takes over when it
     dies. SIGTERM or Ctrl-C ends it cleanly, a second one at once.
 
-    Example:
+    --trace tells of a command, in a line each with its time and the milliseconds since the step before: notified (an
+    arrival), matched (to a device, which is live, parked or replaying), pulled (by its position), pushed; then puback,
+    answered, cursor, receipt, acked.
+
+    Examples:
 
         pulsebridge push --set mqtt.host=broker.example --set pulsar.service_url=pulsar://pulsar.example:6650
+
+        pulsebridge push --trace press-7
     """
     import os
     import signal
@@ -58,9 +72,13 @@ def _push(
     from bridge.push.worker import PushWorker
 
     settings = settings_from(config, sets)
+    if trace and settings.log.level not in ("debug", "info"):
+        raise ConfigError(
+            f"--trace logs at info, and log.level is {settings.log.level}", remedy="add --set log.level=info"
+        )
     health = Health(settings.metrics.stuck_s)
     with serving(settings.metrics, health):
-        PushWorker(settings, _numbers(partitions), health=health, stopping=asked).run()
+        PushWorker(settings, _numbers(partitions), health=health, stopping=asked, trace=trace).run()
 
 
 def _numbers(text: str | None) -> list[int]:

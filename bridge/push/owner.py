@@ -35,12 +35,14 @@ class PartitionOwner:
         metrics: PartitionMetrics,
         part: Part,
         failed: Callable[[BaseException], None],
+        trace: str = "",
     ) -> None:
         self._settings = settings
         self._partition = partition
         self._metrics = metrics
         self._part = part
         self._failed = failed
+        self._trace = trace
         self._stopping = threading.Event()
         self._session: Session | None = None
         self._thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
@@ -80,7 +82,7 @@ class PartitionOwner:
         worked = False
         while not self._stopping.is_set():
             session = self._session = Session(
-                self._settings, self._partition, self._metrics, self._part, self._stopping
+                self._settings, self._partition, self._metrics, self._part, self._stopping, self._trace
             )
             try:
                 session.run()

@@ -95,6 +95,13 @@ class ReplayCore(LiveCore):
         """Devices with parked commands."""
         return len(self._asleep) + sum(1 for device in self._devices.values() if len(device.parked))
 
+    def mode_of(self, name: str) -> Mode:
+        """Return whether a device gets what arrives, is away, or gets first what is parked."""
+        if name in self._asleep:
+            return Mode.PARKED
+        device = self._devices.get(name)
+        return Mode.LIVE if device is None else device.mode
+
     def _all_parked(self) -> Iterator[tuple[str, Parked]]:
         for name, (parked, _, _) in self._asleep.items():
             yield name, parked

@@ -51,6 +51,7 @@ from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
 from bridge.push.pulling import Pulled
+from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
 
 __all__ = ["CursorsForgotten", "Session"]
@@ -79,6 +80,7 @@ class Session(LinkHandler):
         metrics: PartitionMetrics,
         part: Part,
         stopping: threading.Event,
+        trace: str = "",
     ) -> None:
         self._settings = settings
         self._partition = partition
@@ -88,6 +90,7 @@ class Session(LinkHandler):
         metrics.pending_limit.set(settings.push.pending)
         metrics.in_flight_limit.set(settings.push.window)
         self._stopping = stopping
+        self._trace = trace
         self._inbox: deque[object] = deque()
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
         push = settings.push
@@ -191,7 +194,8 @@ class Session(LinkHandler):
         )
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
-        self._doing = Doing(self._settings, core, self._link, self._log, self._gate, self._metrics.all)
+        parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all)
+        self._doing = TracedDoing(*parts, wanted=self._trace) if self._trace else Doing(*parts)
         self._hearing.serve(core, self._doing.answered)
         self._up_if_ready()
         self._metrics.all.takeovers.inc()

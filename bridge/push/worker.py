@@ -39,13 +39,17 @@ class PushWorker:
         metrics: PushMetrics | None = None,
         health: Health | None = None,
         stopping: threading.Event | None = None,
+        trace: str = "",
     ) -> None:
-        """``partitions`` restricts what it may own; ``stopping`` ends ``run`` as ``stop`` does."""
+        """``partitions`` restricts what it may own; ``stopping`` ends ``run`` as ``stop`` does; ``trace`` is a command's
+        id, a device or ``all``, whose way is logged.
+        """
         self._settings = settings
         self._wanted = tuple(partitions)
         self._metrics = metrics or PushMetrics()
         self._health = health or Health(settings.metrics.stuck_s)
         self._stopping = stopping or threading.Event()
+        self._trace = trace
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
@@ -70,6 +74,7 @@ class PushWorker:
                 metrics[partition],
                 self._health.part(f"partition {partition}", loop=True),
                 self._failed,
+                self._trace,
             )
             for partition in metrics
         ]

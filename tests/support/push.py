@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from bridge.contract import (
     Receipt,
     partition_name,
 )
+from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.murmur3 import partition_of
@@ -32,6 +33,8 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.push.metrics import PushMetrics
 from bridge.push.worker import PushWorker
 from bridge.settings import MqttSettings, PulsarSettings, PushSettings, Settings
+from bridge.settings.push import PresenceRule
+from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
 
 
@@ -49,6 +52,22 @@ def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes
             | changes
         ),
     )
+
+
+def parking_settings(stack: LocalStack, namespaces: PulsarSettings, **changes: object) -> Settings:
+    """Return settings by which devices answer and tell whether they are there."""
+    mqtt = mqtt_settings(stack)
+    rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
+    return push_settings(
+        namespaces, mqtt, **({"confirm": "device", "answer_timeout_s": 0.5, "presence": (rule,)} | changes)
+    )
+
+
+def says(settings: Settings, device: str, status: bytes, *, retain: bool = False) -> None:
+    """Publish a birth or will message of a device, as ``parking_settings`` has push read them."""
+    with DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-{device}") as client:
+        client.publish(f"{settings.push.client_id}/{device}/status", status, retain=retain)
+        assert client.flush()
 
 
 def provision(settings: Settings) -> int:
@@ -228,7 +247,15 @@ def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
 class PushProcess:
     """``pulsebridge push`` as a process of its own, which may be killed."""
 
-    def __init__(self, settings: Settings, folder: Path, name: str = "push", kill_at: str = "") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        name: str = "push",
+        kill_at: str = "",
+        more: Sequence[str] = (),
+    ) -> None:
+        """``more`` are further arguments of the command line."""
         self._log = folder / f"{name}.log"
         sets = {
             "mqtt.host": settings.mqtt.host,
@@ -251,7 +278,7 @@ class PushProcess:
         arguments = [part for path, value in sets.items() for part in ("--set", f"{path}={value}")]
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from bridge.cli import main; main()", "push", *arguments],
+                [sys.executable, "-c", "from bridge.cli import main; main()", "push", *arguments, *more],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PULSEBRIDGE_KILL_AT": kill_at},

@@ -15,38 +15,24 @@ from bridge.provisioning_plan import PARKED_HOLD
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.push.parked import decode_segment, segment_device
 from bridge.settings import PulsarSettings, Settings
-from bridge.settings.push import PresenceRule
 from tests.support.push import (
     Devices,
     PushProcess,
     all_acknowledged,
     command,
+    parking_settings,
     provision,
     push_in_thread,
-    push_settings,
     read_topic,
     receipts,
+    says,
     user,
     write_commands,
 )
-from tests.support.stack import mosquitto_beside, mqtt_settings
+from tests.support.stack import mosquitto_beside
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
-
-
-def parking_settings(stack: LocalStack, namespaces: PulsarSettings, **changes: object) -> Settings:
-    mqtt = mqtt_settings(stack)
-    rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
-    return push_settings(
-        namespaces, mqtt, **({"confirm": "device", "answer_timeout_s": 0.5, "presence": (rule,)} | changes)
-    )
-
-
-def says(settings: Settings, device: str, status: bytes, *, retain: bool = False) -> None:
-    with DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-{device}") as client:
-        client.publish(f"{settings.push.client_id}/{device}/status", status, retain=retain)
-        assert client.flush()
 
 
 def stored_ids(settings: Settings) -> int:
