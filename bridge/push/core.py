@@ -146,9 +146,12 @@ class PartitionCore(ReplayCore):
         expired = len(parked) > 0 and 0 < parked[0].expires_at_ms * 1000 <= now_us
         if not expired and not probe:
             return
+        if not expired and name in self._asleep and not self._can_probe(name):
+            self._sleep_on(name, now_us)
+            return
         device = self._known(name)
         assert device is not None
-        if probe and self._can_probe(device):
+        if probe and self._can_probe(name):
             self._wake(device, probing=True)
         elif expired:
             self._wake(device, sweeping=True)

@@ -58,6 +58,11 @@ class Cursor:
         """Parked commands at or below it need no push any more."""
         return self.position if self.again_from is None else self.again_from
 
+    @property
+    def says_anything(self) -> bool:
+        """Whether it says more than a new one."""
+        return self.position > NOWHERE or self.again_from is not None or bool(self._order)
+
     def pass_over(self, position: CommandPosition) -> None:
         """Move to ``position``: whatever is at or below it needs no push any more."""
         self.position = max(self.position, position)

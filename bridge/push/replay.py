@@ -187,7 +187,8 @@ class ReplayCore(LiveCore):
         if device.mode is not Mode.PARKED or busy or listed or device.marks or not len(device.parked):
             return
         del self._devices[device.name]
-        self._cursors[device.name] = device.cursor
+        if device.cursor.says_anything:
+            self._cursors[device.name] = device.cursor
         self._asleep[device.name] = device.parked, device.probe_wait_us, device.probe_at_us
 
     def _known(self, name: str) -> Device | None:
@@ -201,9 +202,16 @@ class ReplayCore(LiveCore):
             device.parked, device.probe_wait_us, device.probe_at_us = asleep
         return device
 
-    def _can_probe(self, device: Device) -> bool:
+    def _can_probe(self, name: str) -> bool:
         """Whether a push would tell: a broker that queues for absent devices, or drops for them, says nothing."""
-        return self._limits.answers or (self._tells_absence and not self.presence.absent(device.name))
+        return self._limits.answers or (self._tells_absence and not self.presence.absent(name))
+
+    def _sleep_on(self, name: str, now_us: int) -> None:
+        """Look again later whether a device can be probed, without more of it in memory than its ids."""
+        parked, wait, _ = self._asleep[name]
+        wait = wait or self._limits.probe_min_us
+        self._asleep[name] = parked, min(2 * wait, self._limits.probe_max_us), now_us + wait
+        heapq.heappush(self._timers, (now_us + wait, name))
 
     def _plan_probe(self, device: Device, now_us: int) -> None:
         device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us

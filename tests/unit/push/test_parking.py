@@ -212,6 +212,29 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
     assert push.repeat
 
 
+def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> (
+    None
+):
+    core = PartitionCore(3, BROKER, {}, None)
+    core.link_up()  # this broker does not tell absence: nobody is probed
+    for number, name in enumerate(("a", "b")):
+        core.gone(name, NOW, NOW)
+        core.arrived(position(number), command(number, name), NOW)
+    now = NOW + SECOND
+    for segment in of(StoreSegment, core.take(now)):
+        core.segment_stored(segment.parked)
+    core.take(now)
+    assert (core.parked, core.devices, core.with_cursors) == (2, 0, [])
+    for _ in range(20):
+        due = core.next_time_us()
+        assert due is not None
+        now = max(due, now + 1)
+        core.tick(now)
+        assert core.take(now) == []
+        assert (core.parked_devices, core.devices) == (2, 0)
+    assert now > NOW + 60 * SECOND
+
+
 def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
     core = a_core(replace(LIMITS, pending=10))
     for number in range(10):
