@@ -107,7 +107,10 @@ def classify(status: int, headers: Mapping[str, str]) -> Verdict:
     if status == 404:
         return Verdict.LOST
     if status != 200:
-        raise TransientError(f"Pulsar's admin answered {status} when asked for a missing entry")
+        raise TransientError(
+            f"Pulsar's admin answered {status} when asked for a missing entry",
+            remedy="see that Pulsar can read the topic whole: its bookies, and the storage that it offloads to",
+        )
     if "x-pulsar-marker-type" in headers:
         return Verdict.MARKER
     if headers.get("x-pulsar-txn-aborted") == "true":

@@ -39,7 +39,7 @@ from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
 
-COUNT = 100_000
+COUNT = 300_000
 ROUNDS = 3
 TOPICS = 100
 MANY_TOPICS = 10_000

@@ -67,8 +67,12 @@ class TestTopic:
     def roll_over(self, partition: int = 0) -> None:
         """Close the open ledger and begin another."""
         before = self.ledgers(partition)
-        self.admin.request("PUT", f"/{rest_path(self.partition(partition))}/unload")
+        self.unload(partition)
         poll_for(lambda: self.ledgers(partition) != before, 30, "a new ledger")
+
+    def unload(self, partition: int = 0) -> None:
+        """Let the broker let go of a partition, and of what it has in memory of it; it takes it again when asked."""
+        self.admin.request("PUT", f"/{rest_path(self.partition(partition))}/unload")
 
     def ledgers(self, partition: int = 0) -> list[int]:
         stats = self.admin.internal_stats(self.partition(partition))
