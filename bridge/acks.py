@@ -21,6 +21,7 @@ __all__ = ["AckQueue", "Entry", "Lane", "Verdict"]
 
 _UNDER_WAY: Final = 2
 _GOOD_BATCH: Final = 250
+_CROWDED: Final = 12
 
 
 class Entry:
@@ -148,13 +149,16 @@ class Lane:
         """Take what the producer is to be given now, in order; the last one must ask for a receipt.
 
         While two batches are under way a small third one waits for the next receipt: so batches grow with the load,
-        and none waits when there is little.
+        and none waits when there is little. When messages come so fast that the last batch grew beyond
+        ``_CROWDED``, a second one waits too: Pulsar pays by the batch, and the time goes to the queue anyway.
         """
         room = self._most - self._given if not self._careful_left else 1 - self._given
         if not self.open or not self.waiting or room <= 0:
             return []
-        if len(self.sent) >= _UNDER_WAY and len(self.waiting) < _GOOD_BATCH:
-            return []
+        if self.sent and len(self.waiting) < _GOOD_BATCH:
+            most = 1 if len(self.sent[-1]) >= _CROWDED else _UNDER_WAY
+            if len(self.sent) >= most:
+                return []
         batch, self.waiting = self.waiting, []
         if len(batch) > room:
             self.waiting = batch[room:]

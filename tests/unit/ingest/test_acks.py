@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -224,6 +225,25 @@ def test_a_refusal_narrows_down_to_the_message_it_means() -> None:
     assert lane.to_send() == [entries[2]]
     lane.receipt(3, entries[2])
     assert not lane.careful
+
+
+@pytest.mark.parametrize(("size", "under_way"), [(1, 2), (11, 2), (12, 1), (100, 1)])
+def test_small_batches_wait_for_a_receipt_the_sooner_the_faster_messages_come(
+    size: int, under_way: int
+) -> None:
+    lane, _ = lane_with(size)
+    sent = [lane.to_send()]
+    for mid in range(1000, 1000 + 249):
+        lane.put(Entry(1, mid))
+        if batch := lane.to_send():
+            sent.append(batch)
+    assert len(sent) == under_way
+    lane.put(Entry(1, 2000))
+    if under_way == 1:
+        assert len(lane.to_send()) == 250, "a good batch never waits"
+    else:
+        lane.receipt(1, sent[0][-1])
+        assert len(lane.to_send()) == 249, "nor any behind a receipt"
 
 
 def test_an_error_that_passes_does_not_refuse_anything() -> None:
