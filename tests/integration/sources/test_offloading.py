@@ -68,7 +68,7 @@ def test_offloaded_ledgers_are_read_in_any_cuts_and_never_passed_over(topic: Tes
         topic.unload()  # the broker forgets what it has read
         (stored,) = tier(folder).rglob(f"{gone[1]}-*")
         hidden = stored.rename(folder / "hidden")
-        with pytest.raises(TransientError, match="missing entry.*the storage that it offloads to"):
+        with pytest.raises(TransientError, match=r"missing entry.*the storage that it offloads to"):
             read(query, begin, end)
         hidden.rename(stored)
         topic.unload()
