@@ -28,6 +28,7 @@ from bridge.ingest.blocking import BlockingPolicy
 from bridge.ingest.idle import IdlePolicy
 from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.metrics import LinkMetrics
+from bridge.ingest.sightings import Sighting, Sightings
 from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
 from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
@@ -56,9 +57,9 @@ _LONG: Final = 256
 class _Way:
     """Where the messages of one MQTT topic go, and what is the same for all of them."""
 
-    __slots__ = ("head", "key", "lane", "properties", "text", "topic")
+    __slots__ = ("head", "key", "lane", "properties", "seen", "text", "topic")
 
-    def __init__(self, topic: str, key: str, properties: dict[str, str]) -> None:
+    def __init__(self, topic: str, key: str, properties: dict[str, str], seen: Sighting | None) -> None:
         self.topic = topic
         """Full name of the Pulsar topic."""
         self.key = key
@@ -67,6 +68,8 @@ class _Way:
         self.head = head_of(key, properties)
         self.lane: Any = None
         """What ``Lanes.put`` returned for the last of them."""
+        self.seen = seen
+        """When their device was heard of, where they have one and that is told."""
 
 
 class Intake:
@@ -74,7 +77,8 @@ class Intake:
 
     ``link`` and ``protocol`` are told in each envelope. ``limit`` is the number of messages in flight at which
     ``full`` becomes true: the owner stops reading then, since nothing is refused here. ``wake`` makes the owner take
-    its next turn; it is called from Pulsar's threads and must neither block nor raise.
+    its next turn; it is called from Pulsar's threads and must neither block nor raise. ``alive`` is called with a device that
+    was silent, or has not been told of for a while, and must neither block nor raise.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Intake:
         limit: int,
         wake: Callable[[], None],
         health: Health | None = None,
+        alive: Callable[[str], None] | None = None,
     ) -> None:
         self.in_flight = 0
         """Messages that are not known to be stored, of all connections."""
@@ -118,6 +123,9 @@ class Intake:
             ),
             idle=IdlePolicy(settings.ingest.idle_producer_s, settings.ingest.max_producers),
         )
+        every_s = settings.ingest.presence_every_s
+        self._sightings = Sightings(every_s) if every_s and alive is not None else None
+        self._alive = alive or (lambda _device: None)
         self._turn_count = 0
         self._turn_bytes = 0
         self._warned_at = 0.0
@@ -169,6 +177,11 @@ class Intake:
                     payloads += length
                     way.lane = put(reading, way.lane)
                     add(reading)
+                    seen = way.seen
+                    if seen is not None and not retain:
+                        if arrived - seen.heard > seen.quiet or arrived >= seen.due:
+                            self._heard(seen, arrived)
+                        seen.heard = arrived
                     continue
             reading = Reading(epoch, mid if qos == 1 else 0, arrived)  # paho has ended the handshake of QoS 2
             self.take(reading, message)
@@ -204,6 +217,9 @@ class Intake:
             self._lanes.put(reading)
         else:
             reading.properties = self._envelope.of(message, way.properties)
+            if way.seen is not None and not message.retain:
+                self._heard(way.seen, reading.arrived)
+                way.seen.heard = reading.arrived
             if self._written(reading, way):
                 told = reading.properties
                 reading.head = way.head if told is way.properties else head_of(way.key, told)
@@ -213,6 +229,11 @@ class Intake:
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
         return None
+
+    def _heard(self, seen: Sighting, arrived: float) -> None:
+        assert self._sightings is not None
+        if self._sightings.news(seen, arrived):
+            self._alive(seen.device)
 
     def _way(self, message: Message) -> _Way | NoRoute | LeftOut:
         """Find the way of a topic that is not known yet, or of a message that has its own."""
@@ -225,7 +246,9 @@ class Intake:
             return route
         properties = self._envelope.of_topic(topic, route)
         full = self._settings.pulsar.readings_topic(route.local, route.namespace)
-        way = _Way(full, route.key, properties)
+        known = self._sightings is not None and route.device is not None
+        seen = self._sightings.of(route.device) if known else None  # type: ignore[union-attr, arg-type]
+        way = _Way(full, route.key, properties, seen)
         if fixed and len(topic) <= _LONG:
             if len(self._ways) >= _WAYS:
                 self._ways.clear()  # those in use come back within a turn or two

@@ -17,6 +17,7 @@ __all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "SessionMetrics", "traffic"
 _NAME: Final = "pulsebridge_ingest"
 _LINK: Final = "link"
 LEFT_OUT: Final = ("command", "broker", "retained", "move")
+PRESENCE: Final = ("stored", "lost")
 RECEIPTS: Final = ("stored", "retired", "refused", "late")
 
 
@@ -49,6 +50,11 @@ class IngestMetrics:
             "receipts",
             "Receipts of Pulsar: stored, retired (a producer given up, its messages sent again), refused (one message, "
             "now a dead letter), late (of a producer given up before).",
+            "result",
+        )
+        self.presence = counter(
+            "presence",
+            "Signs of life of devices for the presence topic: stored, or lost because too many waited.",
             "result",
         )
         self.connections = counter(
@@ -123,6 +129,7 @@ class LinkMetrics:
         self.cut = of.cut.labels(link)
         self.left_out = {reason: of.left_out.labels(link, reason) for reason in LEFT_OUT}
         self.receipts = {result: of.receipts.labels(link, result) for result in RECEIPTS}
+        self.presence = {result: of.presence.labels(link, result) for result in PRESENCE}
         self.producers = of.producers.labels(link)
         self.in_flight = of.in_flight.labels(link)
         self.in_flight_limit = of.in_flight_limit.labels(link)

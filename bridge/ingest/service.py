@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
@@ -27,6 +28,7 @@ from bridge.health import Health
 from bridge.ingest.intake import Intake
 from bridge.ingest.metrics import traffic
 from bridge.ingest.policy_watch import verify_topics, watching_policies
+from bridge.ingest.presence import PresenceWriter
 from bridge.ingest.provisioning import known_topics, provision
 from bridge.ingest.stopping import CLOSE_S, stopping_on_signals
 from bridge.mapping import Mapper
@@ -87,6 +89,7 @@ class IngestService:
         """The Pulsar topics that exist or were named, by all intakes together."""
         self._intakes: list[Intake] = []
         self._advertiser: Advertiser | None = None
+        self._presence: PresenceWriter | None = None
         self._started_ms = time.time_ns() // 1_000_000
         self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         """The name of this process among the instances that advertise themselves."""
@@ -119,6 +122,7 @@ class IngestService:
             limit=limit,
             wake=wake,
             health=self.health,
+            alive=None if self._presence is None else partial(self._presence.note, link),
         )
         self._intakes.append(made)
         return made
@@ -239,6 +243,9 @@ class IngestService:
         if self.settings.pulsar.provision != "off":
             stack.enter_context(watching_policies(self.admin, self.partitions))
         self._client = PulsarClient(self.settings.pulsar)
+        if self.settings.ingest.presence_every_s:
+            self._presence = PresenceWriter(self._client, self.admin)
+            self._presence.start()
         self.running.go(self, Phase.ADVERTISE)
         self._advertiser = Advertiser(
             self._client, self.admin, self._record, self.settings.ingest.advertise_s
@@ -295,6 +302,8 @@ class IngestService:
         self.running.stop()
         if self._advertiser is not None:
             self._advertiser.stop()
+        if self._presence is not None:
+            self._presence.stop()
         # Pulsar's threads call back into Python: they must be gone before the interpreter ends, or it aborts.
         thread = threading.Thread(target=self._close, name="ingest-close", daemon=True)
         thread.start()

@@ -1,0 +1,197 @@
+"""Writes to Pulsar when each device was heard of, in a thread of its own, beside the readings and never before them.
+
+It is best effort on purpose: no reading waits for it, and none is acknowledged by it. Records of one device that wait
+are one, what was not stored is tried again, and where too many wait the newest are dropped and counted. Which messages
+are worth a record is decided by ``sightings``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
+from bridge.errors import PulsebridgeError, TransientError
+from bridge.ingest.metrics import INGEST
+from bridge.mqtt.keepalive import backoff_s
+from bridge.murmur3 import partition_of
+from bridge.presence_record import PresenceRecord
+from bridge.provisioning import create_topic, move_hold
+from bridge.provisioning_plan import PRESENCE_HOLD, presence_need
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_errors import as_our_error
+from bridge.pulsar_wire.batches import head_of
+from bridge.pulsar_wire.commands import WireError
+from bridge.pulsar_wire.producer import BatchProducer
+
+__all__ = ["PresenceWriter"]
+
+log = structlog.get_logger("ingest")
+
+_MOST: Final = 20_000
+"""Devices that may wait for their record."""
+_GATHER_S: Final = 0.01
+_RECEIPT_S: Final = 10.0
+_RETRY_S: Final = (0.5, 30.0)
+_TIDY_S: Final = 3600.0
+
+
+class _Note(NamedTuple):
+    """A record as ``bridge.pulsar_wire`` takes it."""
+
+    device: str
+    link: str
+    payload: bytes
+    head: bytes
+    event_ms: int
+
+
+class PresenceWriter:
+    """The presence records of one process. ``note`` may be called by any thread, and never blocks or raises."""
+
+    def __init__(self, client: PulsarClient, admin: PulsarAdmin) -> None:
+        self._client = client
+        self._admin = admin
+        self._topic = admin.settings.system_topic(PRESENCE_TOPIC)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, tuple[int, str]] = {}
+        self._some = threading.Event()
+        self._stopping = threading.Event()
+        self._partitions: list[str] = []
+        self._producers: dict[str, BatchProducer] = {}
+        self._tidied = 0.0
+        self._thread = threading.Thread(target=self._run, name="ingest-presence", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def note(self, link: str, device: str) -> None:
+        """A message of the device arrived just now by that link."""
+        seen_us = time.time_ns() // 1000
+        with self._lock:
+            if len(self._waiting) < _MOST or device in self._waiting:
+                self._waiting[device] = seen_us, link
+            else:
+                INGEST.presence.labels(link, "lost").inc()
+        self._some.set()
+
+    def stop(self) -> None:
+        """Write no more. What waits is not worth waiting for."""
+        self._stopping.set()
+        self._some.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._stopping.is_set():
+            self._some.wait()
+            self._stopping.wait(_GATHER_S)
+            self._some.clear()
+            with self._lock:
+                waiting, self._waiting = self._waiting, {}
+            if not waiting or self._stopping.is_set():
+                continue
+            try:
+                self._write(waiting)
+                attempt = 0
+                self._tidy()
+            except PulsebridgeError as e:
+                self._again(waiting)
+                log.debug("signs of life of devices wait", devices=len(waiting), why=str(e))
+                self._stopping.wait(backoff_s(attempt, *_RETRY_S, 0.5))
+                attempt += 1
+
+    def _again(self, waiting: Mapping[str, tuple[int, str]]) -> None:
+        with self._lock:
+            for device, note in waiting.items():
+                if len(self._waiting) < _MOST:
+                    self._waiting.setdefault(device, note)
+                else:
+                    INGEST.presence.labels(note[1], "lost").inc()
+        self._some.set()
+
+    def _write(self, waiting: Mapping[str, tuple[int, str]]) -> None:
+        """Write one record for each and wait for the receipts. Raises what any of them failed with."""
+        partitions = self._partitions or self._find()
+        notes: dict[str, list[_Note]] = defaultdict(list)
+        for device, (seen_us, link) in waiting.items():
+            record = PresenceRecord(seen_us, link).encode()
+            note = _Note(device, link, record, head_of(device, {}), seen_us // 1000)
+            notes[partitions[partition_of(device, len(partitions))]].append(note)
+        results: dict[str, Any] = {}
+        answered = threading.Semaphore(0)
+        for partition, some in notes.items():
+            self._producer(partition).send(some, _receipt(results, partition, answered))
+        end = time.monotonic() + _RECEIPT_S
+        for _ in notes:
+            if not answered.acquire(timeout=max(0.0, end - time.monotonic())):
+                break
+        failed: PulsebridgeError | None = None
+        for partition, some in notes.items():
+            result = results.get(partition, WireError("Timeout"))
+            if result is None:
+                for note in some:
+                    INGEST.presence.labels(note.link, "stored").inc()
+            else:
+                self._forget(partition)
+                error = as_our_error(result, f"writing to {partition}")
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _producer(self, partition: str) -> BatchProducer:
+        found = self._producers.get(partition)
+        if found is None:
+            try:
+                found = self._producers[partition] = self._client.batch_producer(partition)
+            except PulsebridgeError:
+                self._partitions = []  # it may have been deleted
+                raise
+        return found
+
+    def _forget(self, partition: str) -> None:
+        self._partitions = []
+        producer = self._producers.pop(partition, None)
+        if producer is not None:
+            producer.close()
+
+    def _find(self) -> list[str]:
+        """Return the topic's partitions; it is made where that is ours to do. Raises TransientError without any."""
+        found = self._client.partitioned(self._topic)
+        if not found and self._admin.settings.provision == "create":
+            need = presence_need(self._admin.settings)
+            commands = self._admin.partition_count(self._admin.settings.system_topic(COMMANDS_TOPIC))
+            create_topic(self._admin, replace(need, partitions=commands or need.partitions))
+            found = self._client.partitioned(self._topic)
+        if not found:
+            raise TransientError(f"{self._topic} is not there")
+        self._partitions = found
+        return found
+
+    def _tidy(self) -> None:
+        """Let the topic be trimmed behind its compaction; push does so too, but need not run."""
+        now = time.monotonic()
+        if self._admin.settings.provision == "off" or (self._tidied and now - self._tidied < _TIDY_S):
+            return
+        self._tidied = now
+        try:
+            for partition in self._partitions:
+                move_hold(self._admin, partition, PRESENCE_HOLD)
+        except PulsebridgeError as e:
+            log.debug("the hold of the presence topic could not be moved", why=str(e))
+
+
+def _receipt(results: dict[str, Any], partition: str, answered: threading.Semaphore) -> Callable[[Any], None]:
+    def receipt(result: Any) -> None:  # on the thread of Pulsar's connection
+        results[partition] = result
+        answered.release()
+
+    return receipt
