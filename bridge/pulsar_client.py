@@ -38,6 +38,7 @@ __all__ = [
     "ReceiveTimeout",
     "message_id",
     "our_errors",
+    "received",
 ]
 
 log = structlog.get_logger("pulsar")
@@ -72,6 +73,15 @@ def our_errors(doing: str) -> Iterator[None]:
         raise as_our_error(e, doing) from e
     except RuntimeError as e:  # what the C++ client throws for an URL that it cannot parse
         raise TerminalError(f"{doing}: {e}") from e
+
+
+def received(receive: Callable[[int], Message], wait_ms: int, doing: str) -> Message | None:
+    """Return what a consumer or reader gives within ``wait_ms``, None when nothing came. Raises as ``our_errors``."""
+    with our_errors(doing):
+        try:
+            return receive(wait_ms)
+        except ReceiveTimeout:
+            return None
 
 
 def _text(path: Path | None) -> str | None:

@@ -24,7 +24,7 @@ from bridge.contract import (
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
 from bridge.provisioning_plan import COMPACTION_THRESHOLD_BYTES, CURSOR_HOLD, INSTANCES_HOLD, PRESENCE_HOLD
-from bridge.pulsar_client import Message, MessageId, PulsarClient, ReceiveTimeout, our_errors
+from bridge.pulsar_client import Message, MessageId, PulsarClient, our_errors, received
 from bridge.pulsar_watch import Watch
 from bridge.settings import Settings
 
@@ -117,10 +117,8 @@ class _Reading:
     def held(self, consumer: Any) -> Iterator[Held]:
         """Yield what the hold keeps; nobody acknowledges it, so it is shown from its position on."""
         while not self._over():
-            try:
-                with our_errors(f"reading {self._partition}"):
-                    message = consumer.receive(_RECEIVE_MS)
-            except ReceiveTimeout:
+            message = received(consumer.receive, _RECEIVE_MS, f"reading {self._partition}")
+            if message is None:
                 return
             yield Held(_place(message), message.message_id())
 
@@ -132,13 +130,13 @@ class _Reading:
                 with our_errors(f"reading {self._partition}"):
                     if not reader.has_message_available():
                         return
-                    message = reader.read_next(_RECEIVE_MS)
+                message = received(reader.read_next, _RECEIVE_MS, f"reading {self._partition}")
+                if message is None:  # the end was compacted away
+                    return
                 # Out of the midst of a batch a message is not taken away: it stays there without key and payload.
                 if message.partition_key() or message.data():
                     self._seen += len(message.data())
                     yield _place(message)
-        except ReceiveTimeout:  # the end was compacted away
-            return
         finally:
             with our_errors(f"closing the reader of {self._partition}"):
                 reader.close()

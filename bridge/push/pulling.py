@@ -19,7 +19,7 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.provisioning_plan import PARKED_HOLD
-from bridge.pulsar_client import Message, PulsarClient, ReceiveTimeout, message_id, our_errors
+from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
 from bridge.push.actions import Pull
 
 __all__ = ["PositionReader", "Pulled", "Puller", "position_of"]
@@ -71,12 +71,10 @@ class PositionReader:
             self._reader = self._client.reader(self._topic, start, queue=_NEAR)
         end = time.monotonic() + _PATIENCE_S
         while not self._over():
-            try:
-                with our_errors(f"reading {self._topic}"):
-                    message: Message = self._reader.read_next(_READ_MS)
-            except ReceiveTimeout:
+            message = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
+            if message is None:
                 if time.monotonic() > end:
-                    raise TransientError(f"reading {self._topic} at {wanted}: nothing comes") from None
+                    raise TransientError(f"reading {self._topic} at {wanted}: nothing comes")
                 continue
             self._at = position_of(message)
             if self._at == wanted:
