@@ -26,6 +26,7 @@ from typing import Final
 
 from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, Forget, StoreSegment
+from bridge.push.late import Given
 from bridge.push.live import NO_SUBSCRIBERS
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.queues import Device, Item, Mode, State
@@ -60,11 +61,17 @@ class PartitionCore(ReplayCore):
         """The device gave a sign of life."""
         if not self.presence.alive(name, at_us):
             return
+        asleep = self._asleep.get(name)
+        if asleep is not None and at_us < asleep[0].since_us:
+            return
         device = self._known(name)
         if device is None:
+            if name in self._cursors:
+                self._cursors[name].seen(at_us)
             return
-        device.sure.clear()
-        device.sure_at.clear()
+        device.cursor.seen(at_us)
+        if device.mode is Mode.PARKED and at_us < device.parked.since_us:
+            return
         device.probe_wait_us = 0
         if device.mode is Mode.PARKED:
             self._wake(device)
@@ -80,12 +87,32 @@ class PartitionCore(ReplayCore):
         if not self.presence.gone(name, at_us) or not self._limits.park_absent or not self._limits.park:
             return
         device = self._devices.get(name)
+        if device is None and name in self._cursors and self._cursors[name].sure:
+            device = self._device(name)  # a former owner had it confirmed
         if (
             device is not None
             and device.mode is not Mode.PARKED
-            and (device.queue or device.sure or device.coming)
+            and (device.queue or device.cursor.sure or device.coming)
         ):
             self._park(device, now_us)
+
+    def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
+        """The device answered, perhaps when the command waits in Pulsar again: that wakes it, and settles the command
+        where it is still to be pushed.
+        """
+        if super().answered(position, payload, now_us, failed=failed):
+            return True
+        name = self._late.device_of(position)
+        device = None if name is None else self._known(name)
+        if device is None or position not in device.parked:
+            return False
+        if not failed:
+            self._late.give(position, Given(payload[: self._limits.answer_bytes], len(payload), now_us))
+            item = self._pulled.get(position)
+            if item is not None and item.state is State.QUEUED and self._late.settle(item):
+                self._succeeded(device, item)
+        self.alive(device.name, now_us)
+        return True
 
     def pulled(
         self, name: str, turn: int, position: CommandPosition, command: Command | None, now_us: int
@@ -107,6 +134,9 @@ class PartitionCore(ReplayCore):
             self._note(item, State.SETTLED, "rejected", _GONE)
         elif command.expired(now_us):
             self._note(item, State.SETTLED, "expired", "")
+        elif self._late.settle(item):
+            device.ids.add(command.command_id)
+            self._succeeded(device, item)
         elif device.sweeping:
             self._park(device, now_us)
         elif (device.cursor.knows(command.command_id) and not one.unsure) or command.command_id in device.ids:
@@ -204,6 +234,7 @@ class PartitionCore(ReplayCore):
 
     def _park(self, device: Device, now_us: int) -> None:
         device.mode = Mode.PARKED
+        device.parked.since_us = now_us
         self._rounds += 1
         device.round = self._rounds
         device.probing = device.sweeping = False
@@ -240,11 +271,17 @@ class PartitionCore(ReplayCore):
         self._actions.append(Forget(item.position))
         item.state = State.PARKED
         if item.attempts:
+            self._tried_in_vain(item)
             device.parked.mark_seen(item.position)
             self._tainted.add(device.name)
 
+    def _tried_in_vain(self, item: Item) -> None:
+        if item.attempts and self._limits.answers:
+            self._late.tried(item)
+
     def _park_item(self, device: Device, item: Item, now_us: int, *, before: bool = False) -> list[ParkedId]:
         """Park a command that is held; with ``before`` it is returned, to be put before those that are parked."""
+        self._tried_in_vain(item)
         if item.listed:  # it was in flight when the rest was spilled
             item.state = State.PARKED
             device.storing_ids.append(item.position)
@@ -264,11 +301,10 @@ class PartitionCore(ReplayCore):
     def _unsure_again(self, device: Device, now_us: int) -> None:
         """What the broker confirmed since the last sign of life did perhaps not arrive (H26)."""
         since = max(self.presence.seen_us(device.name), now_us - self._limits.unsure_us)
-        again = sorted(one for one, at in zip(device.sure, device.sure_at, strict=True) if at > since)
-        device.sure.clear()
-        device.sure_at.clear()
+        again = sorted(one for one, at_us in device.cursor.sure if at_us > since)
+        device.cursor.sure.clear()
         if again:
-            device.cursor.go_back(again[0].position)
+            device.cursor.go_back(again)
             self._dirty[device.name] = device
             for one in again:
                 self._append(device, one, now_us)

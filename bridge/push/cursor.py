@@ -11,13 +11,14 @@ import hashlib
 import json
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bridge.commands import CommandPosition
 from bridge.contract import CURSOR_VERSION
 from bridge.errors import ContractError
+from bridge.push.parked import ParkedId
 
-__all__ = ["NOWHERE", "OWNER_KEY", "Cursor", "OwnerRecord"]
+__all__ = ["NOWHERE", "OWNER_KEY", "SURE", "Cursor", "OwnerRecord", "Sure"]
 
 NOWHERE: Final = CommandPosition(-1, -1, -1)
 """Before every position."""
@@ -29,10 +30,32 @@ OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
 
 
+SURE: Final = 16
+"""So many commands of a device that the broker confirmed are remembered in case they did not arrive (H26)."""
+
+
+class Sure(NamedTuple):
+    """A command that the broker confirmed at ``at_us``, as it is parked should the device turn out to be away."""
+
+    one: ParkedId
+    at_us: int
+
+
+def _again(ledger: int, entry: int, index: int, expires_at_ms: int) -> ParkedId:
+    return ParkedId(CommandPosition(ledger, entry, index), expires_at_ms, maybe_seen=True, unsure=True)
+
+
+def _tuples(flat: list[Any], width: int) -> list[tuple[int, ...]]:
+    numbers = [int(number) for number in flat]
+    if len(numbers) % width:
+        raise ValueError(f"{len(numbers)} numbers, {width} belong together")
+    return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]
+
+
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
 
-    __slots__ = ("_ids", "_order", "again_from", "capacity", "delivered_at_ms", "position")
+    __slots__ = ("_ids", "_order", "again", "again_from", "capacity", "delivered_at_ms", "position", "sure")
 
     def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
         self.capacity = capacity
@@ -40,6 +63,10 @@ class Cursor:
         self.again_from: CommandPosition | None = None
         """Parked commands above it are still to be pushed although they are below ``position``: the broker had
         them, and the device perhaps not (H26). None: what is parked is above ``position``."""
+        self.again: list[ParkedId] = []
+        """Those of them, until they are pushed: their segments may not be stored when the owner dies."""
+        self.sure: deque[Sure] = deque(maxlen=SURE)
+        """What the broker confirmed lately without a sign of life of the device since: the last ones, in order."""
         self.delivered_at_ms = 0
         """When the device's last command was confirmed, in ms since the epoch; 0 where none was, or nobody noted it."""
         self._ids: dict[str, bool] = {}  # digest → whether the device had it
@@ -70,10 +97,18 @@ class Cursor:
             self.again_from = position if self.again_from < position < self.position else self.again_from
             if position >= self.position:
                 self.again_from = None
+            self.again = [one for one in self.again if self.again_from and one.position > self.again_from]
 
-    def go_back(self, before: CommandPosition) -> None:
-        """Parked commands from ``before`` on, that one included, are to be pushed once more."""
+    def go_back(self, again: list[ParkedId]) -> None:
+        """These are to be pushed once more; they are parked, in order, and what is parked comes behind them."""
+        before = again[0].position
         self.again_from = before._replace(batch_index=before.batch_index - 1)
+        self.again = again
+
+    def seen(self, at_us: int) -> None:
+        """The device gave a sign of life: what was confirmed until then has arrived."""
+        while self.sure and self.sure[0].at_us <= at_us:
+            self.sure.popleft()
 
     def settle(self, position: CommandPosition, command_id: str, *, delivered: bool, at_us: int = 0) -> None:
         """Move to ``position`` and remember the id: a repetition of it is not for the device. ``at_us``: when it was
@@ -96,6 +131,7 @@ class Cursor:
         """Take over what ``other``, a record of the same device, knows beyond this one."""
         self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
+        self.sure = deque(sorted({*self.sure, *other.sure}), maxlen=SURE)
         for digest in other._order:
             self._remember(digest, other._ids[digest])
 
@@ -105,6 +141,10 @@ class Cursor:
         body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}
         if self.again_from is not None:
             body["again_from"] = list(self.again_from)
+        if self.again:
+            body["again"] = [number for one in self.again for number in (*one.position, one.expires_at_ms)]
+        if self.sure:
+            body["sure"] = [n for s in self.sure for n in (*s.one.position, s.one.expires_at_ms, s.at_us)]
         if self.delivered_at_ms:
             body["at"] = self.delivered_at_ms
         return json.dumps(body, separators=(",", ":")).encode()
@@ -119,6 +159,10 @@ class Cursor:
             if "again_from" in body:
                 ledger, entry, index = body["again_from"]
                 cursor.again_from = CommandPosition(int(ledger), int(entry), int(index))
+            cursor.again = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
+            cursor.sure.extend(
+                Sure(_again(*numbers[:4]), numbers[4]) for numbers in _tuples(body.get("sure", []), 5)
+            )
             cursor.delivered_at_ms = int(body.get("at", 0))
             for digest in body["ids"]:
                 cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import DeniedError
 from bridge.killpoints import reach
@@ -22,11 +24,31 @@ from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
 from bridge.push.presence import PresenceRules, Sign
+from bridge.push.presence_log import Seen
 from bridge.settings import Settings
 
 __all__ = ["Hearing"]
 
+log = structlog.get_logger("push")
+
 _REFUSED: Final = 0x80
+_SAID: Final[set[tuple[str, int, str, bool]]] = set()
+
+
+def settled_by(confirm: str, *, tells_absence: bool) -> str:
+    """Return what ``push.confirm`` means with a broker that tells, or does not tell, that nobody is subscribed. Pure."""
+    if confirm == "device":
+        return "a command counts as delivered when its device has answered (push.confirm: device)"
+    taken = "a command counts as delivered when the MQTT broker has taken it (push.confirm: broker); "
+    if tells_absence:
+        return (
+            taken + "this broker says when nobody is subscribed (0x10), and then the command waits in Pulsar"
+        )
+    return taken + (
+        "this broker takes it as well when nobody is subscribed: what is sent between a device's going and the sign of "
+        "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
+        "push.confirm: device promises delivery, where devices answer"
+    )
 
 
 class Hearing:
@@ -87,9 +109,21 @@ class Hearing:
                 properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
                 confirmed=self._told,
             )
+        else:
+            self._say()
+
+    def _say(self) -> None:
+        """Say once in this process, and again when it changes, what settles a command at this broker (H26)."""
+        mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
+        key = (mqtt.host, mqtt.port, confirm, self.tells_absence)
+        if key not in _SAID:
+            _SAID.difference_update([one for one in _SAID if one[:3] == key[:3]])
+            _SAID.add(key)
+            log.info(settled_by(confirm, tells_absence=self.tells_absence), broker=f"{mqtt.host}:{mqtt.port}")
 
     def _told(self, confirmation: Confirmation) -> None:
         self.tells_absence = confirmation.reason == NO_SUBSCRIBERS
+        self._say()
         self._changed()
 
     def subscribed(self, codes: list[int]) -> None:
@@ -120,6 +154,13 @@ class Hearing:
             self._metrics.answers.inc()
         else:
             self._metrics.stray_answers.inc()
+
+    def seen(self, event: Seen) -> None:
+        """Take what ingest has heard. A clock that is ahead of ours must not outlast a later absence (H31)."""
+        now_us = time.time_ns() // 1000
+        if self._core is not None:
+            for device, at_us in event.signs:
+                self._core.alive(device, min(at_us, now_us))
 
     def acknowledge(self) -> None:
         """Confirm to the broker what was heard."""

@@ -85,12 +85,14 @@ def _encoded(flat: array[int]) -> bytes:
 class Parked:
     """The parked commands of one device, in the order of the log."""
 
-    __slots__ = ("_first", "_ids", "_segments")
+    __slots__ = ("_first", "_ids", "_segments", "since_us")
 
     def __init__(self) -> None:
         self._ids = array("q")  # flat: a million of them take 40 MB
         self._first = 0  # number of the first one
         self._segments: list[_Segment] = []
+        self.since_us = 0
+        """When the device went away: an earlier sign of life is none (H31)."""
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition) -> Parked:
@@ -102,7 +104,9 @@ class Parked:
             for one in ids:
                 if one.position > done:
                     known = merged.get(one.position, one)
-                    merged[one.position] = one._replace(maybe_seen=one.maybe_seen or known.maybe_seen)
+                    merged[one.position] = one._replace(
+                        maybe_seen=one.maybe_seen or known.maybe_seen, unsure=one.unsure or known.unsure
+                    )
         parked._segments.sort(key=lambda segment: segment.last)
         for position in sorted(merged):
             parked._put(merged[position])

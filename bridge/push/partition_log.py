@@ -36,6 +36,7 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.records import CursorRecords
 from bridge.settings.pulsar import PulsarSettings
@@ -82,6 +83,8 @@ class Cursors:
     stale: set[str]
     clean: bool
     until: MessageId
+    left_us: int
+    """When the former owners wrote last, in µs since the epoch; 0 when nobody did."""
 
 
 class Gate:
@@ -146,6 +149,7 @@ class PartitionLog:
         self._producers: dict[str, Producer] = {}
         self._partitions: dict[str, list[str]] = {}
         self._puller: Puller | None = None
+        self._presence: PresenceLog | None = None
 
     def own(self) -> None:
         """Become the owner: wait for the exclusive producer of the cursors partition (H23).
@@ -161,16 +165,18 @@ class PartitionLog:
         """
         found = CursorRecords(capacity)
         until = EARLIEST
-        for key, payload, where in self._records(EARLIEST, compacted=True):
+        left_ms = 0
+        for key, payload, where, at_ms in self._records(EARLIEST, compacted=True):
             if key == OWNER_KEY:
                 record = OwnerRecord.decode(payload)
                 if (record.token, record.serial) == (own.token, own.serial):
                     until = where
                     break
+            left_ms = max(left_ms, at_ms)
             found.take(key, payload)
         cursors, former = found.by_device, found.owner
         clean = former.clean if former is not None else not cursors
-        return Cursors(cursors, found.parked, found.stale, clean, until)
+        return Cursors(cursors, found.parked, found.stale, clean, until, left_ms * 1000)
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``.
@@ -178,7 +184,7 @@ class PartitionLog:
         A producer that waits for exclusive access is granted it again when its successor leaves, and nobody is
         told; then its receipts are Ok, and yet it is not the owner that it was.
         """
-        for key, payload, _ in self._records(start, compacted=False):
+        for key, payload, _, _ in self._records(start, compacted=False):
             if key == OWNER_KEY:
                 record = OwnerRecord.decode(payload)
                 if record.token != own.token:
@@ -187,13 +193,15 @@ class PartitionLog:
                     break
         return False
 
-    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId]]:
+    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId, int]]:
+        """Yield key, payload, id and publish time (ms since the epoch) of each record."""
         reader: Any = self._client.reader(self.cursors, start, compacted=compacted)
         try:
             while True:
                 with our_errors(f"reading {self.cursors}"):
                     message = reader.read_next(_READ_PATIENCE_MS)
-                yield message.partition_key(), message.data(), message.message_id()
+                stamp = message.publish_timestamp()
+                yield message.partition_key(), message.data(), message.message_id(), stamp
         finally:
             with our_errors(f"closing the reader of {self.cursors}"):
                 reader.close()
@@ -214,6 +222,7 @@ class PartitionLog:
             target=self._receive, args=(consumer,), name=f"push-receive-{self.partition}", daemon=True
         )
         self._receiver.start()
+        self._presence = PresenceLog(self._client, self.partition, self._post)
         self._puller = Puller(self._client, self.commands, self.partition, self._post, self._pull_failed)
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
 
@@ -315,4 +324,6 @@ class PartitionLog:
             self._receiver.join()
         if self._puller is not None:
             self._puller.close()
+        if self._presence is not None:
+            self._presence.close()
         self._client.close()

@@ -10,7 +10,7 @@ from typing import Final
 from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
 from bridge.push.cursor import Cursor
-from bridge.push.parked import Parked, ParkedId
+from bridge.push.parked import Parked
 
 __all__ = ["PASSED", "Device", "Item", "Limits", "Mode", "State", "receipt_of"]
 
@@ -136,8 +136,6 @@ class Device:
     wanting: bool = False  # stands in the list of those that want a pull
     storing_ids: list[CommandPosition] = field(default_factory=list)  # parked, and not stored yet
     segments: dict[str, None] = field(default_factory=dict)  # to be written, in order
-    sure: deque[ParkedId] = field(default_factory=lambda: deque(maxlen=16))  # confirmed by the broker lately
-    sure_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
 
 
 def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:

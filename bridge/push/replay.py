@@ -14,7 +14,8 @@ from zlib import crc32
 
 from bridge.commands import CommandPosition
 from bridge.push.actions import Ack, Forget, Pull, StoreSegment
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.cursor import NOWHERE, Cursor, Sure
+from bridge.push.late import LateAnswers
 from bridge.push.live import LiveCore
 from bridge.push.parked import Parked, ParkedId, decode_segment, segment_key
 from bridge.push.presence import Presence
@@ -40,12 +41,15 @@ class ReplayCore(LiveCore):
         *,
         owner: str = "owner",
         now_us: int = 0,
+        left_us: int = 0,
     ) -> None:
         """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon``
         the last one may have pushed beyond them. ``owner`` names this one in the keys of segments.
+        ``left_us``: when the last one wrote last; by what was heard before, it has decided.
         """
         super().__init__(partition, limits, cursors, horizon)
         self.presence = Presence()
+        self._late = LateAnswers()
         self._owner = owner
         self._segments = 0
         self._rounds = 0
@@ -63,14 +67,24 @@ class ReplayCore(LiveCore):
         self._timers: list[tuple[int, str]] = []  # of probes and expiries
         self._tells_absence = False
         self._parked_count = 0
-        for name, segments in (parked or {}).items():
-            self._load(name, segments, now_us)
+        segments = {} if parked is None else parked
+        forgotten = now_us - limits.unsure_us
+        for name, cursor in self._cursors.items():
+            cursor.seen(forgotten)
+            if cursor.again and name not in segments:
+                self._load(name, {}, now_us, left_us)
+        for name, stored in segments.items():
+            self._load(name, stored, now_us, left_us)
 
-    def _load(self, name: str, segments: Mapping[str, bytes], now_us: int) -> None:
+    def _load(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         cursor = self._cursors.get(name)
         done = NOWHERE if cursor is None else cursor.done
         ids = {key: decode_segment(payload) for key, payload in segments.items()}
+        if cursor is not None and cursor.again:
+            self._segments += 1
+            ids[segment_key(name, self._owner, self._segments)] = cursor.again
         parked = Parked.loaded(ids, done)
+        parked.since_us = left_us
         for key in parked.finish(done):
             self._remove(key)
         if not len(parked):
@@ -109,14 +123,19 @@ class ReplayCore(LiveCore):
             if len(device.parked):
                 yield name, device.parked
 
-    def keeps_from(self) -> CommandPosition | None:
+    def keeps_from(self, now_us: int) -> CommandPosition | None:
         """Return the oldest command that may still be wanted from Pulsar: what is behind it need not be held (H25).
 
         Without any it is the last one that came; None when none has come.
         """
         found = [parked.position(0) for _, parked in self._all_parked()]
         found += [min(self._held)] if self._held else []
-        found += [device.sure[0].position for device in self._devices.values() if device.sure]
+        for cursor in chain(self._cursors.values(), (device.cursor for device in self._devices.values())):
+            if cursor.sure:
+                cursor.seen(
+                    now_us - self._limits.unsure_us
+                )  # of one that gives no signs they are not kept for ever
+                found += [cursor.sure[0].one.position] if cursor.sure else []
         return min(found, default=None if self._highest == NOWHERE else self._highest)
 
     @property
@@ -275,12 +294,14 @@ class ReplayCore(LiveCore):
         if item.pulled:
             self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", "")
         elif self._limits.park and not self._limits.answers:
-            device.sure.append(ParkedId(item.position, item.command.expires_at_ms, True, True))
-            device.sure_at.append(item.confirmed_at_us)
+            device.cursor.seen(item.confirmed_at_us - self._limits.unsure_us)
+            one = ParkedId(item.position, item.command.expires_at_ms, True, True)
+            device.cursor.sure.append(Sure(one, item.confirmed_at_us))
 
     def _passed(self, device: Device, stored: list[Item]) -> None:
         done = [item for item in stored if item.pulled or item.listed]
         for item in done:
+            self._late.forget(item.position)
             if item.pulled:
                 del self._pulled[item.position]
                 self._actions.append(Forget(item.position))

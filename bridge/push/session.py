@@ -50,6 +50,7 @@ from bridge.push.hearing import Hearing
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
+from bridge.push.presence_log import Seen
 from bridge.push.pulling import Pulled
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
@@ -191,6 +192,7 @@ class Session(LinkHandler):
             cursors.parked,
             owner=self._token.rpartition("/")[2],
             now_us=time.time_ns() // 1000,
+            left_us=cursors.left_us,
         )
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
@@ -359,7 +361,7 @@ class Session(LinkHandler):
 
     def _move_hold(self, core: PartitionCore) -> None:
         """Let Pulsar trim what no device waits for; not while it is unclear whether the partition is ours (H25)."""
-        position = core.keeps_from()
+        position = core.keeps_from(time.time_ns() // 1000)
         if position is None or self._unproven or not self._link.connected:
             return
         if self._held_from is None or position[:2] > self._held_from[:2]:
@@ -387,6 +389,8 @@ class Session(LinkHandler):
         elif isinstance(event, Pulled):
             assert self._doing is not None
             self._doing.pulled(event)
+        elif isinstance(event, Seen):
+            self._hearing.seen(event)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):

@@ -51,6 +51,7 @@ class PushWorld:
     segments: dict[str, bytes] = field(default_factory=dict)
     pulls: deque[tuple[str, int, CommandPosition]] = field(default_factory=deque)
     away: set[str] = field(default_factory=set)
+    signs: deque[tuple[str, int]] = field(default_factory=deque)  # noted by ingest, not read by push yet
     taken: set[str] = field(default_factory=set)  # ids that the broker took
     perfect: bool = False  # everything works: nothing is lost or refused any more
     connected: bool = False
@@ -148,6 +149,20 @@ class PushWorld:
         self.away.discard(device)
         if choice % 4:
             self.core.alive(device, self.now)
+            self.run()
+
+    def publish(self, choice: int) -> None:
+        """A device that is there publishes something, and ingest notes it."""
+        device = f"d{choice % 3}"
+        if device not in self.away:
+            self.signs.append((device, self.now))
+
+    def hear(self, choice: int) -> None:
+        """Push reads a note, perhaps long after the device has gone."""
+        if self.signs:
+            self.signs.rotate(-(choice % len(self.signs)))
+            device, at_us = self.signs.popleft()
+            self.core.alive(device, at_us)
             self.run()
 
     def pull(self, _choice: int) -> None:

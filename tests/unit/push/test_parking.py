@@ -12,8 +12,8 @@ from bridge.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.core import PartitionCore
-from bridge.push.cursor import Cursor
-from bridge.push.parked import decode_segment
+from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
 from bridge.push.presence import Presence, PresenceRules, Sign
 from bridge.push.queues import Limits
 from bridge.settings.push import PresenceRule
@@ -34,7 +34,7 @@ BROKER = replace(LIMITS, answers=False)
 SMALL = {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2}
 EVENTS = (
     "write_command", "write_command", "receive", "receive", "receive", "arrive", "arrive", "puback", "puback",
-    "answer", "answer", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
+    "answer", "answer", "publish", "hear", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
     "lose_link", "connect", "connect", "pass_time", "crash",
 )  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     assert (again.key, len(decode_segment(again.payload))) == (segments[2].key, 89)
     core.arrived(position(3), command(3), later)  # its acknowledgement was lost
     assert core.take(later) == [Ack(position(3))]
-    assert core.keeps_from() == position(0)
+    assert core.keeps_from(later) == position(0)
 
 
 def test_h27_what_arrives_while_a_device_is_replayed_comes_after_what_is_parked() -> None:
@@ -247,6 +247,192 @@ def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
     assert len(of(Ack, core.take(NOW + SECOND))) >= 9
     core.arrived(position(10), command(1, "other"), NOW)
     assert of(Push, core.take(NOW + SECOND))
+
+
+def test_h26_what_is_parked_twice_is_sent_again_when_one_of_both_says_so() -> None:
+    plain, unsure = ParkedId(position(1), 0, maybe_seen=False), ParkedId(position(1), 0, True, True)
+    for segments in ({"a": [plain], "b": [unsure]}, {"a": [unsure], "b": [plain]}):
+        assert list(Parked.loaded(segments, NOWHERE)) == [unsure]
+
+
+def stored_as(core: PartitionCore, actions: list[Action], cursors: dict[str, bytes], most: int) -> int:
+    """Store the first of these writes and answer for them. Returns how many were stored."""
+    done = 0
+    for action in actions:
+        if isinstance(action, (StoreCursor, StoreSegment)) and done < most:
+            done += 1
+            if isinstance(action, StoreCursor):
+                cursors[action.device] = action.payload
+                core.cursor_stored(action.device)
+            else:
+                cursors[action.key] = action.payload
+                core.segment_stored(action.parked)
+    return done
+
+
+def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> PartitionCore:
+    segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
+    known = {key: Cursor.decode(c, 256) for key, c in cursors.items() if not segment_device(key)}
+    core = PartitionCore(3, limits, known, None, {"d": segments} if segments else {}, owner="2", now_us=now)
+    core.link_up()
+    return core
+
+
+def served(core: PartitionCore, cursors: dict[str, bytes], now: int) -> list[Push]:
+    """Let everything work for a while. Returns what was pushed."""
+    pushed: list[Push] = []
+    for later in range(20):
+        at = now + later * SECOND
+        core.tick(at)
+        while actions := core.take(at):
+            for action in actions:
+                if isinstance(action, Pull):
+                    for where in action.positions:
+                        core.pulled("d", action.round, where, command(where.entry), at)
+                elif isinstance(action, Push):
+                    pushed.append(action)
+                    core.confirmed(action.number, 0, at)
+                elif isinstance(action, StoreReceipt):
+                    core.receipt_stored(action.position)
+                else:
+                    stored_as(core, [action], cursors, 1)
+    return pushed
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2])
+def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stored: int) -> None:
+    """``stored``: how many of the writes of parking are stored before it dies once more."""
+    cursors: dict[str, bytes] = {}
+    core = successor(cursors, BROKER, NOW)
+    for number in range(3):
+        core.arrived(position(number), command(number), NOW + number)
+        (push,) = of(Push, core.take(NOW + number))
+        core.confirmed(push.number, 0, NOW + number)
+        assert stored_as(core, core.take(NOW + number), cursors, 1) == 1
+    now = NOW + SECOND
+    core = successor(cursors, BROKER, now)  # the first has died: nobody knew that the device is away
+    assert core.keeps_from(now) == position(0)
+    core.alive("d", NOW)  # it was there when it had the first
+    assert core.keeps_from(now) == position(1)
+    core.gone("d", now, now)
+    actions = core.take(now)
+    now += SECOND
+    core.tick(now)
+    actions += core.take(now)
+    left = stored - stored_as(core, actions, cursors, stored)
+    if left > 0:
+        core.tick(now)
+        stored_as(core, core.take(now), cursors, left)
+    core = successor(cursors, BROKER, now)
+    core.gone("d", now, now)
+    assert core.parked == (3 if stored == 0 else 2)  # what was heard of it is not stored with the first write
+    core.alive("d", now + 1)
+    pushed = served(core, cursors, now + 1)
+    assert [p.position.entry for p in pushed] == list(range(0 if stored == 0 else 1, 3))
+    assert all(push.repeat for push in pushed)
+    assert core.parked == 0
+    assert Cursor.decode(cursors["d"], 256).again == []
+
+
+def test_h26_what_was_confirmed_before_a_sign_of_life_is_not_sent_again() -> None:
+    core = a_core(BROKER)
+    for number in range(2):
+        at = NOW + number * SECOND
+        core.arrived(position(number), command(number), at)
+        (push,) = of(Push, core.take(at))
+        core.confirmed(push.number, 0, at)
+        stored_as(core, core.take(at), {}, 1)
+    core.alive("d", NOW + SECOND // 2)  # noted by ingest, and read only now
+    core.gone("d", NOW + 2 * SECOND, NOW + 2 * SECOND)
+    assert core.parked == 1
+
+
+def test_h30_what_was_confirmed_long_ago_holds_nothing_back() -> None:
+    core = a_core(BROKER)
+    core.arrived(position(0), command(0), NOW)
+    (push,) = of(Push, core.take(NOW))
+    core.confirmed(push.number, 0, NOW)
+    stored_as(core, core.take(NOW), {}, 1)
+    core.take(NOW)
+    core.receipt_stored(position(0))
+    core.arrived(position(1), command(0), NOW)  # again
+    core.take(NOW)
+    core.receipt_stored(position(1))
+    later = NOW + BROKER.unsure_us + SECOND
+    assert core.keeps_from(NOW) == position(0)
+    assert core.keeps_from(later) > position(0)  # type: ignore[operator]
+
+
+def parked_unanswered(core: PartitionCore) -> int:
+    """One command is pushed twice and not answered; two more wait. Returns the time."""
+    for number in range(3):
+        core.arrived(position(number), command(number), NOW)
+    now = NOW
+    for _ in range(2):
+        (push,) = of(Push, core.take(now))
+        core.confirmed(push.number, 0, now)
+        now += 4 * SECOND
+        core.tick(now)
+        now += 4 * SECOND
+        core.tick(now)
+    assert core.parked == 3
+    for segment in of(StoreSegment, core.take(now)):
+        core.segment_stored(segment.parked)
+    core.take(now)
+    return now
+
+
+def test_a_late_answer_wakes_a_parked_device_and_settles_its_command() -> None:
+    core = a_core()
+    now = parked_unanswered(core) + SECOND
+    assert core.answered(position(0), b"done", now, failed=False)
+    (pull,) = of(Pull, core.take(now))
+    for where in pull.positions:
+        core.pulled("d", pull.round, where, command(where.entry), now)
+    actions = core.take(now)
+    (row,) = of(StoreReceipt, actions)
+    assert (row.receipt.command_id, row.receipt.state, row.receipt.answer) == ("d-0", "answered", b"done")
+    assert row.receipt.attempts == 2
+    core.receipt_stored(position(0))
+    core.take(now)
+    core.cursor_stored("d")
+    assert [push.position.entry for push in served(core, {}, now)][:1] == [1]
+
+
+def test_a_late_answer_settles_what_was_pulled_already_and_one_that_failed_only_wakes() -> None:
+    core = a_core()
+    now = parked_unanswered(core) + SECOND
+    assert core.answered(position(0), b"no", now, failed=True)
+    (pull,) = of(Pull, core.take(now))
+    core.link_down()  # so that it is not pushed yet
+    core.pulled("d", pull.round, position(0), command(0), now)
+    assert core.answered(position(0), b"done", now, failed=False)
+    (row,) = of(StoreReceipt, core.take(now))
+    assert row.receipt.state == "answered"
+    assert not core.answered(position(7), b"?", now, failed=False)
+
+
+def test_h31_a_sign_that_is_older_than_the_absence_wakes_nobody() -> None:
+    core = a_core()
+    now = parked_unanswered(core)
+    core.alive("d", now - 5 * SECOND)
+    assert not of(Pull, core.take(now))
+    core.alive("d", now + 1)
+    assert of(Pull, core.take(now + SECOND))
+
+
+def test_h31_after_a_takeover_only_signs_that_the_former_owner_did_not_have_wake() -> None:
+    core = a_core()
+    core.gone("d", NOW, NOW)
+    core.arrived(position(1), command(1), NOW)
+    now = NOW + SECOND
+    core.tick(now)
+    segments = {s.key: s.payload for s in of(StoreSegment, core.take(now))}
+    for seen, woken in ((now - 1, False), (now + 1, True)):
+        core = PartitionCore(3, BROKER, {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
+        core.link_up()
+        core.alive("d", seen)
+        assert bool(of(Pull, core.take(now + SECOND))) == woken
 
 
 def test_presence_forgets_whom_it_heard_of_least_lately() -> None:

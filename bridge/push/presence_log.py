@@ -1,0 +1,115 @@
+"""Reads when devices were heard of, as ingest notes it in Pulsar; on a thread of its own.
+
+It begins with what the compacted topic has of each device, and goes on with what comes. Nobody waits for it: while the
+topic cannot be read, devices are woken by what push hears of them itself, and by probes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
+from bridge.errors import ContractError, PulsebridgeError
+from bridge.mqtt.keepalive import backoff_s
+from bridge.presence_record import PresenceRecord
+from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, our_errors, received
+
+__all__ = ["PresenceLog", "Seen"]
+
+log = structlog.get_logger("push")
+
+_IDLE_MS: Final = 500
+_GATHER_MS: Final = 5
+_AT_ONCE: Final = 256
+_RETRY_S: Final = (1.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Devices and when each was heard of, in µs since the epoch by the clock of the host that heard it."""
+
+    signs: tuple[tuple[str, int], ...]
+
+
+class PresenceLog:
+    """Reads the partition of the presence topic that has the number of a commands partition. ``post`` is called on the
+    thread of this log.
+    """
+
+    def __init__(self, client: PulsarClient, partition: int, post: Callable[[object], None]) -> None:
+        self._client = client
+        self._partition = partition
+        self._post = post
+        self._closing = threading.Event()
+        self._from: MessageId = EARLIEST
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name=f"push-presence-{partition}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; before the client is closed."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._closing.is_set():
+            try:
+                topic = self._topic()
+                if topic is not None:
+                    self._read(topic)
+                    attempt = 0
+            except PulsebridgeError as e:
+                log.debug("signs of life cannot be read", partition=self._partition, why=str(e))
+            self._closing.wait(backoff_s(attempt, *_RETRY_S, 0.5))
+            attempt += 1
+
+    def _topic(self) -> str | None:
+        """Return the partition to be read, None while there is none that has our devices."""
+        settings = self._client.settings
+        topic = settings.system_topic(PRESENCE_TOPIC)
+        heard = self._client.partitioned(topic)
+        commands = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
+        if heard and len(heard) != len(commands) and not self._complained:
+            self._complained = True
+            log.warning(
+                f"what ingest hears wakes no device: run pulsar-admin topics delete-partitioned-topic {topic}, and it is "
+                "made anew with as many partitions as the commands have",
+                partitions=len(heard),
+                wanted=len(commands),
+            )
+        return heard[self._partition] if heard and len(heard) == len(commands) else None
+
+    def _read(self, topic: str) -> None:
+        reader: Any = self._client.reader(topic, self._from, queue=1000, compacted=True)
+        try:
+            while not self._closing.is_set():
+                self._some(topic, reader)
+        finally:
+            with our_errors(f"closing the reader of {topic}"):
+                reader.close()
+
+    def _some(self, topic: str, reader: Any) -> None:
+        """Wait for a record and hand it on with those that come close behind it."""
+        signs: list[tuple[str, int]] = []
+        while len(signs) < _AT_ONCE and not self._closing.is_set():
+            wait_ms = _GATHER_MS if signs else _IDLE_MS
+            message = received(reader.read_next, wait_ms, f"reading {topic}")
+            if message is None:
+                break
+            self._from = message.message_id()
+            if not message.data():
+                continue
+            try:
+                record = PresenceRecord.decode(message.data())
+            except ContractError as e:
+                log.debug("a sign of life is left out", partition=self._partition, why=str(e))
+                continue
+            signs.append((message.partition_key(), record.seen_us))
+        if signs:
+            self._post(Seen(tuple(signs)))
