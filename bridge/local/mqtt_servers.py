@@ -34,6 +34,9 @@ _BROKER_XML = """<?xml version="1.0" encoding="UTF-8"?>
     <!-- A publish waits in the journal's buffer at most this long (ns). -->
     <journal-buffer-timeout>{buffer_timeout}</journal-buffer-timeout>
     <disk-scan-period>5000</disk-scan-period>
+    <!-- With MQTT a thread of this pool waits until the journal has a session's state, and another one of the pool must
+         tell it so: with the default, 30, as many devices that connect at once stop the broker for good (AMQ850000). -->
+    <thread-pool-max-size>-1</thread-pool-max-size>
     <!-- Above this share each PUBLISH drops its connection (H32); the stack refuses to start there. -->
     <max-disk-usage>{max_disk_usage}</max-disk-usage>
     <global-max-size>{memory}M</global-max-size>

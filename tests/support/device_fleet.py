@@ -33,7 +33,7 @@ from tests.support import mqtt_packets as mqtt
 __all__ = ["DeviceEvent", "FleetSpec", "command_topic", "device_name", "read_log", "status_topic"]
 
 _BACKOFF_S: Final = 1.0
-_DIALS_A_SECOND: Final = 400
+_DIALS_A_SECOND: Final = 200
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,7 @@ from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import MessageId, PulsarClient, Reader
 from bridge.settings.pulsar import PulsarSettings
+from tests.support import mqtt_packets as mqtt
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import new_stack, provisioned
 from tests.support.waiting import poll_for
@@ -60,6 +62,37 @@ def test_namespaces_are_fresh_and_provisioned(stack: LocalStack, namespaces: Pul
         assert admin.topics(f"public/{namespaces.namespace}") == []
         retention = admin.request("GET", f"/namespaces/public/{namespaces.namespace}/retention")
     assert retention["retentionTimeInMinutes"] == namespaces.retention_minutes
+
+
+def test_devices_that_connect_and_subscribe_all_at_once_do_not_stop_the_mqtt_broker(
+    stack: LocalStack,
+) -> None:
+    """The broker stores each session before it answers: with too few threads they all wait for one that is not there."""
+    root = f"storm-{os.getpid()}-{time.monotonic_ns()}"
+    clients = 200
+    with ExitStack() as closing:
+        sockets = []
+        for _ in range(clients):
+            opened = socket.create_connection((stack.mqtt_host, stack.mqtt_port), timeout=60)
+            sockets.append(closing.enter_context(opened))
+        for kept in (True, False):  # then the sessions are ended, all at once
+            for n, one in enumerate(sockets):
+                hello = mqtt.connect(f"{root}-{n}", "3.1.1", clean=not kept, keep_alive=60)
+                one.sendall(hello + (mqtt.subscribe("3.1.1", 1, f"{root}/{n}") if kept else b""))
+            for one in sockets:
+                received, kinds = bytearray(), set()
+                while (mqtt.SUBACK if kept else mqtt.CONNACK) not in kinds:
+                    data = one.recv(100)
+                    assert data, "the broker closed a connection"
+                    received += data
+                    kinds |= {first for first, _ in mqtt.split(received)}
+            if kept:
+                sockets = [
+                    closing.enter_context(
+                        socket.create_connection((stack.mqtt_host, stack.mqtt_port), timeout=60)
+                    )
+                    for _ in range(clients)
+                ]
 
 
 @pytest.mark.chaos
