@@ -229,8 +229,7 @@ def _bare_rate(at: Place, fleet: DeviceProcesses) -> float:
     before = fleet.arrivals()
     window = at.settings.push.window * at.settings.pulsar.command_partitions
     room = threading.Semaphore(window)
-    with bare_publisher(at.settings.mqtt, "bare", "5") as client:
-        client.max_inflight_messages_set(window)
+    with bare_publisher(at.settings.mqtt, "bare", "5", window) as client:
         client.on_publish = lambda *_: room.release()
         for n in range(COUNT):
             room.acquire()

@@ -21,13 +21,16 @@ WAIT_S = 30.0
 
 
 @contextmanager
-def bare_publisher(mqtt: MqttSettings, name: str, protocol: str = "3.1.1") -> Iterator[paho.Client]:
+def bare_publisher(
+    mqtt: MqttSettings, name: str, protocol: str = "3.1.1", in_flight: int = 20
+) -> Iterator[paho.Client]:
     """A connected paho client with its loop running; the client id is derived from ingest's."""
     client = paho.Client(
         CallbackAPIVersion.VERSION2,
         client_id=f"{mqtt.client_id[:14]}-{name}",  # MQTT 3.1 takes at most 23 characters
         protocol=VERSIONS[protocol],
     )
+    client.max_inflight_messages_set(in_flight)
     client.connect(mqtt.host, mqtt.port)
     client.loop_start()
     try:
