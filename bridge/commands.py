@@ -18,6 +18,7 @@ from bridge.contract import (
     C_EXPIRES,
     C_ID,
     C_QOS,
+    C_RESEND_OF,
     C_RETAIN,
     C_TOPIC,
     C_VERSION,
@@ -66,6 +67,15 @@ class CommandPosition(NamedTuple):
         """Return the opaque position that devices see (H27): generation of the topic, partition, place."""
         return f"{generation}.{partition}.{self.ledger}.{self.entry}.{self.batch_index}"
 
+    @staticmethod
+    def decode(text: str) -> tuple[int, int, CommandPosition]:
+        """Read what ``encode`` wrote: generation, partition, place. Raises ContractError when it is none."""
+        try:
+            generation, partition, ledger, entry, index = map(int, text.split("."))
+        except ValueError as e:
+            raise ContractError(f"{text!r} is no position of a command") from e
+        return generation, partition, CommandPosition(ledger, entry, index)
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -80,6 +90,8 @@ class Command:
     expires_at_ms: int = 0
     emitted_at_us: int = 0
     cause: str = ""
+    resend_of: str = ""
+    """The id that the command had at first, where this one sends it again."""
 
     def expired(self, now_us: int) -> bool:
         """Return whether the command must not be pushed any more at ``now_us``."""
@@ -138,6 +150,8 @@ def _properties(command: Command) -> dict[str, str]:
         properties[C_EMITTED] = str(command.emitted_at_us)
     if command.cause:
         properties[C_CAUSE] = command.cause
+    if command.resend_of:
+        properties[C_RESEND_OF] = command.resend_of
     return properties
 
 
@@ -172,6 +186,7 @@ def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
         expires_at_ms=_number(properties, C_EXPIRES, 0),
         emitted_at_us=_number(properties, C_EMITTED, 0),
         cause=properties.get(C_CAUSE, ""),
+        resend_of=properties.get(C_RESEND_OF, ""),
     )
     problem = command_problem(command)
     if problem is not None:

@@ -34,8 +34,8 @@ from bridge.errors import ContractError
 ENVELOPE_VERSION: Final = "1"
 OFFSET_VERSION: Final = 1
 COMMAND_VERSION: Final = "1"
-RECEIPT_VERSION: Final = "2"
-_RECEIPT_VERSIONS: Final = ("1", RECEIPT_VERSION)
+RECEIPT_VERSION: Final = "3"
+_RECEIPT_VERSIONS: Final = ("1", "2", RECEIPT_VERSION)
 CURSOR_VERSION: Final = 1
 PRESENCE_VERSION: Final = 1
 """Of a record on ``PRESENCE_TOPIC``, whose shape stands in ``bridge/presence_record.py``."""
@@ -146,6 +146,8 @@ C_EXPIRES: Final = "command.expires_at_ms"
 C_EMITTED: Final = "command.emitted_at_us"
 C_CAUSE: Final = "command.cause"
 """Identity of what caused the command, for example ``rule/reading id``."""
+C_RESEND_OF: Final = "command.resend_of"
+"""On a command that was written again after it had failed: the id that it had at first. Its own is ``ID~2``, ``ID~3``, …"""
 
 COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("command_id", "string"),
@@ -189,6 +191,7 @@ RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("answered_at_us", "bigint"),
     ("answer", "string"),
     ("answer_length", "int"),
+    ("resend_of", "string"),
 )
 """Columns of a receipt. ``answer`` is base64, and cut to its head where ``answer_length``, in bytes, is more."""
 
@@ -211,6 +214,8 @@ class Receipt:
     answer: bytes = b""
     """What the device answered, or the first of it."""
     answer_length: int = 0
+    resend_of: str = ""
+    """The id of the command that this one sends again; empty for all others."""
 
     def encode(self) -> bytes:
         """Return the receipt as the JSON payload of its Pulsar message."""

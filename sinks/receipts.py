@@ -55,7 +55,8 @@ def with_receipts(
 
     ``commands`` has the columns of ``pulsebridge_commands``, each command once or several times; ``receipts`` is the
     topic command-receipts as ``format("pulsebridge")`` reads it. Without a receipt ``state`` is null: the command is
-    under way, or its device is away.
+    under way, or its device is away. A command that ``pulsebridge commands resend`` sent again has the state of the last
+    of its copies, ``ID~2`` and so on; where these stand among the commands they have rows of their own as well.
 
     Both may be streams. Then commands need ``emitted_at``, and a command is followed until one is emitted that is
     ``within_s`` seconds younger: with the output mode ``append`` its row comes then, once; with ``update`` whenever
@@ -114,9 +115,11 @@ def _of_receipts(receipts: DataFrame) -> DataFrame:
         micros = F.col(f"r.{name}_us") if name in _TIMES else F.col(f"r.{name}")
         return (F.when(micros > 0, micros) if name in _TIMES else micros).alias(name)
 
-    emitted = F.col("r.emitted_at_us")
+    emitted, own, first = F.col("r.emitted_at_us"), F.col("r.command_id"), F.col("r.resend_of")
+    # What became of a command that was sent again became of the first one, too.
+    ids = F.when(first != "", F.array(own, first)).otherwise(F.array(own))
     return read.where("r.command_id IS NOT NULL").select(
-        F.col("r.command_id").alias("command_id"),
+        F.explode(ids).alias("command_id"),
         F.when(emitted > 0, F.timestamp_micros(emitted)).alias("emitted_at"),
         F.struct(*(told(name) for name, _ in _TOLD)).alias("told"),
         F.struct((F.col("r.state") != "duplicate").alias("settles"), *(name for name, _ in _ORDER[1:])).alias(

@@ -155,4 +155,5 @@ def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:
         answered_at_us=item.answered_at_us,
         answer=item.answer,
         answer_length=item.answer_length,
+        resend_of=command.resend_of,
     )

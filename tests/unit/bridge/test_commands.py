@@ -27,6 +27,7 @@ names = st.text(st.characters(exclude_characters="+#\0", exclude_categories=["Cs
         Command, command_id=names, device=names, mqtt_topic=names, payload=st.binary(max_size=50),
         qos=st.sampled_from([0, 1, 2]), retain=st.booleans(), expires_at_ms=st.integers(0, 2**50),
         emitted_at_us=st.integers(0, 2**60), cause=st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
+        resend_of=st.just("") | names,
     )
 )  # fmt: skip
 def test_what_is_encoded_is_decoded(command: Command) -> None:
@@ -77,6 +78,12 @@ def test_positions_are_ordered_as_the_log() -> None:
     ]
     assert sorted(places) == places
     assert places[1].encode(3) == "0.3.1.1.0"
+    assert [CommandPosition.decode(place.encode(3, 1)) for place in places] == [
+        (1, 3, place) for place in places
+    ]
+    for text in ("", "0.3.1.1", "0.3.1.1.x", "0.3.1.1.0.0"):
+        with pytest.raises(ContractError, match="no position"):
+            CommandPosition.decode(text)
 
 
 def test_a_dead_letter_that_is_too_large_keeps_head_length_and_digest() -> None:
