@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.support.pulsar_topics import TestTopic
-from tests.support.waiting import poll_for
+from tests.support.shown import SECRETS, TOKEN, checkpointed, events, plans, streamed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
-
-TOKEN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-SECRETS = {
-    "option": {"pulsar.client.token": "s3cr3t-of-option"},
-    "params": {
-        "pulsar.client.authPluginClassName": TOKEN, "pulsar.client.authParams": "token:s3cr3t-of-params",
-        "pulsar.admin.authPluginClassName": TOKEN, "pulsar.admin.authParams": "token:s3cr3t-of-params",
-    },
-    "map": {
-        "pulsar.client.authPluginClassName": TOKEN,
-        "pulsar.client.authParamMap": json.dumps({"token": "s3cr3t-of-map"}),
-    },
-}  # fmt: skip
-
-
-def plans(execution: Any, jvm: Any) -> str:
-    """Everything that Spark shows of a query that it can run."""
-    shown = [execution.toString(), execution.stringWithStats()]
-    shown += [
-        getattr(execution, of)().toJSON() for of in ("logical", "analyzed", "optimizedPlan", "executedPlan")
-    ]
-    modes = jvm.org.apache.spark.sql.execution.ExplainMode
-    for mode in ("simple", "extended", "formatted", "cost", "codegen"):
-        shown.append(execution.explainString(modes.fromString(mode)))
-    return "\n".join(shown)
-
-
-def events(spark: SparkSession, marker: str) -> str:
-    """The session's event log, once it tells that the query of this description has ended."""
-    folder = Path(urlsplit(spark.conf.get("spark.eventLog.dir") or "").path)
-
-    def told() -> str | None:
-        text = "".join(log.read_text(encoding="utf-8") for log in folder.rglob("*") if log.is_file())
-        lines = [line for line in text.splitlines() if marker in line]
-        return text if any("SparkListenerJobStart" in line for line in lines) else None
-
-    return str(poll_for(told, 60, "the event log"))
 
 
 @pytest.mark.parametrize("form", SECRETS)
@@ -75,10 +36,7 @@ def test_no_secret_shows_in_plans_progress_or_event_log(
         assert query.awaitTermination(90)
         planned = stream._jdf.queryExecution()
         shown += planned.toString() + planned.logical().toJSON() + planned.analyzed().toJSON()
-        shown += plans(query._jsq.streamingQuery().lastExecution(), spark._jvm)
-        shown += query._jsq.explainInternal(True)
-        shown += "".join(progress.json for progress in query.recentProgress) + str(query.status)
-        shown += "".join(file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file())
+        shown += streamed(query, spark._jvm) + checkpointed(tmp_path)
         with pytest.raises(Exception, match="did you mean topic") as caught:
             spark.read.format("pulsebridge").options(**options, topik="x").load()
         shown += str(caught.value)
