@@ -18,6 +18,7 @@ __all__ = [
     "INGEST_KILL_POINTS",
     "KILL_POINTS",
     "REPLAY_KILL_POINTS",
+    "RESEND_KILL_POINTS",
     "SOURCE_KILL_POINTS",
     "SOURCE_TASK_KILL_POINTS",
     "reach",
@@ -52,6 +53,10 @@ REPLAY_KILL_POINTS: Final = (
     "replay_before_receipt",  # dead letters were sent to their topics, nothing is known
     "replay_before_mark",  # their topics have them, that they were replayed is not recorded
     "replay_after_mark",
+)
+
+RESEND_KILL_POINTS: Final = (
+    "resend_after_write",  # Pulsar has the new copy of a command, nobody was told
 )
 
 SOURCE_KILL_POINTS: Final = (

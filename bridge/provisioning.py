@@ -23,6 +23,7 @@ from bridge.contract import (
 )
 from bridge.errors import ContractError, DeniedError, TerminalError
 from bridge.provisioning_plan import (
+    COMPACTION,
     COMPACTION_THRESHOLD_BYTES,
     CURSOR_HOLD,
     Needs,
@@ -62,8 +63,6 @@ __all__ = [
 ]
 
 log = structlog.get_logger("provisioning")
-
-_COMPACTION = "__compaction"  # Pulsar's own subscription; its position is the horizon of the compacted view
 
 
 @dataclass
@@ -304,9 +303,9 @@ def _rights(error: DeniedError) -> bool:
 def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
     """Move the hold of a compacted partition to the horizon of the last compaction, or nothing would ever be trimmed."""
     cursors = admin.internal_stats(partition)["cursors"]
-    if _COMPACTION not in cursors or hold not in cursors:
+    if COMPACTION not in cursors or hold not in cursors:
         return
-    horizon = Position.parse(cursors[_COMPACTION]["markDeletePosition"])
+    horizon = Position.parse(cursors[COMPACTION]["markDeletePosition"])
     if horizon > Position.parse(cursors[hold]["markDeletePosition"]) and horizon.entry >= 0:
         admin.request(
             "POST",

@@ -26,6 +26,7 @@ from bridge.contract import (
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
+    "COMPACTION",
     "COMPACTION_THRESHOLD_BYTES",
     "CURSOR_HOLD",
     "HOLD_POLICY",
@@ -48,6 +49,9 @@ __all__ = [
     "tenant_step",
     "topic_steps",
 ]
+
+COMPACTION: Final = "__compaction"
+"""Pulsar's own subscription; its position is the horizon of the compacted view."""
 
 COMPACTION_THRESHOLD_BYTES: Final = 4 * 1024 * 1024
 """Backlog of a cursors partition at which Pulsar compacts it by itself; 0 would mean never (H24)."""

@@ -274,6 +274,7 @@ class PulsarClient:
         queue: int = 1000,
         inclusive: bool = True,
         compacted: bool = False,
+        name: str | None = None,
     ) -> Reader:
         """Make a reader of one partition from ``start`` on; ``compacted`` skips what a later message of the same
         key has replaced, as far as compaction has run. Raises TransientError or RefusedError.
@@ -283,6 +284,7 @@ class PulsarClient:
                 topic,
                 start,
                 receiver_queue_size=queue,
+                reader_name=name,
                 start_message_id_inclusive=inclusive,
                 is_read_compacted=compacted,
             )

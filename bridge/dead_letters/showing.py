@@ -12,7 +12,7 @@ from bridge.dead_letters.records import DeadLetter
 from bridge.dead_letters.replay import Report
 from bridge.errors import ConfigError
 
-__all__ = ["Summary", "body_of", "iso", "report_json", "report_text", "since_us"]
+__all__ = ["Summary", "body_of", "iso", "report_json", "report_text", "seconds_of", "since_us"]
 
 _AGE = re.compile(r"(\d+)\s*([smhd])\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -23,11 +23,17 @@ def iso(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_of(text: str) -> int | None:
+    """Return the seconds that ``90s``, ``15m``, ``2h`` or ``3d`` are, None for what is no such text."""
+    age = _AGE.match(text.strip())
+    return None if age is None else int(age[1]) * _SECONDS[age[2]]
+
+
 def since_us(text: str, now_us: int) -> int:
     """Read an age (``90s``, ``15m``, ``2h``, ``3d``) or an ISO time. Raises ConfigError."""
-    age = _AGE.match(text.strip())
-    if age:
-        return now_us - int(age[1]) * _SECONDS[age[2]] * 1_000_000
+    age = seconds_of(text)
+    if age is not None:
+        return now_us - age * 1_000_000
     try:
         at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except ValueError as e:

@@ -136,10 +136,11 @@ def status(
     data_dir: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the local servers, and every ingest process that writes to the configured Pulsar.
+    """Show the local servers, every ingest process that writes to the configured Pulsar, and who serves the commands.
 
     For each process: its protocols, where it listens, and the Pulsar brokers that own its topics. MQTT sessions that
-    nobody reads any more are errors, each with what to do about it. Exit code 0 when the local servers or an ingest
+    nobody reads any more are errors, each with what to do about it. For each partition of the commands: the push process
+    that serves it, what is not acknowledged, and how many devices are away. Exit code 0 when the local servers or an ingest
     process run, 1 when neither does, or when there is such a session.
 
     Examples:
@@ -150,6 +151,7 @@ def status(
     """
     from rich.console import Console
 
+    from bridge.devices.status import look_at_push, show_push
     from bridge.ingest.session_status import look_at_sessions, show_sessions
     from bridge.local.lifecycle import show_status
     from bridge.protocols.status import look_at_instances, show_instances
@@ -157,11 +159,13 @@ def status(
     settings = settings_from(config, sets)
     found = look_at_instances(settings)
     sessions = look_at_sessions(settings, found)
+    push = look_at_push(settings)
     local = _settings(config, sets, {"local.data_dir": data_dir})
-    up = show_status(local, as_json=as_json, more=found.as_dict() | sessions.as_dict())
+    up = show_status(local, as_json=as_json, more=found.as_dict() | sessions.as_dict() | push.as_dict())
     if not as_json:
         show_instances(found, Console())
         show_sessions(sessions, Console(), told=found.problem)
+        show_push(push, Console(), told=found.problem)
     if sessions.unserved or not (up or found.alive):
         raise typer.Exit(1)
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from bridge.devices.commands import register as register_devices
+from bridge.devices.resend_commands import register as register_resend
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, SetOption, settings_from
 
@@ -13,8 +15,10 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the tier's commands to ``app``."""
+    """Add the tier's commands to ``app``: push, and what is seen of it from outside."""
     app.command("push", short_help="Push commands from Pulsar to the devices over MQTT.")(_push)
+    register_devices(app)
+    register_resend(app)
 
 
 def _push(

@@ -244,6 +244,29 @@ def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
         raise failures[0]
 
 
+def push_arguments(settings: Settings) -> list[str]:
+    """Return these settings as arguments of push's commands."""
+    sets = {
+        "mqtt.host": settings.mqtt.host,
+        "mqtt.port": settings.mqtt.port,
+        "mqtt.reconnect_max_s": 0.5,
+        "pulsar.service_url": settings.pulsar.service_url,
+        "pulsar.admin_url": settings.pulsar.admin_url,
+        "pulsar.namespace": settings.pulsar.namespace,
+        "pulsar.system_namespace": settings.pulsar.system_namespace,
+        "pulsar.command_partitions": settings.pulsar.command_partitions,
+        "push.client_id": settings.push.client_id,
+        "push.answer_topic": settings.push.answer_topic,
+        "push.confirm": settings.push.confirm,
+        "push.answer_timeout_s": settings.push.answer_timeout_s,
+        "push.presence": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence]),
+        "push.probe_min_s": settings.push.probe_min_s,
+        "metrics.port": settings.metrics.port,
+        "metrics.probe_s": settings.metrics.probe_s,
+    }
+    return [part for path, value in sets.items() for part in ("--set", f"{path}={value}")]
+
+
 class PushProcess:
     """``pulsebridge push`` as a process of its own, which may be killed."""
 
@@ -257,28 +280,16 @@ class PushProcess:
     ) -> None:
         """``more`` are further arguments of the command line."""
         self._log = folder / f"{name}.log"
-        sets = {
-            "mqtt.host": settings.mqtt.host,
-            "mqtt.port": settings.mqtt.port,
-            "mqtt.reconnect_max_s": 0.5,
-            "pulsar.service_url": settings.pulsar.service_url,
-            "pulsar.admin_url": settings.pulsar.admin_url,
-            "pulsar.namespace": settings.pulsar.namespace,
-            "pulsar.system_namespace": settings.pulsar.system_namespace,
-            "pulsar.command_partitions": settings.pulsar.command_partitions,
-            "push.client_id": settings.push.client_id,
-            "push.answer_topic": settings.push.answer_topic,
-            "push.confirm": settings.push.confirm,
-            "push.answer_timeout_s": settings.push.answer_timeout_s,
-            "push.presence": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence]),
-            "push.probe_min_s": settings.push.probe_min_s,
-            "metrics.port": settings.metrics.port,
-            "metrics.probe_s": settings.metrics.probe_s,
-        }
-        arguments = [part for path, value in sets.items() for part in ("--set", f"{path}={value}")]
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from bridge.cli import main; main()", "push", *arguments, *more],
+                [
+                    sys.executable,
+                    "-c",
+                    "from bridge.cli import main; main()",
+                    "push",
+                    *push_arguments(settings),
+                    *more,
+                ],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PULSEBRIDGE_KILL_AT": kill_at},
@@ -297,6 +308,10 @@ class PushProcess:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def owns(self, partitions: int = 1) -> PushProcess:
         poll_for(

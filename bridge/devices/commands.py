@@ -1,0 +1,166 @@
+"""The commands ``pulsebridge devices list`` and ``show``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
+
+if TYPE_CHECKING:
+    from bridge.devices.reading import PushTopics
+    from bridge.devices.view import DeviceView, PartitionView
+    from bridge.settings import Settings
+
+__all__ = ["push_topics", "register"]
+
+_Backlog = Annotated[
+    int,
+    typer.Option(
+        min=0, help="How many messages that push has not acknowledged are read at most, over all partitions."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    devices = typer.Typer(help="What waits for the devices.", no_args_is_help=True)
+    devices.command("list")(_list)
+    devices.command("show")(_show)
+    app.add_typer(devices, name="devices")
+
+
+@contextmanager
+def push_topics(settings: Settings) -> Iterator[PushTopics]:
+    """Yield the topics of push, read beside their owners, with progress on a terminal."""
+    from bridge.devices.progress import reading_shown
+    from bridge.devices.reading import PushTopics
+    from bridge.pulsar_admin import PulsarAdmin
+    from bridge.pulsar_client import PulsarClient
+
+    with (
+        PulsarAdmin(settings.pulsar, timeout_s=30) as admin,
+        PulsarClient(settings.pulsar) as client,
+        reading_shown() as progress,
+    ):
+        yield PushTopics(client, admin, progress)
+
+
+def _list(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    absent: Annotated[
+        bool,
+        typer.Option("--absent", help="Those whose commands are parked, or silent for push.silence_s."),
+    ] = False,
+    pending: Annotated[bool, typer.Option("--pending", help="Those for which commands wait.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, help="How many are shown, the most pending first; 0: all.")
+    ] = 50,
+    backlog: _Backlog = 100_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Show of each device whether it is there, how many commands wait, since when, and the last delivery.
+
+    Read from Pulsar alone, whether or not push runs: the compacted cursors and presence whole, of the commands what is
+    not acknowledged (--backlog), and the oldest waiting command of each device that is shown.
+
+    Examples:
+
+      pulsebridge devices list --absent --pending
+
+      pulsebridge devices list --limit 0 --json
+    """
+    from bridge.devices.overview import Overview, Selection
+    from bridge.devices.reading import Budget
+    from bridge.devices.showing import overview_json, overview_text
+
+    settings = settings_from(config, sets)
+    now_us = time.time_ns() // 1000
+    overview = Overview(Selection.of(settings, absent=absent, pending=pending), limit, now_us)
+    budget = Budget(backlog)
+    with push_topics(settings) as topics:
+        for partition in range(topics.partitions):
+            view = topics.records(partition)
+            oldest = _backlog_of(topics, view, budget)
+            for device in view.devices():
+                _set_oldest(device, oldest)
+                overview.add(device)
+        topics.oldest(overview.lines)
+    read = {"partitions": topics.partitions, "backlog": budget.read, "backlog_cut": budget.spent}
+    if as_json:
+        typer.echo(json.dumps(overview_json(overview, now_us, read), ensure_ascii=False, indent=2))
+    else:
+        typer.echo(overview_text(overview, now_us, read))
+
+
+def _backlog_of(topics: PushTopics, view: PartitionView, budget: Any) -> dict[str, int]:
+    """Let ``view`` take what is not acknowledged; return when the first of each device was emitted."""
+    from bridge.devices.reading import emitted_us
+
+    oldest: dict[str, int] = {}
+    for position, command, message in topics.unacknowledged(view.partition, budget):
+        if view.take_unacknowledged(position, command):
+            oldest.setdefault(command.device, emitted_us(command, message))
+    return oldest
+
+
+def _set_oldest(device: DeviceView, oldest: dict[str, int]) -> None:
+    if device.pending > device.parked == 0:
+        device.oldest_us = oldest.get(device.device, 0)
+
+
+def _show(
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Name of the device, as rules have it.")],
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many waiting commands are shown; 0: all.")] = 100,
+    receipts: Annotated[int, typer.Option(min=0, help="How many of its last receipts are shown.")] = 10,
+    backlog: _Backlog = 100_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what waits for a device, in order, where its cursor is, its last receipts, and who serves it.
+
+    Of a waiting command it is known whether the device may have had it before (maybe seen) where that was stored when
+    it was parked. The last receipts are looked for among the last 100,000 entries of their partition.
+
+    Example: pulsebridge devices show press-7
+    """
+    from itertools import islice
+
+    from bridge.commands import decode_command
+    from bridge.devices.overview import Selection
+    from bridge.devices.reading import Budget, emitted_us
+    from bridge.devices.showing import device_of, device_text, pending_json
+
+    settings = settings_from(config, sets)
+    now_us = time.time_ns() // 1000
+    budget = Budget(backlog)
+    with push_topics(settings) as topics:
+        partition = topics.partition_of(device)
+        view = topics.records(partition)
+        for position, command, _message in topics.unacknowledged(partition, budget):
+            if command.device == device:
+                view.take_unacknowledged(position, command)
+        waiting = list(islice(view.waiting(device), limit or None))
+        commands: list[dict[str, Any]] = []
+        found = view.device(device)
+        for one, message in topics.read(partition, waiting):
+            command_ = None if message is None else decode_command(message.properties(), message.data())
+            at_us = 0 if message is None or command_ is None else emitted_us(command_, message)
+            found.oldest_us = found.oldest_us or at_us
+            commands.append(pending_json(one, command_, at_us, partition))
+        told = device_of(
+            found,
+            presence=Selection.of(settings).presence(found, now_us),
+            owner=topics.owner(view),
+            commands=commands,
+            receipts=topics.last_receipts(device, receipts),
+            read={"backlog": budget.read, "backlog_cut": budget.spent},
+        )
+    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else device_text(told))

@@ -1,0 +1,181 @@
+"""What became of a command, and of the copies by which it was sent again; whether it may be sent again. Pure.
+
+A copy has the id ``ID~2``, ``ID~3``, … and names the first id in ``resend_of``. A family is a command with its copies:
+its newest one says how it stands, so that a command which is sent again twice is sent once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from bridge.commands import Command, CommandPosition
+from bridge.contract import C_ID, C_RESEND_OF, P_DEAD_CUT, Receipt
+from bridge.dead_letters.records import DeadLetter
+
+__all__ = ["FAILED", "Copy", "Family", "Refusal", "again", "candidates", "root_of"]
+
+FAILED: Final = ("expired", "rejected", "overflowed")
+"""States of receipts after which a command is sent again without force."""
+_COPY: Final = re.compile(r"(.+)~([2-9]|[1-9]\d+)\Z", re.DOTALL)
+
+
+class Refusal(NamedTuple):
+    """A command that is not sent again, and why."""
+
+    command_id: str
+    why: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.command_id}: {self.why}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+@dataclass(slots=True)
+class Copy:
+    """One command of a family, as far as it was found."""
+
+    command_id: str
+    command: Command | None = None
+    """As it stands in the log, or among the dead letters."""
+    positions: list[tuple[int, CommandPosition]] = field(default_factory=list)
+    """Where it stands in the log: partition and place. Written twice, it stands there twice, and is pushed once."""
+    receipts: list[Receipt] = field(default_factory=list)
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The receipt that counts: the last one, but never ``duplicate``, which tells of another copy of it."""
+        settling = [one for one in self.receipts if one.state != "duplicate"]
+        found = settling or self.receipts
+        return found[-1] if found else None
+
+    @property
+    def state(self) -> str:
+        """The state of its receipt; ``pending`` for one that has none and stands in the log; else ``unknown``."""
+        receipt = self.receipt
+        if receipt is not None and (receipt.state != "duplicate" or not self.positions):
+            return receipt.state
+        return "pending" if self.positions else "unknown"
+
+
+@dataclass(slots=True)
+class Family:
+    """A command and its copies, by id."""
+
+    root: str
+    copies: dict[str, Copy] = field(default_factory=dict)
+
+    def copy(self, command_id: str) -> Copy:
+        """Return one of them, new where it was not known."""
+        return self.copies.setdefault(command_id, Copy(command_id))
+
+    @property
+    def in_order(self) -> list[Copy]:
+        """The first, then the copies by their numbers."""
+        return sorted(self.copies.values(), key=lambda one: number_of(one.command_id, self.root))
+
+    @property
+    def newest(self) -> Copy:
+        """The one that says how the family stands."""
+        return self.in_order[-1]
+
+    @property
+    def device(self) -> str:
+        """Whose command it is, empty where nothing tells."""
+        for one in self.in_order:
+            if one.command is not None:
+                return one.command.device
+            if one.receipts:
+                return one.receipts[-1].device
+        return ""
+
+    @property
+    def place(self) -> tuple[int, CommandPosition]:
+        """Where it stood first, by which several are sent again in the order that they had."""
+        return min((place for one in self.in_order for place in one.positions), default=_LAST)
+
+    def take_receipt(self, receipt: Receipt) -> None:
+        """Take a receipt, in the order of the log."""
+        self.copy(receipt.command_id).receipts.append(receipt)
+
+    def take_command(self, partition: int, position: CommandPosition, command: Command) -> None:
+        """Take a command that stands in the log."""
+        found = self.copy(command.command_id)
+        found.command = found.command or command
+        found.positions.append((partition, position))
+
+    def take_letter(self, letter: DeadLetter, command: Command | None) -> None:
+        """Take a dead letter; ``command`` is what it was, None where it is not whole or was none."""
+        found = self.copy(letter.told[C_ID])
+        found.letters.append(letter)
+        found.command = found.command or command
+
+
+_LAST: Final = (1 << 62, CommandPosition(0, 0, 0))
+
+
+def number_of(command_id: str, root: str) -> int:
+    """Return which of its family a command is: 1 for the first."""
+    found = _COPY.match(command_id)
+    return int(found[2]) if found is not None and found[1] == root else 1
+
+
+def candidates(command_id: str) -> set[str]:
+    """Return which ids the first of this command's family may have: its own, or what stands before its number."""
+    found = _COPY.match(command_id)
+    return {command_id} if found is None else {command_id, found[1]}
+
+
+def root_of(properties: Mapping[str, str]) -> str:
+    """Return the first id of a command's family, from its properties; empty for what names no command."""
+    return properties.get(C_RESEND_OF) or properties.get(C_ID, "")
+
+
+def whole(letter: DeadLetter) -> bool:
+    """Whether a dead letter has all that its command had."""
+    return not letter.lost_bytes and P_DEAD_CUT not in letter.told
+
+
+def again(
+    family: Family, *, now_us: int, force: bool = False, expires_at_ms: int | None = None
+) -> Command | Refusal:
+    """Return the command by which a family is sent again, or why it is not.
+
+    ``expires_at_ms`` is its new expiry, 0 for none, None for the one that it had. ``force`` sends again what was
+    delivered, and what is pending for the first time; a copy that is pending is never doubled.
+    """
+    newest, first = family.newest, family.root
+    copied = newest.command_id != first
+    named = f"was sent again as {newest.command_id}, which" if copied else ""
+    if newest.state == "unknown":
+        return Refusal(
+            first, "nothing in Pulsar tells of it", "see that the id is right; retention may have removed it"
+        )
+    if newest.state == "pending" and (copied or not force):
+        remedy = "" if copied else "it comes by itself; --force writes a second copy"
+        return Refusal(first, f"{named or 'it'} is pending", remedy)
+    if newest.state not in (*FAILED, "pending") and not force:
+        return Refusal(first, f"{named or 'it'} is {newest.state}", "--force sends it all the same")
+    command = _content(family.in_order)
+    if command is None:
+        return Refusal(
+            first, "its payload is not in Pulsar any more, neither in the log nor among the dead letters"
+        )
+    expires = command.expires_at_ms if expires_at_ms is None else expires_at_ms
+    if 0 < expires * 1000 <= now_us:
+        return Refusal(first, "its time is over", "give a new one: --expires-in 1h, or --expires-in never")
+    number = number_of(newest.command_id, first) + 1
+    return replace(
+        command,
+        command_id=f"{first}~{number}",
+        resend_of=first,
+        expires_at_ms=expires,
+        emitted_at_us=now_us,
+    )
+
+
+def _content(copies: Iterable[Copy]) -> Command | None:
+    return next((one.command for one in copies if one.command is not None), None)

@@ -1,0 +1,277 @@
+"""Reads push's topics beside their owners: readers of its own, nothing acknowledged, nothing written.
+
+For each partition: the compacted view of the cursors, that of presence, and of the commands what the subscription of
+push has not acknowledged, up to a bound. One partition is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bridge.commands import Command, CommandPosition, decode_command
+from bridge.contract import (
+    COMMANDS_TOPIC,
+    CURSORS_TOPIC,
+    PRESENCE_TOPIC,
+    PUSH_SUBSCRIPTION,
+    RECEIPTS_TOPIC,
+    Position,
+    Receipt,
+    partition_name,
+)
+from bridge.devices.acknowledged import Acknowledged
+from bridge.devices.view import DeviceView, PartitionView, Waiting
+from bridge.errors import ContractError, TerminalError, TransientError
+from bridge.murmur3 import partition_of
+from bridge.provisioning_plan import COMPACTION
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import EARLIEST, Message, PulsarClient, ReceiveTimeout, message_id, our_errors
+from bridge.push.pulling import PositionReader, position_of
+
+__all__ = ["BACKLOG", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
+
+BACKLOG: Final = 100_000
+"""How many messages of the backlog are read at most, of all partitions, unless told otherwise."""
+READER: Final = "pulsebridge-devices"
+_RECEIVE_MS: Final = 1000
+_PATIENCE: Final = 30
+"""So many times nothing comes although something should, before it is given up."""
+_BACK: Final = (1000, 10_000, 100_000)
+"""How many entries before the end of a receipts partition are looked through, for a device's last ones."""
+
+Progress = Callable[[str, int], None]
+"""Called with what is being read, and how many messages of it were."""
+
+
+def emitted_us(command: Command, message: Message) -> int:
+    """Return when a command was emitted, or published where it does not say, in µs since the epoch."""
+    return command.emitted_at_us or message.publish_timestamp() * 1000
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many messages of the backlog may still be read."""
+
+    left: int
+    read: int = 0
+    spent: bool = False
+    """Whether there was more than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who serves a partition."""
+
+    process: str
+    """``host/pid`` of the last process that owned it, empty when nobody ever did."""
+    serves: bool
+    """Whether a process holds the partition at this moment."""
+    since: str = ""
+    """When its connection to Pulsar was made."""
+
+
+@dataclass(slots=True)
+class ReceiptsRead:
+    """The last receipts of a device, in order, and how far back was looked."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    entries: int = 0
+    whole: bool = False
+    """Whether all that Pulsar keeps was looked through."""
+
+
+class PushTopics:
+    """The topics of one installation. Raises TransientError while Pulsar cannot be reached."""
+
+    def __init__(
+        self, client: PulsarClient, admin: PulsarAdmin, progress: Progress = lambda _what, _count: None
+    ) -> None:
+        """Raises TerminalError where there is no commands topic."""
+        self.client = client
+        self._admin = admin
+        self._progress = progress
+        self.commands = admin.settings.system_topic(COMMANDS_TOPIC)
+        self.partitions = admin.partition_count(self.commands)
+        if not self.partitions:
+            raise TerminalError(
+                f"there is no commands topic {self.commands}",
+                remedy="check pulsar.tenant and pulsar.system_namespace; `pulsebridge push` makes it at its first start",
+            )
+
+    def count(self, local: str) -> int:
+        """Return how many partitions a system topic has, 0 when it is not there."""
+        return self._admin.partition_count(self._admin.settings.system_topic(local))
+
+    def partition_of(self, device: str) -> int:
+        """Return the partition of a device's commands."""
+        return partition_of(device, self.partitions)
+
+    # --- one partition ---
+
+    def records(self, partition: int, *, remembered_ids: int = 0) -> PartitionView:
+        """Read cursors, parked ids and presence of a partition."""
+        view = PartitionView(partition, remembered_ids=remembered_ids)
+        for local, take in ((CURSORS_TOPIC, view.take_record), (PRESENCE_TOPIC, view.take_presence)):
+            if partition < self.count(local):
+                for message in self.scan(local, partition, compacted=True):
+                    take(message.partition_key(), message.data())
+        return view
+
+    def unacknowledged(
+        self, partition: int, budget: Budget
+    ) -> Iterator[tuple[CommandPosition, Command, Message]]:
+        """Yield the commands of a partition that push has not acknowledged, as far as the budget allows.
+
+        What is no command is left out.
+        """
+        cursors = self._admin.internal_stats(partition_name(self.commands, partition))["cursors"]
+        if PUSH_SUBSCRIPTION not in cursors:
+            return
+        acknowledged = Acknowledged(cursors[PUSH_SUBSCRIPTION])
+        for message in self.scan(COMMANDS_TOPIC, partition, after=acknowledged.until, queue=100):
+            if not budget.left:
+                budget.spent = True
+                return
+            budget.left -= 1
+            budget.read += 1
+            where = position_of(message)
+            if acknowledged.covers(where.ledger, where.entry):
+                continue
+            try:
+                yield where, decode_command(message.properties(), message.data()), message
+            except ContractError:
+                continue
+
+    def scan(
+        self,
+        local: str,
+        partition: int,
+        *,
+        after: tuple[int, int] | None = None,
+        start: CommandPosition | None = None,
+        compacted: bool = False,
+        queue: int = 500,
+    ) -> Iterator[Message]:
+        """Yield what stands in a partition of a system topic to its present end: all of it, or what is ``after`` an
+        entry, or from ``start`` on.
+        """
+        name = partition_name(self._admin.settings.system_topic(local), partition)
+        begin: Any = EARLIEST
+        if after is not None:
+            begin = message_id(partition, *after, -1)
+        elif start is not None:
+            begin = message_id(partition, *start)
+        reader: Any = self.client.reader(
+            name, begin, queue=queue, inclusive=after is None, compacted=compacted, name=READER
+        )
+        count = silent = 0
+        try:
+            while True:
+                with our_errors(f"reading {name}"):
+                    if not reader.has_message_available():
+                        return
+                    try:
+                        message = reader.read_next(_RECEIVE_MS)
+                    except ReceiveTimeout:
+                        silent += 1
+                        if compacted and silent > 1 and self._compacted_to_its_end(name):
+                            return
+                        if silent > _PATIENCE:
+                            raise TransientError(f"reading {name}: nothing comes") from None
+                        continue
+                silent = 0
+                count += 1
+                if count % 500 == 0:
+                    self._progress(name.rpartition("/")[2], count)
+                yield message
+        finally:
+            with our_errors(f"closing the reader of {name}"):
+                reader.close()
+
+    def _compacted_to_its_end(self, partition: str) -> bool:
+        """Whether what stands last in a partition may be a removal, which compaction took away."""
+        stats = self._admin.internal_stats(partition)
+        horizon = (stats["cursors"].get(COMPACTION) or {}).get("markDeletePosition", "-1:-1")
+        return Position.parse(horizon) >= Position.parse(stats["lastConfirmedEntry"])
+
+    # --- of one device ---
+
+    def oldest(self, devices: list[DeviceView]) -> None:
+        """Find out when the oldest waiting command of each device was emitted, where it is not known yet; in the order
+        of the log, since one that stands near behind another costs little.
+        """
+        wanted = [one for one in devices if one.oldest is not None and not one.oldest_us]
+        for partition in sorted({one.partition for one in wanted}):
+            reader = self._positions(partition)
+            try:
+                mine = [(one.oldest, one) for one in wanted if one.partition == partition and one.oldest]
+                for count, (position, one) in enumerate(sorted(mine, key=lambda pair: pair[0])):
+                    message = reader.read(position)
+                    if message is not None:
+                        command = decode_command(message.properties(), message.data())
+                        one.oldest_us = emitted_us(command, message)
+                    self._progress(f"the oldest commands of partition {partition}", count)
+            finally:
+                reader.close()
+
+    def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, Message | None]]:
+        """Read commands that wait; None for a message that Pulsar does not have any more."""
+        reader = self._positions(partition)
+        try:
+            for one in waiting:
+                yield one, reader.read(one.position)
+        finally:
+            reader.close()
+
+    def _positions(self, partition: int) -> PositionReader:
+        return PositionReader(self.client, partition_name(self.commands, partition), partition)
+
+    def last_receipts(self, device: str, most: int) -> ReceiptsRead:
+        """Return the last ``most`` receipts of a device, looking back from the end of its partition as far as need be."""
+        found = ReceiptsRead()
+        topic = self._admin.settings.system_topic(RECEIPTS_TOPIC)
+        count = self._admin.partition_count(topic)
+        if not count or not most:
+            return found
+        partition = partition_of(device, count)
+        stats = self._admin.internal_stats(partition_name(topic, partition))
+        ledgers = [(int(one["ledgerId"]), int(one["entries"])) for one in stats["ledgers"]]
+        if ledgers and not ledgers[-1][1]:  # the one that is being written
+            ledgers[-1] = ledgers[-1][0], int(stats.get("currentLedgerEntries", 0))
+        ahead: CommandPosition | None = None
+        for back in _BACK:
+            begin, found.whole, found.entries = _before_the_end(ledgers, back)
+            older: list[Receipt] = []
+            for message in self.scan(RECEIPTS_TOPIC, partition, start=begin):
+                where = position_of(message)
+                if ahead is not None and where[:2] >= ahead[:2]:
+                    break
+                if message.partition_key() == device:
+                    with suppress(ContractError):
+                        older.append(Receipt.decode(message.data()))
+            found.receipts = [*older, *found.receipts][-most:]
+            ahead = begin
+            if found.whole or len(found.receipts) >= most:
+                break
+        return found
+
+    def owner(self, view: PartitionView) -> Owner:
+        """Return who serves a partition: who wrote its last record, and whether its producer is there."""
+        cursors = partition_name(self._admin.settings.system_topic(CURSORS_TOPIC), view.partition)
+        publishers = self._admin.stats(cursors).get("publishers") or []
+        process = view.owner.token.rpartition("/")[0] if view.owner is not None else ""
+        since = str(publishers[0].get("connectedSince", "")) if publishers else ""
+        return Owner(process, bool(publishers), since)
+
+
+def _before_the_end(ledgers: list[tuple[int, int]], back: int) -> tuple[CommandPosition | None, bool, int]:
+    """Return the position ``back`` entries before the end, whether that is the beginning, and how many they are."""
+    left = back
+    for ledger, entries in reversed(ledgers):
+        if entries >= left:
+            return CommandPosition(ledger, entries - left, -1), False, back
+        left -= entries
+    return None, True, back - left

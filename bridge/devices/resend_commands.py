@@ -1,0 +1,172 @@
+"""The commands ``pulsebridge commands resend`` and ``show``."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge.errors import ConfigError
+from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
+
+if TYPE_CHECKING:
+    from bridge.devices.history import Copy, Family
+    from bridge.devices.reading import PushTopics
+
+__all__ = ["register"]
+
+_Device = Annotated[
+    str, typer.Option(help="Whose commands they are: only its partition is read.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    commands = typer.Typer(help="What became of a command; failed ones again.", no_args_is_help=True)
+    commands.command("show")(_show)
+    commands.command("resend")(_resend)
+    app.add_typer(commands, name="commands")
+
+
+def _resend(
+    command_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of commands.", show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    device: _Device = "",
+    states: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            metavar="rejected|overflowed|expired",
+            help="With --device: all of its commands that ended so; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    expires_in: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE|never", help="A new expiry: 90s, 15m, 2h, 3d; else the old one.", show_default=False
+        ),
+    ] = "",
+    limit: Annotated[
+        int, typer.Option(min=1, help="With --state: how many are sent at most, the oldest first.")
+    ] = 1000,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what was delivered or answered, or is pending.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send failed commands again: each to its own device, at the end of its queue, with topic, payload and QoS as before.
+
+    The new command is called ID~2 (then ID~3, …) and names the old one (resend_of). What is pending, or was delivered or
+    answered, is refused. Run twice, it sends once. The exit code is 1 when one was refused.
+
+    Examples:
+
+      pulsebridge commands resend overheat-7f3a --expires-in 1h
+
+      pulsebridge commands resend --device press-7 --state expired --expires-in 2h --dry-run
+    """
+    from bridge.devices.commands import push_topics
+    from bridge.devices.history import FAILED, again
+    from bridge.devices.resending import resend
+    from bridge.devices.search import Search
+
+    ids = list(dict.fromkeys(command_ids or ()))
+    wanted = states or []
+    if bool(ids) == bool(wanted) or (wanted and not device) or not set(wanted) <= set(FAILED):
+        raise ConfigError(
+            "nothing, or too much, is selected",
+            remedy=f"give ids, or --device with --state {'|'.join(FAILED)}",
+        )
+    now_us = time.time_ns() // 1000
+    expires_at_ms = _expiry(expires_in, now_us)
+    with push_topics(settings_from(config, sets)) as topics:
+        search = Search(topics)
+        families = search.by_id(ids, device) if ids else search.by_state(device, wanted)[:limit]
+        done = resend(
+            topics,
+            families,
+            lambda one: again(one, now_us=now_us, force=force, expires_at_ms=expires_at_ms),
+            dry_run=dry_run,
+        )
+    if as_json:
+        body: dict[str, Any] = {
+            "dry_run": dry_run,
+            "resent": [
+                {"id": one.command_id, "resend_of": one.resend_of, "device": one.device}
+                for one in done.written
+            ],
+            "refused": [{"id": one.command_id, "why": str(one)} for one in done.refused],
+        }
+        typer.echo(json.dumps(body, ensure_ascii=False, indent=2))
+    else:
+        verb = "would be sent" if dry_run else "is sent"
+        lines = [f"{one.resend_of} {verb} again to {one.device} as {one.command_id}" for one in done.written]
+        typer.echo("\n".join([*lines, *(f"refused {one}" for one in done.refused)]) or "no such command")
+    if done.refused:
+        raise typer.Exit(1)
+
+
+def _expiry(text: str, now_us: int) -> int | None:
+    from bridge.dead_letters.showing import seconds_of
+
+    if text in ("", "never"):
+        return 0 if text else None
+    seconds = seconds_of(text)
+    if not seconds:
+        raise ConfigError(
+            f"--expires-in {text}: not a time to come", remedy="write 90s, 15m, 2h, 3d or never"
+        )
+    return now_us // 1000 + seconds * 1000
+
+
+def _show(
+    command_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a command.")],
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    device: _Device = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show where a command is and what became of it and of its copies: log, queue, receipts, dead letters.
+
+    Without --device the receipts of all partitions are read, and for a command without one the log of all.
+
+    Example: pulsebridge commands show overheat-7f3a
+    """
+    from bridge.devices.commands import push_topics
+    from bridge.devices.search import Search
+    from bridge.devices.showing import family_text
+
+    with push_topics(settings_from(config, sets)) as topics:
+        (family,) = Search(topics).by_id([command_id], device, letters=True)
+        if family.newest.state == "unknown":
+            raise ConfigError(
+                f"nothing in Pulsar tells of a command {command_id!r}",
+                remedy="see that the id is right; retention may have removed it",
+            )
+        told = _told(topics, family)
+    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else family_text(told))
+
+
+def _told(topics: PushTopics, family: Family) -> dict[str, Any]:
+    from bridge.devices.showing import copy_json
+
+    copies = [copy_json(one, _queue(topics, one)) for one in family.in_order]
+    return {"id": family.root, "device": family.device, "state": family.newest.state, "copies": copies}
+
+
+def _queue(topics: PushTopics, copy: Copy) -> str | None:
+    """Return where a command that is pending waits: parked for a device that is away, or with the owner."""
+    if copy.state != "pending" or copy.command is None:
+        return None
+    partition, _ = copy.positions[0]
+    parked = topics.records(partition).parked(copy.command.device)
+    return "parked" if any(place in parked for _, place in copy.positions) else "waiting"

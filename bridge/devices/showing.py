@@ -1,0 +1,241 @@
+"""What ``pulsebridge devices`` and ``pulsebridge commands`` print: tables for people, JSON for programs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from bridge.commands import Command
+from bridge.contract import Receipt
+from bridge.dead_letters.showing import iso
+from bridge.devices.history import Copy
+from bridge.devices.overview import Overview
+from bridge.devices.reading import Owner, ReceiptsRead
+from bridge.devices.view import DeviceView, Waiting
+
+__all__ = [
+    "age",
+    "copy_json",
+    "device_json",
+    "device_of",
+    "device_text",
+    "family_text",
+    "overview_json",
+    "overview_text",
+    "pending_json",
+    "receipt_json",
+    "table",
+]
+
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def age(us: int, now_us: int) -> str:
+    """Return the time since ``us`` in its two largest units, ``-`` where it is not known."""
+    if not us:
+        return "-"
+    left = max(0, now_us - us) // 1_000_000
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return " ".join(parts[:2])
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows under their headings, each column as wide as it has to be."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(headings))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+                     for line in lines)  # fmt: skip
+
+
+def _time(us: int) -> str | None:
+    return iso(us) if us else None
+
+
+def device_json(device: DeviceView, presence: str) -> dict[str, Any]:
+    """Return a device's line for programs; times are ISO 8601 in UTC, null where they are not known."""
+    return {
+        "device": device.device,
+        "partition": device.partition,
+        "presence": presence,
+        "last_seen": _time(device.seen_us),
+        "pending": device.pending,
+        "parked": device.parked,
+        "oldest_pending": _time(device.oldest_us),
+        "last_delivery": _time(device.delivered_at_ms * 1000),
+    }
+
+
+def overview_json(overview: Overview, now_us: int, read: dict[str, Any]) -> dict[str, Any]:
+    """Return the list for programs."""
+    lines = [device_json(one, overview.selection.presence(one, now_us)) for one in overview.lines]
+    return {"devices": lines, "totals": overview.totals(), "read": read}
+
+
+def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
+    """Return the list for people."""
+    rows = [
+        (
+            one.device,
+            overview.selection.presence(one, now_us),
+            age(one.seen_us, now_us),
+            str(one.pending),
+            str(one.parked),
+            age(one.oldest_us, now_us),
+            age(one.delivered_at_ms * 1000, now_us),
+        )
+        for one in overview.lines
+    ]
+    shown = table(
+        ("device", "presence", "seen", "pending", "parked", "oldest pending", "last delivery"), rows
+    )
+    left_out = overview.selected - len(rows)
+    totals = overview.totals()
+    lines = [shown] if rows else []
+    if left_out:
+        lines.append(f"… and {left_out} more; --limit 0 shows all")
+    lines += [
+        f"{totals['devices']} devices, {totals['absent']} absent, {totals['pending']} commands pending, "
+        f"{totals['parked']} of them parked"
+    ]
+    if read["backlog_cut"]:
+        lines.append(
+            f"only {read['backlog']} messages of the backlog were read, more commands wait: --backlog reads on"
+        )
+    return "\n".join(lines)
+
+
+def pending_json(
+    waiting: Waiting, command: Command | None, emitted_us: int, partition: int
+) -> dict[str, Any]:
+    """Return a waiting command for programs; ``command`` None: Pulsar does not have it any more."""
+    one = waiting.parked
+    return {
+        "id": command.command_id if command is not None else None,
+        "topic": command.mqtt_topic if command is not None else None,
+        "bytes": len(command.payload) if command is not None else None,
+        "position": waiting.position.encode(partition),
+        "state": "parked" if one is not None else "waiting",
+        "emitted": _time(emitted_us),
+        "expires": _time((command.expires_at_ms if command is not None else 0) * 1000),
+        "maybe_seen": one.maybe_seen or one.unsure if one is not None else None,
+    }
+
+
+def receipt_json(receipt: Receipt) -> dict[str, Any]:
+    """Return a receipt for programs, its times as ISO 8601 and its answer as text where it is some."""
+    told = {name: value for name, value in asdict(receipt).items() if not name.endswith("_us")}
+    times = ("emitted", "pushed", "confirmed", "answered")
+    told |= {name: _time(getattr(receipt, f"{name}_at_us")) for name in times}
+    told["answer"] = receipt.answer.decode("utf-8", "backslashreplace")
+    return told
+
+
+def device_text(told: dict[str, Any]) -> str:
+    """Return what ``devices show`` tells, for people."""
+    owner = told["owner"]
+    serves = f"{owner['process']} serves it" if owner["serves"] else "no process serves it"
+    if not owner["serves"] and owner["process"]:
+        serves += f" (the last one was {owner['process']})"
+    lines = [
+        f"device         {told['device']}",
+        f"presence       {told['presence']}, last seen {told['last_seen'] or 'unknown'}",
+        f"partition      {told['partition']}; {serves}",
+        f"cursor         {told['cursor'] or 'none: nothing was settled yet'}",
+        f"last delivery  {told['last_delivery'] or 'none'}",
+        f"pending        {told['pending']}, {told['parked']} of them parked",
+    ]
+    if told["presence"] == "unknown" and not (told["cursor"] or told["pending"] or told["last_seen"]):
+        lines.append("nothing in Pulsar tells of it: see that its name is right")
+    if told["commands"]:
+        rows = [
+            (
+                one["id"] or "(not in Pulsar any more)",
+                one["state"] + (", maybe seen" if one["maybe_seen"] else ""),
+                one["emitted"] or "-",
+                one["expires"] or "-",
+                one["position"],
+                one["topic"] or "-",
+            )
+            for one in told["commands"]
+        ]
+        lines += ["", table(("command", "state", "emitted", "expires", "position", "topic"), rows)]
+        if told["pending"] > len(rows):
+            lines.append(f"… and {told['pending'] - len(rows)} more; --limit 0 shows all")
+    if told["receipts"]:
+        last = [
+            (
+                one["command_id"],
+                one["state"],
+                str(one["attempts"]),
+                one["confirmed"] or one["emitted"] or "-",
+                one["reason"],
+            )
+            for one in told["receipts"]
+        ]
+        lines += ["", table(("last receipts", "state", "attempts", "time", "reason"), last)]
+    elif told["read"]["receipts"]:
+        lines += ["", f"no receipt of it among the last {told['read']['receipts']} entries of its partition"]
+    return "\n".join(lines)
+
+
+def device_of(
+    device: DeviceView,
+    *,
+    presence: str,
+    owner: Owner,
+    commands: list[dict[str, Any]],
+    receipts: ReceiptsRead,
+    read: dict[str, Any],
+) -> dict[str, Any]:
+    """Return what ``devices show`` tells, for programs."""
+    return device_json(device, presence) | {
+        "cursor": None if device.cursor.ledger < 0 else device.cursor.encode(device.partition),
+        "owner": asdict(owner),
+        "commands": commands,
+        "receipts": [receipt_json(one) for one in receipts.receipts],
+        "read": read | {"receipts": receipts.entries, "all_receipts": receipts.whole},
+    }
+
+
+def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
+    """Return one command of a family for programs; ``queue`` says where it waits when it is pending."""
+    command = copy.command
+    return {
+        "id": copy.command_id,
+        "state": copy.state,
+        "queue": queue,
+        "topic": command.mqtt_topic if command is not None else None,
+        "bytes": len(command.payload) if command is not None else None,
+        "emitted": _time(command.emitted_at_us) if command is not None else None,
+        "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
+        "positions": [place.encode(partition) for partition, place in copy.positions],
+        "dead_letters": [str(one.id) for one in copy.letters],
+        "receipts": [receipt_json(one) for one in copy.receipts],
+    }
+
+
+def family_text(told: dict[str, Any]) -> str:
+    """Return what ``commands show`` tells, for people."""
+    lines = [f"{told['id']} for {told['device'] or 'an unknown device'}: {told['state']}"]
+    for copy in told["copies"]:
+        lines += [
+            "",
+            copy["id"],
+            f"  state         {copy['state']}" + (f", {copy['queue']}" * bool(copy["queue"])),
+        ]
+        for name in ("topic", "emitted", "expires"):
+            if copy[name]:
+                lines.append(f"  {name:<13} {copy[name]}")
+        lines.append(f"  in the log    {', '.join(copy['positions']) or 'not any more'}")
+        if copy["dead_letters"]:
+            lines.append(f"  dead letter   {', '.join(copy['dead_letters'])}")
+        for receipt in copy["receipts"]:
+            when = receipt["answered"] or receipt["confirmed"] or receipt["pushed"] or ""
+            said = " ".join(part for part in (receipt["state"], when, receipt["reason"]) if part)
+            lines.append(f"  receipt       {said}")
+    return "\n".join(lines)

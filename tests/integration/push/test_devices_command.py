@@ -1,0 +1,158 @@
+"""``pulsebridge devices list`` and ``show`` beside real push processes, and while none runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bridge.commands import Command, CommandPosition
+from bridge.contract import PRESENCE_TOPIC, partition_name
+from bridge.devices.status import look_at_push, show_push
+from bridge.local.stack import LocalStack
+from bridge.murmur3 import partition_of
+from bridge.presence_record import PresenceRecord
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from bridge.settings import Settings
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.push import (
+    Devices,
+    PushProcess,
+    command,
+    parking_settings,
+    provision,
+    receipts,
+    says,
+    write_commands,
+)
+from tests.support.push_commands import asked, run
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def listed(settings: Settings, *arguments: str) -> dict[str, dict[str, Any]]:
+    return {one["device"]: one for one in asked(settings, "devices", "list", *arguments)["devices"]}
+
+
+def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_down(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    settings = parking_settings(stack, namespaces, command_partitions=2, answer_timeout_s=30)
+    provision(settings)
+    away = [command(settings, "away", n, emitted_at_us=1_700_000_000_000_000 + n) for n in range(300)]
+    live, mute = (
+        [command(settings, "live", n) for n in range(5)],
+        [command(settings, "mute", n) for n in (1, 2)],
+    )
+    says(settings, "away", b"offline", retain=True)
+    partition = partition_of("away", 2)
+    with Devices(settings, lambda device, _count: device != "mute") as devices:
+        with PushProcess(settings, tmp_path) as process:
+            process.owns(2)
+            write_commands(settings, [*away, *live, *mute])
+            devices.await_all([*live, mute[0]])
+            poll_for(lambda: len(receipts(settings)) == 5, 30, "receipts of the live ones")
+            found = poll_for(
+                lambda: (now := listed(settings)) and now["away"]["parked"] == 300 and now,
+                30,
+                "all are parked",
+            )
+            assert [(one, of["pending"], of["parked"]) for one, of in found.items()] == [
+                ("away", 300, 300), ("mute", 2, 0), ("live", 0, 0),
+            ]  # fmt: skip
+            assert found["away"]["oldest_pending"] == "2023-11-14T22:13:20Z"
+            assert found["live"]["last_delivery"] is not None
+            assert (found["away"]["presence"], found["live"]["presence"]) == ("absent", "unknown")
+            assert list(listed(settings, "--absent")) == ["away"]
+            assert list(listed(settings, "--pending", "--limit", "1")) == ["away"]
+
+            shown = asked(settings, "devices", "show", "away", "--limit", "0")
+            check_pending(shown, away, "parked", partition)
+            assert shown["owner"]["serves"]
+            assert shown["owner"]["process"] == f"{socket.gethostname()}/{process.pid}"
+            assert (shown["partition"], shown["receipts"]) == (partition, [])
+            assert len(asked(settings, "devices", "show", "away", "--limit", "7")["commands"]) == 7
+            shown = asked(settings, "devices", "show", "mute")
+            check_pending(shown, mute, "waiting", partition_of("mute", 2))
+            shown = asked(settings, "devices", "show", "live", "--receipts", "3")
+            assert [one["command_id"] for one in shown["receipts"]] == ["live-2", "live-3", "live-4"]
+            assert shown["cursor"] == shown["receipts"][-1]["position"]
+            status = {one.partition: one for one in look_at_push(settings).partitions}
+            assert all(one.owner.serves and not one.unserved and one.whole for one in status.values())
+            assert (status[partition].parked_devices, status[partition].parked) == (1, 300)
+            assert {one for one, of in status.items() if of.backlog} == {partition_of("mute", 2)}
+            assert process.log.count("partition is ours") == 2, "nobody was disturbed"
+            process.kill()  # a clean end would wait for the answers of mute
+        more = [command(settings, "live", n) for n in range(10, 14)]
+        write_commands(settings, more)
+        poll_for(lambda: not asked(settings, "devices", "show", "live")["owner"]["serves"], 30, "it is gone")
+        found = listed(settings)
+        assert [(one, of["pending"], of["parked"]) for one, of in found.items()] == [
+            ("away", 300, 300), ("live", 4, 0), ("mute", 2, 0),
+        ]  # fmt: skip
+        shown = asked(settings, "devices", "show", "live")
+        check_pending(shown, more, "waiting", partition_of("live", 2))
+        assert not shown["owner"]["serves"]
+        assert shown["owner"]["process"].startswith(socket.gethostname())
+        status = {one.partition: one for one in look_at_push(settings).partitions}
+        waits = {partition_of(device, 2) for device in ("away", "live", "mute")}
+        assert {one for one, of in status.items() if of.unserved} == waits
+        assert all(of.oldest_us > 0 for of in status.values() if of.backlog)
+        show_push(look_at_push(settings), Console(file=(told := StringIO()), width=200))
+        assert "no process serves them" in told.getvalue()
+        cut = asked(settings, "devices", "list", "--backlog", "1")
+        assert cut["read"]["backlog_cut"]
+        with PushProcess(settings, tmp_path, "again"):
+            says(settings, "away", b"online", retain=True)
+            devices.await_all([*more, *away])
+            poll_for(lambda: listed(settings)["away"]["pending"] == 0, 30, "nothing waits any more")
+            devices.check([*live, *more, *away])
+
+
+def check_pending(shown: dict[str, Any], wanted: list[Command], state: str, partition: int) -> None:
+    """What waits is exactly this, in order, each where it says that it stands."""
+    assert [one["id"] for one in shown["commands"]] == [one.command_id for one in wanted]
+    assert {(one["topic"], one["state"]) for one in shown["commands"]} == {(wanted[0].mqtt_topic, state)}
+    positions = [CommandPosition.decode(one["position"]) for one in shown["commands"]]
+    assert positions == sorted(positions)
+    assert {found for _, found, _ in positions} == {partition}
+    assert shown["pending"] == len(wanted)
+
+
+def test_what_ingest_heard_of_a_device_is_its_presence(stack: LocalStack, namespaces: PulsarSettings) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    topic = settings.pulsar.system_topic(PRESENCE_TOPIC)
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        admin.create_partitioned(topic, 1)
+    with PulsarClient(settings.pulsar) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        records = [("d", 1_700_000_000), ("e", 1_700_000_000), ("d", 1_700_000_060), ("f", int(time.time()))]
+        for device, seen in records:
+            producer.send(PresenceRecord(seen * 1_000_000).encode(), partition_key=device)
+        producer.close()
+    found = listed(settings)
+    assert [found[one]["last_seen"] for one in "de"] == ["2023-11-14T22:14:20Z", "2023-11-14T22:13:20Z"]
+    assert [found[one]["presence"] for one in "def"] == ["unknown", "unknown", "present"]
+    assert list(listed(settings, "--absent", "--set", "push.silence_s=60")) == ["d", "e"]
+    text = run(settings, "devices", "show", "d").stdout
+    assert "presence       unknown, last seen 2023-11-14T22:14:20Z" in text
+    assert "no process serves it" in text
+
+
+def test_without_its_topics_a_line_says_what_is_missing(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    done = run(settings, "devices", "list")
+    assert done.exit_code == 1
+    assert "there is no commands topic" in str(done.exception)
+    assert os.linesep not in str(done.exception)

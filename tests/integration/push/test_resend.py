@@ -1,0 +1,172 @@
+"""``pulsebridge commands resend`` and ``show``: failed commands again, once each, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from bridge.contract import C_ID, COMMANDS_TOPIC
+from bridge.killpoints import RESEND_KILL_POINTS
+from bridge.local.stack import LocalStack
+from bridge.settings import Settings
+from bridge.settings.pulsar import PulsarSettings
+from tests.support.push import (
+    Devices,
+    all_acknowledged,
+    command,
+    parking_settings,
+    provision,
+    push_arguments,
+    push_in_thread,
+    read_topic,
+    receipts,
+    says,
+    write_commands,
+)
+from tests.support.push_commands import asked, run
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def in_the_log(settings: Settings) -> list[str]:
+    return [message.properties()[C_ID] for message in read_topic(settings, COMMANDS_TOPIC)]
+
+
+def resend(settings: Settings, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = run(settings, "commands", "resend", *arguments, "--json")
+    assert done.exit_code == code, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def resent(told: dict[str, Any]) -> list[str]:
+    return [one["id"] for one in told["resent"]]
+
+
+def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(
+        stack, namespaces, attempts=1, answer_timeout_s=0.3, command_partitions=2, park_after=99
+    )
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(3)]
+    works: set[str] = {"d-0"}
+
+    def answering(_device: str, _count: int) -> bool:
+        return devices.ids("d")[-1] in works
+
+    with Devices(settings, answering) as devices, push_in_thread(settings):
+        write_commands(settings, commands)
+        poll_for(lambda: len(receipts(settings)) == 3, 30, "all three ended")
+        assert {one: rows[-1].state for one, rows in receipts(settings).items()} == {
+            "d-0": "answered", "d-1": "rejected", "d-2": "rejected",
+        }  # fmt: skip
+        shown = asked(settings, "commands", "show", "d-1")
+        assert shown["state"] == "rejected"
+        assert len(shown["copies"][0]["dead_letters"]) == 1
+
+        assert "d-0: it is answered" in resend(settings, "d-0", code=1)["refused"][0]["why"]
+        assert resent(resend(settings, "d-1", "d-2", "--dry-run")) == ["d-1~2", "d-2~2"]
+        assert len(in_the_log(settings)) == 3, "a dry run writes nothing"
+        assert "nothing in Pulsar" in resend(settings, "nowhere", code=1)["refused"][0]["why"]
+
+        works |= {"d-1~3", "d-2~2"}
+        told = resend(settings, "--device", "d", "--state", "rejected")
+        assert resent(told) == ["d-1~2", "d-2~2"], "in the order that they had"
+        poll_for(lambda: len(receipts(settings)) == 5, 30, "both ended")
+        told = resend(settings, "d-1~2", "d-2", code=1)
+        assert resent(told) == ["d-1~3"], "what failed again goes again, under the next number"
+        assert "was sent again as d-2~2, which is answered" in told["refused"][0]["why"]
+        poll_for(lambda: "d-1~3" in receipts(settings), 30, "the third one ended")
+        assert devices.ids("d") == ["d-0", "d-1", "d-2", "d-1~2", "d-2~2", "d-1~3"]
+        assert [m.payload for m in devices.got["d"]][3:] == [b"1", b"2", b"1"]
+        assert resent(resend(settings, "--device", "d", "--state", "rejected")) == []
+        ended = {
+            rows[-1].command_id: (rows[-1].state, rows[-1].resend_of) for rows in receipts(settings).values()
+        }
+        assert ended["d-1~2"] == ("rejected", "d-1")
+        assert ended["d-1~3"] == ("answered", "d-1")
+        assert ended["d-1"] == ("rejected", "")
+        assert resent(resend(settings, "d-0", "--force")) == ["d-0~2"]
+        text = run(settings, "commands", "show", "d-1~2").stdout
+        assert text.startswith("d-1 for d: answered")
+        assert [line for line in text.splitlines() if line.startswith("d-1")][1:] == ["d-1", "d-1~2", "d-1~3"]
+
+
+def test_what_expired_while_its_device_was_away_goes_again_with_a_new_time_and_waits_parked(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    soon = int(time.time() * 1000) + 1500
+    commands = [command(settings, "d", n, expires_at_ms=soon if n < 2 else 0) for n in range(3)]
+    says(settings, "d", b"offline", retain=True)
+    with Devices(settings, lambda _device, _count: True) as devices:
+        with push_in_thread(settings):
+            write_commands(settings, commands)
+            poll_for(lambda: len(receipts(settings)) == 2, 30, "two expired")
+            assert "--expires-in" in resend(settings, "d-0", code=1)["refused"][0]["why"]
+            assert resent(resend(settings, "d-0", "--expires-in", "1h", "--device", "d")) == ["d-0~2"]
+            all_acknowledged(settings)
+            again = resend(settings, "d-0", "--expires-in", "1h", code=1)["refused"][0]["why"]
+            assert "was sent again as d-0~2, which is pending" in again
+            assert "pending" in resend(settings, "d-0", "--force", code=1)["refused"][0]["why"]
+            (_, copy) = asked(settings, "commands", "show", "d-0")["copies"]
+            assert (copy["state"], copy["queue"]) == ("pending", "parked")
+        # push is down
+        assert resent(resend(settings, "d-1", "--expires-in", "never")) == ["d-1~2"]
+        assert "pending" in resend(settings, "d-1", "--expires-in", "never", code=1)["refused"][0]["why"]
+        shown = asked(settings, "devices", "show", "d")["commands"]
+        assert [(one["id"], one["state"]) for one in shown] == [
+            ("d-2", "parked"), ("d-0~2", "parked"), ("d-1~2", "waiting"),
+        ]  # fmt: skip
+        with push_in_thread(settings):
+            says(settings, "d", b"online", retain=True)
+            poll_for(lambda: len(receipts(settings)) == 5, 30, "all ended")
+        assert devices.ids("d") == ["d-2", "d-0~2", "d-1~2"]
+
+
+def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    commands = [command(settings, "d", n, expires_at_ms=1) for n in range(2)]
+    write_commands(settings, commands)
+    with push_in_thread(settings):
+        poll_for(lambda: len(receipts(settings)) == 2, 30, "both expired")
+    arguments = ["commands", "resend", "d-0", "d-1", "--expires-in", "never", *push_arguments(settings)]
+    (point,) = RESEND_KILL_POINTS
+    killed = subprocess.run(
+        [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
+        capture_output=True,
+        timeout=120,
+        env=os.environ | {"PULSEBRIDGE_KILL_AT": point},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    told = resend(settings, "d-0", "d-1", "--expires-in", "never", code=1)
+    assert resent(told) == ["d-1~2"]
+    assert in_the_log(settings) == ["d-0", "d-1", "d-0~2", "d-1~2"]
+    with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
+        poll_for(lambda: len(receipts(settings)) == 4, 30, "both copies ended")
+        assert devices.ids("d") == ["d-0~2", "d-1~2"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--state", "expired"), ("a", "--device", "d", "--state", "expired")]
+)
+def test_a_selection_that_is_none_says_how_to_select(
+    stack: LocalStack, namespaces: PulsarSettings, arguments: tuple[str, ...]
+) -> None:
+    done = run(parking_settings(stack, namespaces), "commands", "resend", *arguments)
+    assert done.exit_code == 1
+    assert "give ids, or --device with --state" in str(done.exception)

@@ -1,0 +1,132 @@
+"""How a command and its copies stand, and whether it is sent again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.commands import Command, CommandPosition, decode_command, encode_command
+from bridge.contract import C_ID, P_DEAD_LENGTH, Receipt
+from bridge.dead_letters.records import DeadLetter, LetterId, Place
+from bridge.devices.history import FAILED, Family, Refusal, again, candidates, root_of, whole
+
+NOW = 1_000_000_000_000_000
+COMMAND = Command("c", "d", "devices/d/commands", b"open", qos=2, retain=True, emitted_at_us=5, cause="why")
+
+
+def at(entry: int) -> CommandPosition:
+    return CommandPosition(1, entry, -1)
+
+
+def family(*states: str, command: Command = COMMAND) -> Family:
+    """A command and its copies, each with the state that its receipt has; pending ones have none."""
+    found = Family("c")
+    for number, state in enumerate(states, 1):
+        name = "c" if number == 1 else f"c~{number}"
+        found.take_command(
+            0, at(number), replace(command, command_id=name, resend_of="" if number == 1 else "c")
+        )
+        if state != "pending":
+            found.take_receipt(Receipt(name, "d", "t", state))
+    return found
+
+
+@pytest.mark.parametrize("state", FAILED)
+def test_a_failed_command_is_sent_again_as_it_was_with_an_id_that_follows(state: str) -> None:
+    for states, name in (((state,), "c~2"), (("rejected", state), "c~3")):
+        sent = again(family(*states), now_us=NOW)
+        assert isinstance(sent, Command)
+        assert sent == replace(COMMAND, command_id=name, resend_of="c", emitted_at_us=NOW)
+        assert decode_command(encode_command(sent), sent.payload) == sent
+
+
+@pytest.mark.parametrize(
+    ("states", "forced", "why"),
+    [
+        (("pending",), "c~2", "it is pending"),
+        (("delivered",), "c~2", "it is delivered"),
+        (("answered",), "c~2", "it is answered"),
+        (("duplicate",), "", "it is pending"),
+        (("expired", "pending"), "", "was sent again as c~2, which is pending"),
+        (("expired", "delivered"), "c~3", "was sent again as c~2, which is delivered"),
+    ],
+)
+def test_what_did_not_fail_is_refused_and_a_copy_that_is_pending_is_never_doubled(
+    states: tuple[str, ...], forced: str, why: str
+) -> None:
+    refused = again(family(*states), now_us=NOW)
+    assert isinstance(refused, Refusal)
+    assert why in str(refused)
+    sent = again(family(*states), now_us=NOW, force=True)
+    if forced:
+        assert isinstance(sent, Command)
+        assert sent.command_id == forced
+    elif states[-1] == "pending":
+        assert isinstance(sent, Refusal)
+
+
+def test_a_time_that_is_over_wants_a_new_one() -> None:
+    over = family("expired", command=replace(COMMAND, expires_at_ms=NOW // 1000 - 1))
+    refused = again(over, now_us=NOW)
+    assert isinstance(refused, Refusal)
+    assert "--expires-in" in str(refused)
+    for expires in (0, NOW // 1000 + 5):
+        sent = again(over, now_us=NOW, expires_at_ms=expires)
+        assert isinstance(sent, Command)
+        assert sent.expires_at_ms == expires
+    early = family("rejected", command=replace(COMMAND, expires_at_ms=NOW // 1000 + 9))
+    sent = again(early, now_us=NOW)
+    assert isinstance(sent, Command)
+    assert sent.expires_at_ms == NOW // 1000 + 9
+
+
+def test_what_is_found_nowhere_and_what_has_no_payload_is_refused_with_the_reason() -> None:
+    unknown = Family("c")
+    unknown.copy("c")
+    assert "nothing in Pulsar tells of it" in str(again(unknown, now_us=NOW, force=True))
+    trimmed = Family("c")
+    trimmed.take_receipt(Receipt("c", "d", "t", "expired"))
+    assert "not in Pulsar any more" in str(again(trimmed, now_us=NOW))
+
+
+def letter(command: Command, **told: str) -> DeadLetter:
+    return DeadLetter(LetterId(0, Place(1, 2)), "d", command.payload, encode_command(command) | told, 0, NOW)
+
+
+def test_a_dead_letter_that_is_whole_gives_the_payload() -> None:
+    found = Family("c")
+    found.take_receipt(Receipt("c", "d", "t", "rejected"))
+    found.take_letter(letter(COMMAND), COMMAND)
+    assert isinstance(again(found, now_us=NOW), Command)
+    assert whole(letter(COMMAND))
+    assert not whole(letter(COMMAND, **{P_DEAD_LENGTH: "999"}))
+    assert root_of(letter(replace(COMMAND, command_id="c~2", resend_of="c")).told) == "c"
+    assert root_of({C_ID: "x"}) == "x"
+
+
+def test_the_last_receipt_counts_but_never_a_duplicate() -> None:
+    found = family("rejected")
+    found.take_receipt(Receipt("c", "d", "t", "duplicate"))
+    assert found.newest.state == "rejected"
+    found.take_receipt(Receipt("c", "d", "t", "delivered"))
+    assert found.newest.state == "delivered"
+    assert found.device == "d"
+
+
+@given(st.text(min_size=1, max_size=20), st.integers(2, 10**6))
+def test_an_id_may_be_that_of_a_copy_or_of_a_command_that_is_called_so(root: str, number: int) -> None:
+    assert candidates(f"{root}~{number}") == {root, f"{root}~{number}"}
+    assert root in candidates(root)
+
+
+@given(st.lists(st.sampled_from([*FAILED, "delivered", "pending"]), min_size=1, max_size=5), st.booleans())
+def test_sent_again_twice_gives_one_command(states: list[str], force: bool) -> None:
+    found = family(*states)
+    sent = again(found, now_us=NOW, force=force)
+    if isinstance(sent, Command):
+        assert sent.command_id not in found.copies
+        found.take_command(0, at(99), sent)
+        assert isinstance(again(found, now_us=NOW, force=force), Refusal)
