@@ -29,8 +29,8 @@ ROWS = {
     ),
     "pulsebridge_mqtt": ("cast(id as string) payload",),
 }
-FORMS = [(name, form) for name in ("pulsebridge", "pulsebridge_commands") for form in SECRETS]
-FORMS += [("pulsebridge_mqtt", "password")]
+FORMS = [("pulsebridge", form) for form in SECRETS]
+FORMS += [("pulsebridge_commands", "params"), ("pulsebridge_mqtt", "password")]
 
 
 @pytest.fixture
@@ -45,7 +45,10 @@ def options(name: str, form: str, topic: TestTopic, stack: LocalStack) -> dict[s
         secret = {"mqtt.username": "writer", "mqtt.password": "s3cr3t-of-mqtt"}
         return where | secret | {"topic": f"{uuid.uuid4().hex}/t"}
     settings = topic.settings
-    given = topic.options(**SECRETS[form], **{"system.namespace": settings.system_namespace})
+    secret = {
+        option: value for option, value in SECRETS[form].items() if not option.startswith("pulsar.admin.")
+    }
+    given = topic.options(**secret, **{"system.namespace": settings.system_namespace})
     if name == "pulsebridge_commands":
         given |= {"topic": "commands", "tenant": settings.tenant, "namespace": settings.namespace}
     return {option: value for option, value in given.items() if value}
