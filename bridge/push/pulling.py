@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +29,9 @@ log = structlog.get_logger("push")
 
 _NEAR: Final = 100
 """Entries that are read and thrown away rather than begin a new reader."""
+_PASSED: Final = 4000
+_PASSED_BYTES: Final = 4 * 1024 * 1024
+"""What is kept of that."""
 _READ_MS: Final = 500
 _PATIENCE_S: Final = 30.0
 
@@ -48,7 +52,11 @@ def position_of(message: Message) -> CommandPosition:
 
 
 class PositionReader:
-    """Reads messages of one partition by their positions; cheap where the next one stands near behind the last."""
+    """Reads messages of one partition by their positions; cheap where the next one stands near behind the last.
+
+    What is passed on the way is kept for a while: of devices that wake together the commands stand between each other's,
+    and a new reader for each step back would cost tens of milliseconds.
+    """
 
     def __init__(
         self, client: PulsarClient, topic: str, partition: int, *, over: Callable[[], bool] = lambda: False
@@ -60,14 +68,23 @@ class PositionReader:
         self._over = over
         self._reader: Any = None
         self._at: CommandPosition | None = None  # what it gave last
+        self._passed: OrderedDict[CommandPosition, Message] = OrderedDict()  # read, and not wanted so far
+        self._passed_bytes = 0
+        self.opened = 0
+        """How many readers it took."""
 
     def read(self, wanted: CommandPosition) -> Message | None:
         """Return the message at ``wanted``, None when only later ones are there, or when it is over."""
+        passed = self._passed.pop(wanted, None)
+        if passed is not None:
+            self._passed_bytes -= len(passed.data())
+            return passed
         at = self._at
         near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= _NEAR
         if self._reader is None or not near:
             self.close()
             start = message_id(self._partition, *wanted)
+            self.opened += 1
             self._reader = self._client.reader(self._topic, start, queue=_NEAR)
         end = time.monotonic() + _PATIENCE_S
         while not self._over():
@@ -82,7 +99,15 @@ class PositionReader:
             if self._at > wanted:  # all from there on was read
                 self.close()
                 return None
+            self._keep(self._at, message)
         return None
+
+    def _keep(self, position: CommandPosition, message: Message) -> None:
+        self._passed[position] = message
+        self._passed_bytes += len(message.data())
+        while len(self._passed) > _PASSED or self._passed_bytes > _PASSED_BYTES:
+            _, oldest = self._passed.popitem(last=False)
+            self._passed_bytes -= len(oldest.data())
 
     def close(self) -> None:
         """Close what is open; the next read opens it again."""

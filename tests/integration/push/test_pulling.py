@@ -1,0 +1,44 @@
+"""Parked commands are read again by their positions, whatever the order in which devices wake."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.local.stack import LocalStack
+from bridge.pulsar_client import PulsarClient
+from bridge.push.pulling import PositionReader, position_of
+from bridge.settings import PulsarSettings
+from tests.support.command_writer import write_many
+from tests.support.push import command, provision, push_settings, read_topic
+from tests.support.stack import mqtt_settings
+
+pytestmark = pytest.mark.stack
+
+
+def test_devices_that_wake_together_share_a_reader_and_get_their_own(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    write_many(settings, (command(settings, f"d{n // 10}", n % 10) for n in range(1000)))
+    stored = read_topic(settings, COMMANDS_TOPIC)
+    positions = {(m.partition_key(), m.data()): position_of(m) for m in stored}
+    with PulsarClient(settings.pulsar) as client:
+        reading = PositionReader(client, partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0), 0)
+        for numbers in (range(8), range(8, 10)):  # each device its first ones, then each its last ones
+            for device in range(100):
+                for number in numbers:
+                    wanted = (f"d{device}", f"{number}".encode())
+                    message = reading.read(positions[wanted])
+                    assert message is not None
+                    assert (message.partition_key(), message.data()) == wanted
+        assert reading.opened == 1
+        anyhow = random.sample(sorted(positions), 30)
+        for wanted in anyhow:
+            message = reading.read(positions[wanted])
+            assert message is not None
+            assert (message.partition_key(), message.data()) == wanted
+        reading.close()
