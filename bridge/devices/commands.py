@@ -68,7 +68,7 @@ def _list(
     """Show of each device whether it is there, how many commands wait, since when, and the last delivery.
 
     Read from Pulsar alone, whether or not push runs: the compacted cursors and presence whole, of the commands what is
-    not acknowledged (--backlog), and the oldest waiting command of each device that is shown.
+    not acknowledged (--backlog), and the oldest waiting command of each device that is shown (of 1,000 at most).
 
     Examples:
 

@@ -28,13 +28,15 @@ from bridge.errors import ContractError, TerminalError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, Message, PulsarClient, ReceiveTimeout, message_id, our_errors
+from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
 from bridge.push.pulling import PositionReader, position_of
 
-__all__ = ["BACKLOG", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
+__all__ = ["BACKLOG", "OLDEST", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
 
 BACKLOG: Final = 100_000
 """How many messages of the backlog are read at most, of all partitions, unless told otherwise."""
+OLDEST: Final = 1000
+"""Of how many devices the oldest waiting command is read: far apart each takes a reader of its own."""
 READER: Final = "pulsebridge-devices"
 _RECEIVE_MS: Final = 1000
 _PATIENCE: Final = 30
@@ -173,15 +175,14 @@ class PushTopics:
                 with our_errors(f"reading {name}"):
                     if not reader.has_message_available():
                         return
-                    try:
-                        message = reader.read_next(_RECEIVE_MS)
-                    except ReceiveTimeout:
-                        silent += 1
-                        if compacted and silent > 1 and self._compacted_to_its_end(name):
-                            return
-                        if silent > _PATIENCE:
-                            raise TransientError(f"reading {name}: nothing comes") from None
-                        continue
+                message = received(reader.read_next, _RECEIVE_MS, f"reading {name}")
+                if message is None:
+                    silent += 1
+                    if compacted and silent > 1 and self._compacted_to_its_end(name):
+                        return
+                    if silent > _PATIENCE:
+                        raise TransientError(f"reading {name}: nothing comes")
+                    continue
                 silent = 0
                 count += 1
                 if count % 500 == 0:
@@ -200,10 +201,10 @@ class PushTopics:
     # --- of one device ---
 
     def oldest(self, devices: list[DeviceView]) -> None:
-        """Find out when the oldest waiting command of each device was emitted, where it is not known yet; in the order
-        of the log, since one that stands near behind another costs little.
+        """Find out when the oldest waiting command of each device was emitted, where it is not known yet, of so many of
+        the first as ``OLDEST`` says; in the order of the log, since one that stands near behind another costs little.
         """
-        wanted = [one for one in devices if one.oldest is not None and not one.oldest_us]
+        wanted = [one for one in devices if one.oldest is not None and not one.oldest_us][:OLDEST]
         for partition in sorted({one.partition for one in wanted}):
             reader = self._positions(partition)
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bridge.commands import Command, CommandPosition
 from bridge.errors import ContractError
@@ -18,6 +18,10 @@ from bridge.push.parked import Parked, ParkedId, decode_segment
 from bridge.push.records import CursorRecords
 
 __all__ = ["DeviceView", "PartitionView", "Waiting"]
+
+
+_AGAIN: Final = ""
+"""In the place of a segment's key: what a cursor says goes again, whether or not its segment is stored (H26)."""
 
 
 class Waiting(NamedTuple):
@@ -119,6 +123,8 @@ class PartitionView:
                     segments[key] = decode_segment(payload)
                 except ContractError:
                     self.bad += 1
+            if cursor is not None and cursor.again:
+                segments[_AGAIN] = cursor.again
             found = self._parked[device] = Parked.loaded(segments, done)
         return found
 
@@ -127,16 +133,12 @@ class PartitionView:
         parked = [Waiting(one.position, one) for one in self.parked(device)]
         return sorted([*parked, *self._live.get(device, ())], key=lambda one: one.position)
 
-    def has_parked(self, device: str) -> bool:
-        """Whether anything is parked for a device."""
-        return device in self._records.parked and len(self.parked(device)) > 0
-
     def device(self, name: str) -> DeviceView:
         """Return what is known of a device; nothing but its name where nothing is."""
         cursor = self._records.by_device.get(name)
         parked, live = self.parked(name), self._live.get(name, [])
-        if name not in self._records.parked:
-            del self._parked[name]  # empty, and one for each device would be many
+        if not len(parked):
+            del self._parked[name]  # one for each device would be many
         firsts = [parked.position(0)] if len(parked) else []
         firsts += [live[0].position] if live else []
         return DeviceView(

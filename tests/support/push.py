@@ -261,6 +261,7 @@ def push_arguments(settings: Settings) -> list[str]:
         "push.answer_timeout_s": settings.push.answer_timeout_s,
         "push.presence": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence]),
         "push.probe_min_s": settings.push.probe_min_s,
+        "push.replay_rate": settings.push.replay_rate,
         "metrics.port": settings.metrics.port,
         "metrics.probe_s": settings.metrics.probe_s,
     }

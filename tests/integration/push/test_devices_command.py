@@ -45,7 +45,7 @@ def listed(settings: Settings, *arguments: str) -> dict[str, dict[str, Any]]:
 def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_down(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    settings = parking_settings(stack, namespaces, command_partitions=2, answer_timeout_s=30)
+    settings = parking_settings(stack, namespaces, command_partitions=2, answer_timeout_s=30, replay_rate=100)
     provision(settings)
     away = [command(settings, "away", n, emitted_at_us=1_700_000_000_000_000 + n) for n in range(300)]
     live, mute = (
@@ -112,6 +112,10 @@ def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_dow
         assert cut["read"]["backlog_cut"]
         with PushProcess(settings, tmp_path, "again"):
             says(settings, "away", b"online", retain=True)
+            poll_for(lambda: len(devices.got["away"]) > 20, 30, "it is on its way")
+            shown = asked(settings, "devices", "show", "away", "--limit", "0")
+            assert 0 < shown["parked"] < 300, "replaying"
+            check_pending(shown, away[-shown["pending"] :], "parked", partition)
             devices.await_all([*more, *away])
             poll_for(lambda: listed(settings)["away"]["pending"] == 0, 30, "nothing waits any more")
             devices.check([*live, *more, *away])

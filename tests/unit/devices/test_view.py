@@ -106,6 +106,23 @@ def test_a_device_is_told_with_all_that_is_known_of_it() -> None:
     assert not found.silent(0, 9 * SECOND)
 
 
+def test_h26_what_a_cursor_says_goes_again_waits_whether_or_not_its_segment_is_stored() -> None:
+    view, cursor = PartitionView(0), Cursor(8, at(9))
+    again = [ParkedId(at(n), 0, True, True) for n in (6, 8)]
+    cursor.go_back(again)
+    view.take_record("d", cursor.encode())
+    assert [one.parked for one in view.waiting("d")] == again
+    assert (view.device("d").parked, view.device("d").oldest) == (2, at(6))
+    parked = Parked()
+    key = ""
+    for one in again:
+        key = parked.append(one, segment_key("d", "o", 1))
+    view = PartitionView(0)
+    view.take_record("d", cursor.encode())
+    view.take_record(key, parked.payload(key) or b"")
+    assert [one.parked for one in view.waiting("d")] == again
+
+
 def test_records_that_cannot_be_read_are_counted_and_the_others_go_on() -> None:
     view = PartitionView(0)
     view.take_record("d", b"{}")
