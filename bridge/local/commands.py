@@ -151,7 +151,7 @@ def status(
     """
     from rich.console import Console
 
-    from bridge.devices.status import look_at_push, show_push
+    from bridge.devices.status import PushStatus, look_at_push, show_push
     from bridge.ingest.session_status import look_at_sessions, show_sessions
     from bridge.local.lifecycle import show_status
     from bridge.protocols.status import look_at_instances, show_instances
@@ -159,7 +159,8 @@ def status(
     settings = settings_from(config, sets)
     found = look_at_instances(settings)
     sessions = look_at_sessions(settings, found)
-    push = look_at_push(settings)
+    away = bool(found.problem) and not found.records
+    push = PushStatus(problem=found.problem) if away else look_at_push(settings)
     local = _settings(config, sets, {"local.data_dir": data_dir})
     up = show_status(local, as_json=as_json, more=found.as_dict() | sessions.as_dict() | push.as_dict())
     if not as_json:
