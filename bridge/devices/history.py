@@ -15,7 +15,7 @@ from bridge.commands import Command, CommandPosition
 from bridge.contract import C_ID, C_RESEND_OF, P_DEAD_CUT, Receipt
 from bridge.dead_letters.records import DeadLetter
 
-__all__ = ["FAILED", "Copy", "Family", "Refusal", "again", "candidates", "root_of"]
+__all__ = ["FAILED", "Copy", "Family", "Refusal", "again", "candidates", "named_like_a_copy", "root_of"]
 
 FAILED: Final = ("expired", "rejected", "overflowed")
 """States of receipts after which a command is sent again without force."""
@@ -67,6 +67,8 @@ class Family:
 
     root: str
     copies: dict[str, Copy] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+    """Numbers that a copy may not have, because another command happens to be called so."""
 
     def copy(self, command_id: str) -> Copy:
         """Return one of them, new where it was not known."""
@@ -123,6 +125,12 @@ def number_of(command_id: str, root: str) -> int:
     return int(found[2]) if found is not None and found[1] == root else 1
 
 
+def named_like_a_copy(command_id: str) -> tuple[str, int] | None:
+    """Return of which command an id would be which copy; it may be a command that somebody has called so."""
+    found = _COPY.match(command_id)
+    return None if found is None else (found[1], int(found[2]))
+
+
 def candidates(command_id: str) -> set[str]:
     """Return which ids the first of this command's family may have: its own, or what stands before its number."""
     found = _COPY.match(command_id)
@@ -167,7 +175,7 @@ def again(
     expires = command.expires_at_ms if expires_at_ms is None else expires_at_ms
     if 0 < expires * 1000 <= now_us:
         return Refusal(first, "its time is over", "give a new one: --expires-in 1h, or --expires-in never")
-    number = number_of(newest.command_id, first) + 1
+    number = max(number_of(newest.command_id, first), *family.taken, 1) + 1
     return replace(
         command,
         command_id=f"{first}~{number}",

@@ -13,7 +13,7 @@ from bridge.commands import Command, CommandPosition, decode_command
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.records import DeadLetter
-from bridge.devices.history import Family, candidates, root_of, whole
+from bridge.devices.history import Family, candidates, named_like_a_copy, root_of, whole
 from bridge.devices.reading import PushTopics
 from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
@@ -72,11 +72,19 @@ class Search:
             self._families.setdefault(root, Family(root))
         if root in self._families:
             self._families[root].take_receipt(receipt)
+        self._note(root)
+
+    def _note(self, root: str) -> None:
+        """Note a command that is called as a copy of another one would be."""
+        named = named_like_a_copy(root)
+        if named is not None and named[0] in self._families:
+            self._families[named[0]].taken.add(named[1])
 
     def _read_log(self, wanted: Iterable[Family], device: str) -> None:
         for partition, start in self._where(wanted, device).items():
             for message in self._topics.scan(COMMANDS_TOPIC, partition, start=start, queue=100):
                 properties = message.properties()
+                self._note(root_of(properties))
                 family = self._families.get(root_of(properties))
                 if family is not None:
                     with suppress(ContractError):  # one that is no command is among the dead letters

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,9 +142,10 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
     settings = parking_settings(stack, namespaces)
     provision(settings)
     commands = [command(settings, "d", n, expires_at_ms=1) for n in range(2)]
-    write_commands(settings, commands)
+    namesake = replace(commands[1], command_id="d-1~2")  # somebody has called a command so
+    write_commands(settings, [*commands, namesake])
     with push_in_thread(settings):
-        poll_for(lambda: len(receipts(settings)) == 2, 30, "both expired")
+        poll_for(lambda: len(receipts(settings)) == 3, 30, "all expired")
     arguments = ["commands", "resend", "d-0", "d-1", "--expires-in", "never", *push_arguments(settings)]
     (point,) = RESEND_KILL_POINTS
     killed = subprocess.run(
@@ -154,11 +156,11 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     told = resend(settings, "d-0", "d-1", "--expires-in", "never", code=1)
-    assert resent(told) == ["d-1~2"]
-    assert in_the_log(settings) == ["d-0", "d-1", "d-0~2", "d-1~2"]
+    assert resent(told) == ["d-1~3"]
+    assert in_the_log(settings) == ["d-0", "d-1", "d-1~2", "d-0~2", "d-1~3"]
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
-        poll_for(lambda: len(receipts(settings)) == 4, 30, "both copies ended")
-        assert devices.ids("d") == ["d-0~2", "d-1~2"]
+        poll_for(lambda: len(receipts(settings)) == 5, 30, "both copies ended")
+        assert devices.ids("d") == ["d-0~2", "d-1~3"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from bridge.commands import Command, CommandPosition, decode_command, encode_command
 from bridge.contract import C_ID, P_DEAD_LENGTH, Receipt
 from bridge.dead_letters.records import DeadLetter, LetterId, Place
-from bridge.devices.history import FAILED, Family, Refusal, again, candidates, root_of, whole
+from bridge.devices.history import (
+    FAILED,
+    Family,
+    Refusal,
+    again,
+    candidates,
+    named_like_a_copy,
+    root_of,
+    whole,
+)  # fmt: skip
 
 NOW = 1_000_000_000_000_000
 COMMAND = Command("c", "d", "devices/d/commands", b"open", qos=2, retain=True, emitted_at_us=5, cause="why")
@@ -66,6 +75,16 @@ def test_what_did_not_fail_is_refused_and_a_copy_that_is_pending_is_never_double
         assert sent.command_id == forced
     elif states[-1] == "pending":
         assert isinstance(sent, Refusal)
+
+
+def test_a_copy_does_not_take_the_id_of_another_command_that_is_called_so() -> None:
+    found = family("rejected")
+    found.taken.add(2)
+    sent = again(found, now_us=NOW)
+    assert isinstance(sent, Command)
+    assert sent.command_id == "c~3"
+    assert named_like_a_copy("c~2") == ("c", 2)
+    assert named_like_a_copy("c~1") is None
 
 
 def test_a_time_that_is_over_wants_a_new_one() -> None:
