@@ -37,6 +37,8 @@ COMMAND_VERSION: Final = "1"
 RECEIPT_VERSION: Final = "3"
 _RECEIPT_VERSIONS: Final = ("1", "2", RECEIPT_VERSION)
 CURSOR_VERSION: Final = 1
+MOVED_VERSION: Final = 2
+"""Of a segment of parked commands that names copies in ``PARKED_TOPIC``; one without has ``CURSOR_VERSION``."""
 PRESENCE_VERSION: Final = 1
 """Of a record on ``PRESENCE_TOPIC``, whose shape stands in ``bridge/presence_record.py``."""
 INSTANCE_VERSION: Final = 1
@@ -51,6 +53,9 @@ RECEIPTS_TOPIC: Final = "command-receipts"
 DEAD_LETTERS_TOPIC: Final = "dead-letters"
 INSTANCES_TOPIC: Final = "protocol-instances"
 """What each running ingest process advertises: one partition, compacted, keyed by instance; see ``bridge.protocols``."""
+PARKED_TOPIC: Final = "parked-commands"
+"""Copies of the commands of devices that are away for long, as they stood on ``COMMANDS_TOPIC``, with as many
+partitions; where each copy is, the cursors partition says."""
 PRESENCE_TOPIC: Final = "device-presence"
 """When each device was last heard of: compacted, keyed by device, with as many partitions as the commands and the same
 hash, so that the owner of a partition of the commands finds its devices in the partition of that number (H31)."""
@@ -61,6 +66,7 @@ SYSTEM_TOPICS: Final = (
     DEAD_LETTERS_TOPIC,
     INSTANCES_TOPIC,
     PRESENCE_TOPIC,
+    PARKED_TOPIC,
 )
 
 MOVES_TOPIC: Final = "pulsebridge/moves"

@@ -31,6 +31,8 @@ KILL_POINTS: Final = (
     "after_answer",  # the device has answered (confirm: device), the cursor is not written
     "after_cursor",  # Pulsar has the cursor, the receipt row is not written
     "after_segment",  # Pulsar has the ids of parked commands, they are not acknowledged
+    "after_copy",  # a command that waits for long is in the other topic, and nothing says so
+    "after_move",  # it is said where it is now; where it was may be said as well, and is held
     "after_pull",  # a device is waking: a command that was parked is read again, it is not pushed
     "after_receipt",  # Pulsar has the receipt row, the command is not acknowledged
     "after_ack",

@@ -18,6 +18,7 @@ from bridge.contract import (
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
     INSTANCES_TOPIC,
+    PARKED_TOPIC,
     PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
@@ -68,7 +69,7 @@ PRESENCE_HOLD: Final = "pulsebridge-presence"
 
 PARKED_HOLD: Final = "pulsebridge-parked"
 """Durable subscription on each commands partition, made before push's own: it keeps the commands of devices that are
-away, which push has acknowledged. Only the partition's owner moves it (H25)."""
+away, which push has acknowledged. The same on each partition of those that were moved. Only the partition's owner moves it (H25)."""
 
 HOLD_POLICY: Final = "producer_request_hold"
 """The only quota policy under which neither a message nor a producer is given up (H1 c, H13)."""
@@ -168,6 +169,12 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
                 why="how far each device is",
             ),
             presence_need(pulsar),
+            TopicNeed(
+                pulsar.system_topic(PARKED_TOPIC),
+                count,
+                (PARKED_HOLD,),
+                why="commands of devices that are away for long",
+            ),
             TopicNeed(
                 commands_topic or pulsar.system_topic(COMMANDS_TOPIC),
                 count,

@@ -15,6 +15,7 @@ from bridge.commands import Command, CommandPosition, decode_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
+    PARKED_TOPIC,
     PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
@@ -29,6 +30,7 @@ from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
+from bridge.push.parked import GONE
 from bridge.push.pulling import PositionReader, position_of
 
 __all__ = ["BACKLOG", "OLDEST", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
@@ -221,11 +223,18 @@ class PushTopics:
     def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, Message | None]]:
         """Read commands that wait; None for a message that Pulsar does not have any more."""
         reader = self._positions(partition)
+        moved = partition_name(self._admin.settings.system_topic(PARKED_TOPIC), partition)
+        copies = PositionReader(self.client, moved, partition)
         try:
             for one in waiting:
-                yield one, reader.read(one.position)
+                place = None if one.parked is None else one.parked.place
+                if place == GONE:
+                    yield one, None
+                else:
+                    yield one, reader.read(one.position) if place is None else copies.read(place)
         finally:
             reader.close()
+            copies.close()
 
     def _positions(self, partition: int) -> PositionReader:
         return PositionReader(self.client, partition_name(self.commands, partition), partition)

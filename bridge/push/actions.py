@@ -10,6 +10,7 @@ from bridge.contract import Receipt
 __all__ = [
     "Ack",
     "Action",
+    "Copy",
     "DeadLetter",
     "Forget",
     "Pull",
@@ -71,6 +72,8 @@ class StoreSegment:
     payload: bytes
     parked: tuple[CommandPosition, ...] = ()
     """What may be acknowledged once this is stored: writes are stored in their order."""
+    move: int = 0
+    """The move that ends with this, 0 for none. Answer: ``move_stored(move)``, besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,18 @@ class Pull:
 
     device: str
     round: int
+    positions: tuple[CommandPosition, ...]
+    places: tuple[CommandPosition | None, ...]
+    """For each, where its copy stands among the moved commands, None where it was not moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy parked commands to the topic of the moved ones, in order. Answer: ``copied(move, places)``, or
+    ``copy_failed(move)``.
+    """
+
+    move: int
     positions: tuple[CommandPosition, ...]
 
 
@@ -89,4 +104,4 @@ class Forget:
     position: CommandPosition
 
 
-Action = Push | StoreCursor | StoreReceipt | DeadLetter | Ack | StoreSegment | Pull | Forget
+Action = Push | StoreCursor | StoreReceipt | DeadLetter | Ack | StoreSegment | Pull | Copy | Forget

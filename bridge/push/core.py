@@ -28,9 +28,9 @@ from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, Forget, StoreSegment
 from bridge.push.late import Given
 from bridge.push.live import NO_SUBSCRIBERS
+from bridge.push.moving import MovingCore
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.queues import Device, Item, Mode, State
-from bridge.push.replay import ReplayCore
 
 __all__ = ["NO_SUBSCRIBERS", "PartitionCore"]
 
@@ -42,12 +42,13 @@ _KEPT: Final = (State.NOTED, State.CONFIRMED, State.DYING, State.DEAD, State.SET
 _WRITTEN_AT_ONCE: Final = 1000
 
 
-class PartitionCore(ReplayCore):
+class PartitionCore(MovingCore):
     """State of one partition. Call an event, then ``take`` the actions; all on one thread."""
 
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far."""
         self._pull(now_us)
+        self._move_some()
         actions = super().take(now_us)
         if self._unwritten and (now_us >= self._flush_at_us or self._draining):
             self._flush(now_us)

@@ -23,6 +23,7 @@ from bridge.pulsar_client import Message
 from bridge.push.actions import (
     Ack,
     Action,
+    Copy,
     DeadLetter,
     Forget,
     Pull,
@@ -36,7 +37,7 @@ from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition_log import Gate, PartitionLog, position_of
-from bridge.push.pulling import Pulled
+from bridge.push.pulling import Copied, Pulled
 from bridge.settings import Settings
 
 __all__ = ["Doing"]
@@ -111,6 +112,14 @@ class Doing:
         now_us = time.time_ns() // 1000
         self._core.pulled(event.pull.device, event.pull.round, event.position, command, now_us)
 
+    def copied(self, event: Copied) -> None:
+        """Tell the core of commands that were to be moved."""
+        reach("after_copy")
+        if event.places is None:
+            self._core.copy_failed(event.move)
+        else:
+            self._core.copied(event.move, event.places, time.time_ns() // 1000)
+
     def answered(self, answer: Answer) -> bool:
         """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
         now_us = time.time_ns() // 1000
@@ -125,6 +134,9 @@ class Doing:
         elif isinstance(token, StoreSegment):
             reach("after_segment")
             core.segment_stored(token.parked)
+            if token.move:
+                reach("after_move")
+                core.move_stored(token.move)
         elif isinstance(token, StoreReceipt):
             reach("after_receipt")
             self._metrics.stored(token.receipt)
@@ -152,6 +164,8 @@ class Doing:
             self._log.write_cursor(action.key, action.payload, action)
         elif isinstance(action, Pull):
             self._log.puller.pull(action)
+        elif isinstance(action, Copy):
+            self._log.puller.copy(action)
         elif isinstance(action, Forget):
             self._pulled.pop(action.position, None)
 

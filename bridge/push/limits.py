@@ -28,6 +28,7 @@ def limits_of(push: PushSettings) -> Limits:
         silence_us=int(push.silence_s * 1e6),
         parked_max=push.parked_max,
         replay_rate=push.replay_rate,
+        move_after_us=int(push.move_parked_after_s * 1e6),
         probe_min_us=int(push.probe_min_s * 1e6),
         probe_max_us=int(max(push.probe_min_s, push.probe_max_s) * 1e6),
         unsure_us=int(push.unsure_s * 1e6),

@@ -309,7 +309,7 @@ class LiveCore(PartitionState):
         return False
 
     def _push(self, device: Device, item: Item, now_us: int) -> None:
-        if item.attempts == 0 and device.suspects:
+        if item.attempts == 0 and device.suspects and item.position > device.loaded:
             device.suspects -= 1
             suspect = self._horizon is not None and item.position <= self._horizon
             item.maybe_seen = item.maybe_seen or suspect

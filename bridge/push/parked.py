@@ -4,26 +4,43 @@ An id is all that stays in memory; the payload stays in the commands topic, kept
 cursors partition under keys of their own, at most 256 in each, and only the last one is ever written again (H29). A
 segment belongs to the owner that began it: a later owner reads it and removes it, and appends to segments of its own,
 so that a write of a former owner that is stored late replaces nothing.
+
+A command that waits for very long is copied to a topic of its own (``moving``). It keeps the position by which it is
+known; where its copy stands is told beside it, in a segment of a version of its own, which an older reader refuses.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.commands import CommandPosition
-from bridge.contract import CURSOR_VERSION
+from bridge.contract import CURSOR_VERSION, MOVED_VERSION
 from bridge.errors import ContractError
 
-__all__ = ["SEGMENT_IDS", "Parked", "ParkedId", "decode_segment", "segment_device", "segment_key"]
+__all__ = [
+    "GONE",
+    "SEGMENT_IDS",
+    "Parked",
+    "ParkedId",
+    "Segment",
+    "decode_segment",
+    "read_segment",
+    "segment_device",
+    "segment_key",
+]
 
 SEGMENT_IDS: Final = 256
 _PREFIX: Final = "\0parked\0"
 """Keys of segments; no device is called so, MQTT topics have no U+0000."""
 _WIDTH: Final = 5
+_PLACE: Final = 3
+_NO_PLACE: Final = (-1, -1, -1)
+GONE: Final = CommandPosition(-2, -2, -2)
+"""The place of a copy that could not be made, because the command was not in Pulsar any more."""
 
 
 class ParkedId(NamedTuple):
@@ -35,10 +52,20 @@ class ParkedId(NamedTuple):
     expires_at_ms: int = 0
     maybe_seen: bool = False
     unsure: bool = False
+    place: CommandPosition | None = None
+    """Where its copy stands in the topic of moved commands, None where it was not moved."""
 
     def numbers(self) -> tuple[int, ...]:
         """Return it as it is stored."""
         return (*self.position, self.expires_at_ms, self.maybe_seen | self.unsure << 1)
+
+
+class Segment(NamedTuple):
+    """What a stored segment says."""
+
+    ids: list[ParkedId]
+    since_us: int
+    """When the first of them was parked, 0 where it does not say."""
 
 
 @dataclass(slots=True)
@@ -47,6 +74,7 @@ class _Segment:
     last: CommandPosition
     start: int | None  # number of its first id, counted from the first that was ever parked
     fixed: bytes | None = None  # instead of the start, as it was stored; None for a former owner's
+    since_us: int = 0
 
 
 def segment_key(device: str, owner: str, number: int) -> str:
@@ -60,32 +88,63 @@ def segment_device(key: str) -> str | None:
 
 
 def decode_segment(payload: bytes) -> list[ParkedId]:
-    """Read the ids of a segment. Raises ContractError when the payload is not one of this version."""
+    """Read the ids of a segment. Raises as ``read_segment``."""
+    return read_segment(payload).ids
+
+
+def read_segment(payload: bytes) -> Segment:
+    """Read a segment. Raises ContractError when the payload is not one of these versions."""
     try:
         body = json.loads(payload)
-        if body["v"] != CURSOR_VERSION:
-            raise ContractError(f"parked commands have version {body['v']!r}, this reads {CURSOR_VERSION!r}")
+        version = body["v"]
+        if version not in (CURSOR_VERSION, MOVED_VERSION):
+            raise ContractError(
+                f"parked commands have version {version!r}, this reads up to {MOVED_VERSION!r}"
+            )
         flat = [int(number) for number in body["parked"]]
+        places = [int(number) for number in body["places"]] if version == MOVED_VERSION else []
+        since_us = int(body.get("since_us", 0))
     except (KeyError, TypeError, ValueError) as e:
         raise ContractError(f"not a segment of parked commands: {payload[:80]!r}") from e
-    if len(flat) % _WIDTH:
+    count = len(flat) // _WIDTH
+    if len(flat) % _WIDTH or (places and len(places) != count * _PLACE):
         raise ContractError(f"not a segment of parked commands: {payload[:80]!r}")
-    return [_id_of(flat[at : at + _WIDTH]) for at in range(0, len(flat), _WIDTH)]
+    ids = [
+        _id_of(flat[at * _WIDTH : (at + 1) * _WIDTH], places[at * _PLACE : (at + 1) * _PLACE] or _NO_PLACE)
+        for at in range(count)
+    ]
+    return Segment(ids, since_us)
 
 
-def _id_of(numbers: Iterable[int]) -> ParkedId:
+def _id_of(numbers: Sequence[int], place: Sequence[int] = _NO_PLACE) -> ParkedId:
     ledger, entry, index, expires, flags = numbers
-    return ParkedId(CommandPosition(ledger, entry, index), expires, bool(flags & 1), bool(flags & 2))
+    where = None if tuple(place) == _NO_PLACE else CommandPosition(*place)
+    position = CommandPosition(ledger, entry, index)
+    return ParkedId(position, expires, bool(flags & 1), bool(flags & 2), where)
 
 
-def _encoded(flat: array[int]) -> bytes:
-    return json.dumps({"v": CURSOR_VERSION, "parked": flat.tolist()}, separators=(",", ":")).encode()
+def _encoded(flat: array[int], places: array[int] | None, since_us: int) -> bytes:
+    body: dict[str, object] = {"v": CURSOR_VERSION, "parked": flat.tolist()}
+    if since_us:
+        body["since_us"] = since_us
+    if places is not None and any(number != -1 for number in places):
+        body |= {"v": MOVED_VERSION, "places": places.tolist()}
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 class Parked:
     """The parked commands of one device, in the order of the log."""
 
-    __slots__ = ("_first", "_ids", "_segments", "since_us")
+    __slots__ = (
+        "_first",
+        "_ids",
+        "_places",
+        "_segments",
+        "_staying",
+        "places_from",
+        "since_us",
+        "stays_since_us",
+    )
 
     def __init__(self) -> None:
         self._ids = array("q")  # flat: a million of them take 40 MB
@@ -93,10 +152,20 @@ class Parked:
         self._segments: list[_Segment] = []
         self.since_us = 0
         """When the device went away: an earlier sign of life is none (H31)."""
+        self._places: array[int] | None = None  # of the copies, once there is one
+        self._staying = 0  # how many were not moved
+        self.stays_since_us = 0
+        """When the oldest that was not moved was parked, or earlier; 0 where all were."""
+        self.places_from: CommandPosition | None = None
+        """No copy stands before it; None without copies."""
 
     @classmethod
-    def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition) -> Parked:
-        """Return what former owners stored, less what is at or below ``done``."""
+    def loaded(
+        cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0
+    ) -> Parked:
+        """Return what former owners stored, less what is at or below ``done``. ``since_us``: when the oldest of it was
+        parked.
+        """
         parked = cls()
         merged: dict[CommandPosition, ParkedId] = {}
         for key, ids in segments.items():
@@ -105,18 +174,79 @@ class Parked:
                 if one.position > done:
                     known = merged.get(one.position, one)
                     merged[one.position] = one._replace(
-                        maybe_seen=one.maybe_seen or known.maybe_seen, unsure=one.unsure or known.unsure
+                        maybe_seen=one.maybe_seen or known.maybe_seen,
+                        unsure=one.unsure or known.unsure,
+                        place=one.place or known.place,
                     )
         parked._segments.sort(key=lambda segment: segment.last)
         for position in sorted(merged):
-            parked._put(merged[position])
+            parked._put(merged[position], since_us)
         return parked
 
     def __len__(self) -> int:
         return len(self._ids) // _WIDTH
 
     def __getitem__(self, index: int) -> ParkedId:
-        return _id_of(self._ids[index * _WIDTH : (index + 1) * _WIDTH])
+        place = self.place(index)
+        numbers = self._ids[index * _WIDTH : (index + 1) * _WIDTH]
+        return _id_of(numbers, _NO_PLACE if place is None else place)
+
+    def place(self, index: int) -> CommandPosition | None:
+        """Return where the copy of one stands, None where it was not moved."""
+        if self._places is None:
+            return None
+        place = CommandPosition(*self._places[index * _PLACE : (index + 1) * _PLACE])
+        return None if place == _NO_PLACE else place
+
+    @property
+    def stays(self) -> bool:
+        """Whether any was not moved."""
+        return self._staying > 0
+
+    def first_staying(self) -> int | None:
+        """Return the index of the oldest that was not moved, None when all were."""
+        if not self._staying:
+            return None
+        return 0 if self._places is None else self._places[::_PLACE].index(-1)
+
+    def to_move(self) -> list[CommandPosition]:
+        """Return the positions of the oldest that were not moved, as many as go into one segment."""
+        first = self.first_staying()
+        if first is None:
+            return []
+        last = min(len(self), first + SEGMENT_IDS)
+        while self._places is not None and any(n != -1 for n in self._places[first * _PLACE : last * _PLACE]):
+            last -= 1
+        return [self.position(index) for index in range(first, last)]
+
+    def moved(
+        self, wanted: Sequence[CommandPosition], places: Sequence[CommandPosition], key: str, now_us: int
+    ) -> list[str] | None:
+        """Note where the copies of ``wanted`` stand, in a segment ``key`` of their own. Returns the keys of those that
+        it replaces, None when these are not what stands here.
+        """
+        first = self.find(wanted[0])
+        if first is None or first + len(wanted) > len(self):
+            return None
+        if self.position(first + len(wanted) - 1) != wanted[-1] or self.place(first) is not None:
+            return None
+        if self._places is None:
+            self._places = array("q", _NO_PLACE * len(self))
+        last = first + len(wanted)
+        self._places[first * _PLACE : last * _PLACE] = array(
+            "q", [number for place in places for number in place]
+        )
+        self._staying -= len(wanted)
+        self.stays_since_us = now_us if self._staying else 0
+        self.places_from = min((p for p in (self.places_from, *places) if p and p != GONE), default=None)
+        fixed = _encoded(
+            self._ids[first * _WIDTH : last * _WIDTH], self._places[first * _PLACE : last * _PLACE], 0
+        )
+        replaced = [one for one in self._segments if wanted[0] <= one.last <= wanted[-1]]
+        self._segments = [one for one in self._segments if one not in replaced]
+        at = sum(1 for one in self._segments if one.last < wanted[0])
+        self._segments.insert(at, _Segment(key, wanted[-1], None, fixed))
+        return [one.key for one in replaced]
 
     def __iter__(self) -> Iterator[ParkedId]:
         return (self[index] for index in range(len(self)))
@@ -156,21 +286,36 @@ class Parked:
         for one in ids:
             flat.extend(one.numbers())
         self._ids[0:0] = flat
+        if self._places is not None:
+            self._places[0:0] = array("q", _NO_PLACE * len(ids))
+        self._staying += len(ids)
         self._first -= len(ids)
-        self._segments.insert(0, _Segment(key, ids[-1].position, None, _encoded(flat)))
+        self._segments.insert(
+            0, _Segment(key, ids[-1].position, None, _encoded(flat, None, self.stays_since_us))
+        )
 
-    def _put(self, one: ParkedId) -> None:
+    def _put(self, one: ParkedId, now_us: int) -> None:
         self._ids.extend(one.numbers())
+        if one.place is None:
+            self.stays_since_us = self.stays_since_us if self._staying else now_us
+            self._staying += 1
+        else:
+            if one.place != GONE:
+                self.places_from = min(self.places_from or one.place, one.place)
+            if self._places is None:
+                self._places = array("q", _NO_PLACE * (len(self) - 1))
+        if self._places is not None:
+            self._places.extend(one.place or _NO_PLACE)
 
-    def append(self, one: ParkedId, new_key: str) -> str:
+    def append(self, one: ParkedId, new_key: str, now_us: int) -> str:
         """Add the newest. Returns the key of the segment to be stored, ``new_key`` when a new one begins."""
         number = self._first + len(self)
         last = self._segments[-1] if self._segments else None
         if last is None or last.start is None or number - last.start >= SEGMENT_IDS:
-            last = _Segment(new_key, one.position, number)
+            last = _Segment(new_key, one.position, number, since_us=now_us)
             self._segments.append(last)
         last.last = one.position
-        self._put(one)
+        self._put(one, now_us)
         return last.key
 
     def payload(self, key: str) -> bytes | None:
@@ -182,7 +327,8 @@ class Parked:
                 after = self._segments[at + 1].start if at + 1 < len(self._segments) else None
                 end = (self._first + len(self) if after is None else after) - self._first
                 begin = max(0, segment.start - self._first)
-                return _encoded(self._ids[begin * _WIDTH : end * _WIDTH])
+                places = None if self._places is None else self._places[begin * _PLACE : end * _PLACE]
+                return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], places, segment.since_us)
         return None
 
     def finish(self, position: CommandPosition) -> list[str]:
@@ -191,6 +337,15 @@ class Parked:
         while count < len(self) and self.position(count) <= position:
             count += 1
         del self._ids[: count * _WIDTH]
+        if self._places is None:
+            self._staying -= count
+        else:
+            self._staying -= self._places[: count * _PLACE : _PLACE].count(-1)
+            del self._places[: count * _PLACE]
+            if self._staying == len(self):
+                self._places = self.places_from = None
+        if not self._staying:
+            self.stays_since_us = 0
         self._first += count
         done = [segment.key for segment in self._segments if segment.last <= position]
         self._segments = [segment for segment in self._segments if segment.last > position]

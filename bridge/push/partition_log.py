@@ -16,6 +16,7 @@ from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
+    PARKED_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
     partition_name,
@@ -141,6 +142,7 @@ class PartitionLog:
         self._gate = gate
         self.partition = partition
         self.commands = partition_name(settings.system_topic(COMMANDS_TOPIC), partition)
+        self._moved = partition_name(settings.system_topic(PARKED_TOPIC), partition)
         self.cursors = partition_name(settings.system_topic(CURSORS_TOPIC), partition)
         self._cursor_producer: Producer | None = None
         self._last_stored: MessageId | None = None
@@ -223,7 +225,9 @@ class PartitionLog:
         )
         self._receiver.start()
         self._presence = PresenceLog(self._client, self.partition, self._post)
-        self._puller = Puller(self._client, self.commands, self.partition, self._post, self._pull_failed)
+        self._puller = Puller(
+            self._client, self.commands, self._moved, self.partition, self._post, self._pull_failed
+        )
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
 
     def _receive(self, consumer: Consumer) -> None:

@@ -1,4 +1,5 @@
-"""Reads parked commands from Pulsar again, by their ids, and moves the hold that keeps them; on a thread of its own.
+"""Reads parked commands from Pulsar again, by their ids, copies those that wait for very long to the topic of the moved
+ones, and moves the holds that keep both; on a thread of its own.
 
 It decides nothing: what is read, and in which order, comes from the core, and each read is answered by ``Pulled``. A
 device's commands lie close together or far apart; the reader goes on where it stands when the next one is near, else
@@ -20,10 +21,21 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.provisioning_plan import PARKED_HOLD
-from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
-from bridge.push.actions import Pull
+from bridge.pulsar_client import (
+    OK,
+    Message,
+    MessageId,
+    Producer,
+    PulsarClient,
+    message_id,
+    our_errors,
+    received,
+)
+from bridge.pulsar_errors import as_our_error
+from bridge.push.actions import Copy, Pull
+from bridge.push.parked import GONE
 
-__all__ = ["PositionReader", "Pulled", "Puller", "position_of"]
+__all__ = ["Copied", "PositionReader", "Pulled", "Puller", "position_of"]
 
 log = structlog.get_logger("push")
 
@@ -43,6 +55,22 @@ class Pulled:
     pull: Pull
     position: CommandPosition
     message: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The commands of a ``Copy`` are stored in the topic of the moved ones; None when that did not work."""
+
+    move: int
+    places: tuple[CommandPosition, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """Let go of what is before ``position``, in the topic of the commands or of the moved ones."""
+
+    position: CommandPosition
+    moved: bool
 
 
 def position_of(message: Message) -> CommandPosition:
@@ -118,24 +146,29 @@ class PositionReader:
 
 
 class Puller:
-    """Reads one partition of the commands topic. ``post`` and ``failed`` are called on the puller's thread."""
+    """Reads one partition of the commands topic, and of ``moved``, that of the moved commands. ``post`` and ``failed`` are called on the puller's thread."""
 
     def __init__(
         self,
         client: PulsarClient,
         topic: str,
+        moved: str,
         partition: int,
         post: Callable[[object], None],
         failed: Callable[[PulsebridgeError], None],
     ) -> None:
         self._client = client
         self._topic = topic
+        self._moved = moved
         self._partition = partition
         self._post = post
         self._failed = failed
-        self._orders: queue.SimpleQueue[Pull | CommandPosition | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Pull | Copy | _Hold | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
+        self._copies = PositionReader(client, moved, partition, over=self._closing.is_set)
+        self._producer: Producer | None = None
+        self._complained = False
         self._thread = threading.Thread(target=self._run, name=f"push-pull-{partition}", daemon=True)
         self._thread.start()
 
@@ -143,9 +176,13 @@ class Puller:
         """Read what the order names; ``Pulled`` is posted for each, in order."""
         self._orders.put(order)
 
-    def hold_from(self, position: CommandPosition) -> None:
+    def copy(self, order: Copy) -> None:
+        """Copy what the order names; ``Copied`` is posted."""
+        self._orders.put(order)
+
+    def hold_from(self, position: CommandPosition, *, moved: bool = False) -> None:
         """Let go of what is before ``position``. The owner asks for it after its state was rebuilt (H25)."""
-        self._orders.put(position)
+        self._orders.put(_Hold(position, moved))
 
     def close(self) -> None:
         """End the thread; before the client is closed."""
@@ -157,31 +194,96 @@ class Puller:
         try:
             while (order := self._orders.get()) is not None and not self._closing.is_set():
                 if isinstance(order, Pull):
-                    for position in order.positions:
-                        message = self._reading.read(position)
+                    for position, place in zip(order.positions, order.places, strict=True):
+                        message = self._reading.read(position) if place is None else self._copy_at(place)
                         if self._closing.is_set():
                             break
                         self._post(Pulled(order, position, message))
+                elif isinstance(order, Copy):
+                    self._post(Copied(order.move, self._try_to_copy(order)))
                 else:
                     self._try_to_hold(order)
         except PulsebridgeError as e:
             self._failed(e)
         finally:
             self._reading.close()
+            self._copies.close()
 
-    def _try_to_hold(self, position: CommandPosition) -> None:
+    def _copy_at(self, place: CommandPosition) -> Message | None:
+        return None if place == GONE else self._copies.read(place)
+
+    def _try_to_copy(self, order: Copy) -> tuple[CommandPosition, ...] | None:
+        """Copy commands. Where that does not work they stay where they are, and are tried again later."""
+        try:
+            return self._copy(order)
+        except PulsebridgeError as e:
+            self._producer = None
+            if not self._complained:
+                self._complained = True
+                log.warning(
+                    "commands that wait for very long cannot be moved, and keep others from being trimmed: see that "
+                    "the topic is there, with as many partitions as the commands",
+                    topic=self._moved,
+                    why=str(e),
+                )
+            return None
+
+    def _copy(self, order: Copy) -> tuple[CommandPosition, ...] | None:
+        if self._producer is None:
+            self._producer = self._client.producer(self._moved, batching=False)
+        places = [GONE] * len(order.positions)
+        errors: list[object] = []
+        answered = threading.Semaphore(0)
+        sent = 0
+        for at, position in enumerate(order.positions):
+            message = self._reading.read(position)
+            if message is None and self._closing.is_set():
+                return None
+            if message is not None:
+                sent += 1
+                with our_errors(f"writing to {self._moved}"):
+                    self._producer.send_async(
+                        message.data(),
+                        _placed(places, at, errors, answered),
+                        partition_key=message.partition_key(),
+                        properties=message.properties(),
+                    )
+        end = time.monotonic() + _PATIENCE_S
+        while sent and not self._closing.is_set():
+            if answered.acquire(timeout=_READ_MS / 1000):
+                sent -= 1
+            elif time.monotonic() > end:
+                raise TransientError(f"writing to {self._moved}: no receipt comes")
+        if errors:
+            raise as_our_error(errors[0], f"writing to {self._moved}")
+        return None if sent else tuple(places)
+
+    def _try_to_hold(self, order: _Hold) -> None:
         """Move the hold. Where it stays behind, Pulsar keeps more than is needed, and the next move makes up for it."""
         try:
-            self._hold(position)
+            self._hold(self._moved if order.moved else self._topic, order.position)
         except PulsebridgeError as e:
             log.debug("the hold of parked commands could not be moved", partition=self._partition, why=str(e))
 
-    def _hold(self, position: CommandPosition) -> None:
-        consumer: Any = self._client.consumer(self._topic, PARKED_HOLD, queue=1)
+    def _hold(self, topic: str, position: CommandPosition) -> None:
+        consumer: Any = self._client.consumer(topic, PARKED_HOLD, queue=1)
         try:
-            with our_errors(f"moving {PARKED_HOLD} on {self._topic}"):
+            with our_errors(f"moving {PARKED_HOLD} on {topic}"):
                 consumer.seek(message_id(self._partition, position.ledger, position.entry, -1))
-            log.debug("hold of parked commands moved", partition=self._partition, position=str(position))
+            log.debug("hold of parked commands moved", topic=topic, position=str(position))
         finally:
-            with our_errors(f"closing {PARKED_HOLD} on {self._topic}"):
+            with our_errors(f"closing {PARKED_HOLD} on {topic}"):
                 consumer.close()
+
+
+def _placed(
+    places: list[CommandPosition], at: int, errors: list[object], answered: threading.Semaphore
+) -> Callable[[object, MessageId], None]:
+    def receipt(result: object, where: MessageId) -> None:  # on a thread of Pulsar's client
+        if result == OK:
+            places[at] = CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
+        else:
+            errors.append(result)
+        answered.release()
+
+    return receipt

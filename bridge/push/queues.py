@@ -45,6 +45,8 @@ class Limits:
     """How long parked ids are gathered before they are stored (H29)."""
     replay_rate: int = 500
     """Parked commands pulled for devices that are back, in a second."""
+    move_after_us: int = 0
+    """Parked commands that wait for longer are moved to a topic of their own; 0: never."""
     replay_window: int = 256
     """Parked commands pulled and not settled, of all devices."""
     probe_min_us: int = 20_000_000

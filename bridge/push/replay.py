@@ -17,7 +17,7 @@ from bridge.push.actions import Ack, Forget, Pull, StoreSegment
 from bridge.push.cursor import NOWHERE, Cursor, Sure
 from bridge.push.late import LateAnswers
 from bridge.push.live import LiveCore
-from bridge.push.parked import Parked, ParkedId, decode_segment, segment_key
+from bridge.push.parked import Parked, ParkedId, read_segment, segment_key
 from bridge.push.presence import Presence
 from bridge.push.queues import Device, Item, Limits, Mode, State
 
@@ -79,11 +79,13 @@ class ReplayCore(LiveCore):
     def _load(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         cursor = self._cursors.get(name)
         done = NOWHERE if cursor is None else cursor.done
-        ids = {key: decode_segment(payload) for key, payload in segments.items()}
+        read = {key: read_segment(payload) for key, payload in segments.items()}
+        ids = {key: segment.ids for key, segment in read.items()}
+        since_us = min((segment.since_us for segment in read.values() if segment.since_us), default=now_us)
         if cursor is not None and cursor.again:
             self._segments += 1
             ids[segment_key(name, self._owner, self._segments)] = cursor.again
-        parked = Parked.loaded(ids, done)
+        parked = Parked.loaded(ids, done, since_us)
         parked.since_us = left_us
         for key in parked.finish(done):
             self._remove(key)
@@ -128,7 +130,7 @@ class ReplayCore(LiveCore):
 
         Without any it is the last one that came; None when none has come.
         """
-        found = [parked.position(0) for _, parked in self._all_parked()]
+        found = [parked.position(first) for parked, first in self._staying()]
         found += [min(self._held)] if self._held else []
         for cursor in chain(self._cursors.values(), (device.cursor for device in self._devices.values())):
             if cursor.sure:
@@ -137,6 +139,12 @@ class ReplayCore(LiveCore):
                 )  # of one that gives no signs they are not kept for ever
                 found += [cursor.sure[0].one.position] if cursor.sure else []
         return min(found, default=None if self._highest == NOWHERE else self._highest)
+
+    def _staying(self) -> Iterator[tuple[Parked, int]]:
+        for _, parked in self._all_parked():
+            first = parked.first_staying()
+            if first is not None:
+                yield parked, first
 
     @property
     def clean(self) -> bool:
@@ -180,7 +188,7 @@ class ReplayCore(LiveCore):
     def _append(self, device: Device, one: ParkedId, now_us: int) -> None:
         self._segments += 1
         self._parked_count += 1
-        key = device.parked.append(one, segment_key(device.name, self._owner, self._segments))
+        key = device.parked.append(one, segment_key(device.name, self._owner, self._segments), now_us)
         self._unwritten_of(device, key, now_us)
         if len(device.parked) == 1:
             self._watch_expiry(device.name, device.parked)
@@ -280,10 +288,11 @@ class ReplayCore(LiveCore):
             if device.mode is not Mode.REPLAYING or count < 1:
                 continue
             wanted = tuple(device.parked.position(taken + n) for n in range(count))
+            places = tuple(device.parked.place(taken + n) for n in range(count))
             device.coming += count
             self._coming += count
             self._tokens -= count
-            self._actions.append(Pull(device.name, device.round, wanted))
+            self._actions.append(Pull(device.name, device.round, wanted, places))
 
     def _gave_sign(self, device: Device, now_us: int) -> None:
         self.presence.alive(device.name, now_us)

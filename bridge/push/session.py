@@ -51,7 +51,7 @@ from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
 from bridge.push.presence_log import Seen
-from bridge.push.pulling import Pulled
+from bridge.push.pulling import Copied, Pulled
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
 
@@ -99,6 +99,7 @@ class Session(LinkHandler):
         self._limits = limits_of(push)
         self._next_hold = 0.0
         self._held_from: CommandPosition | None = None
+        self._copies_from: CommandPosition | None = None
         self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post)
         self._link = Link(
             settings.mqtt,
@@ -356,17 +357,25 @@ class Session(LinkHandler):
             self._next_watch = now + 1.0
             self._show(core, now_us)
         if now >= self._next_hold:
-            self._next_hold = now + _HOLD_EVERY_S
+            self._next_hold = now + min(
+                _HOLD_EVERY_S, self._settings.push.move_parked_after_s or _HOLD_EVERY_S
+            )
             self._move_hold(core)
 
     def _move_hold(self, core: PartitionCore) -> None:
         """Let Pulsar trim what no device waits for; not while it is unclear whether the partition is ours (H25)."""
-        position = core.keeps_from(time.time_ns() // 1000)
+        now_us = time.time_ns() // 1000
+        core.look_for_moves(now_us)
+        position = core.hold_from(now_us)
         if position is None or self._unproven or not self._link.connected:
             return
         if self._held_from is None or position[:2] > self._held_from[:2]:
             self._held_from = position
             self._log.puller.hold_from(position)
+        place = core.keeps_copies_from()
+        if place is not None and (self._copies_from is None or place[:2] > self._copies_from[:2]):
+            self._copies_from = place
+            self._log.puller.hold_from(place, moved=True)
 
     def _show(self, core: PartitionCore, now_us: int) -> None:
         metrics = self._metrics
@@ -389,6 +398,9 @@ class Session(LinkHandler):
         elif isinstance(event, Pulled):
             assert self._doing is not None
             self._doing.pulled(event)
+        elif isinstance(event, Copied):
+            assert self._doing is not None
+            self._doing.copied(event)
         elif isinstance(event, Seen):
             self._hearing.seen(event)
         elif isinstance(event, Failed):

@@ -129,6 +129,12 @@ class PushSettings(Section):
     replay_rate: int = Field(
         500, ge=1, description="Waiting commands pushed in a second to devices that are back, per partition."
     )
+    move_parked_after_s: float = Field(
+        86_400.0,
+        ge=0,
+        description="Commands that wait in Pulsar for longer are moved to the topic parked-commands, so that one device that "
+        "is away does not keep everybody's commands from being trimmed, in seconds; 0: never.",
+    )
     probe_min_s: float = Field(
         20.0,
         gt=0,

@@ -14,6 +14,7 @@ from bridge.contract import Receipt
 from bridge.push.actions import (
     Ack,
     Action,
+    Copy,
     DeadLetter,
     Forget,
     Pull,
@@ -23,8 +24,8 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.core import PartitionCore
-from bridge.push.cursor import Cursor
-from bridge.push.parked import decode_segment, segment_device
+from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.parked import GONE, decode_segment, segment_device
 from bridge.push.queues import Limits
 
 SECOND = 1_000_000
@@ -49,7 +50,11 @@ class PushWorld:
     answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
-    pulls: deque[tuple[str, int, CommandPosition]] = field(default_factory=deque)
+    pulls: deque[tuple[str, int, CommandPosition, CommandPosition | None]] = field(default_factory=deque)
+    copying: deque[Copy] = field(default_factory=deque)
+    copies: list[Command] = field(default_factory=list)
+    held_from: CommandPosition = NOWHERE  # before it Pulsar has trimmed the commands
+    copies_from: CommandPosition = NOWHERE
     away: set[str] = field(default_factory=set)
     signs: deque[tuple[str, int]] = field(default_factory=deque)  # noted by ingest, not read by push yet
     taken: set[str] = field(default_factory=set)  # ids that the broker took
@@ -168,10 +173,44 @@ class PushWorld:
     def pull(self, _choice: int) -> None:
         """A parked command was read again."""
         if self.pulls:
-            device, turn, position = self.pulls.popleft()
-            command = next(c for p, c in self.log if p == position)
+            device, turn, position, place = self.pulls.popleft()
+            command = self._kept(position, place)
             self.core.pulled(device, turn, position, command, self.now)
             self.run()
+
+    def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command:
+        if place is not None:
+            assert place >= self.copies_from, "a copy that is wanted was let go of"
+            command: Command | None = self.copies[place.entry]
+        else:
+            assert position >= self.held_from, "a command that is wanted was let go of"
+            command = next(c for p, c in self.log if p == position)
+        assert command is not None
+        return command
+
+    def copy(self, choice: int) -> None:
+        """Commands are copied to the other topic, or that fails half-way."""
+        if self.copying:
+            order = self.copying.popleft()
+            places = []
+            for position in order.positions[: choice % 9] if choice % 10 == 0 else order.positions:
+                if position < self.held_from:  # its device came back meanwhile, and has it
+                    places.append(GONE)
+                    continue
+                places.append(CommandPosition(9000, len(self.copies), -1))
+                self.copies.append(self._kept(position, None))
+            if len(places) < len(order.positions):
+                self.core.copy_failed(order.move)
+            else:
+                self.core.copied(order.move, places, self.now)
+            self.run()
+
+    def trim(self, _choice: int) -> None:
+        """The holds are moved, and Pulsar trims at once."""
+        self.core.look_for_moves(self.now)
+        self.held_from = max(self.held_from, self.core.hold_from(self.now) or NOWHERE)
+        self.copies_from = max(self.copies_from, self.core.keeps_copies_from() or NOWHERE)
+        self.run()
 
     def puback(self, choice: int) -> None:
         if self.pubacks:
@@ -195,6 +234,8 @@ class PushWorld:
             self.core.dead_letter_stored(action.position)
         elif isinstance(action, StoreSegment):
             self.core.segment_stored(action.parked)
+            if action.move:
+                self.core.move_stored(action.move)
         self.run()
 
     def lose_link(self, _choice: int) -> None:
@@ -236,6 +277,7 @@ class PushWorld:
         horizon = None if clean or not self.log else self.log[-1][0]
         cursors = {d: Cursor.decode(c, self.limits.remembered_ids) for d, c in self.cursors.items()}
         self.pulls.clear()
+        self.copying.clear()
         parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         for key, payload in self.segments.items():
             parked[segment_device(key) or ""][key] = payload
@@ -269,7 +311,10 @@ class PushWorld:
                 assert unsure or action.position > cursor.done
             self.socket.append(action)
         elif isinstance(action, Pull):
-            self.pulls.extend((action.device, action.round, position) for position in action.positions)
+            pairs = zip(action.positions, action.places, strict=True)
+            self.pulls.extend((action.device, action.round, position, place) for position, place in pairs)
+        elif isinstance(action, Copy):
+            self.copying.append(action)
         elif not isinstance(action, Forget):
             self.writes.append(action)
 
@@ -346,6 +391,8 @@ class PushWorld:
             self.puback(0)
             self.answer(1)
             self.pull(0)
+            self.copy(1)
+            self.trim(0)
             for device in ("d0", "d1", "d2"):
                 self.core.alive(device, self.now)
             self.store(0)

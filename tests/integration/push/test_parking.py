@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, partition_name
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, PARKED_TOPIC, partition_name
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.provisioning_plan import PARKED_HOLD
@@ -222,3 +222,45 @@ def test_h25_the_hold_stays_behind_the_oldest_parked_command(
         ]
         assert where.entry > 0
         poll_for(lambda: held() == where.entry - 1, 30, "the hold stands before the parked command")
+
+
+def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_on(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    settings = parking_settings(stack, namespaces, move_parked_after_s=1.0)
+    provision(settings)
+    parked = [command(settings, "d", n) for n in range(300)]
+    live, later = ([command(settings, "live", n) for n in range(first, first + 20)] for first in (0, 20))
+    says(settings, "d", b"offline", retain=True)
+
+    def mark(topic: str) -> tuple[int, int]:
+        with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+            name = partition_name(settings.pulsar.system_topic(topic), 0)
+            ledger, _, entry = admin.internal_stats(name)["cursors"][PARKED_HOLD][
+                "markDeletePosition"
+            ].partition(":")
+            return int(ledger), int(entry)
+
+    with Devices(settings, lambda _device, _count: True) as devices:
+        with push_in_thread(settings):
+            write_commands(settings, [*parked, *live])
+            devices.await_all(live)
+            all_acknowledged(settings)
+            last = max(m.message_id() for m in read_topic(settings, COMMANDS_TOPIC))
+            poll_for(lambda: len(read_topic(settings, PARKED_TOPIC)) == 300, 60, "a copy of each")
+            poll_for(
+                lambda: mark(COMMANDS_TOPIC) >= (last.ledger_id(), last.entry_id() - 1),
+                60,
+                "the hold goes on",
+            )
+            copies = read_topic(settings, PARKED_TOPIC)
+            assert [m.data() for m in copies] == [one.payload for one in parked]
+        with push_in_thread(settings):  # another owner knows where they are
+            write_commands(settings, later)
+            devices.await_all(later)
+            assert "d" not in devices.got
+            says(settings, "d", b"online", retain=True)
+            devices.await_all(parked)
+            poll_for(lambda: stored_ids(settings) == 0, 30, "no segment is left")
+            assert devices.check([*parked, *live, *later]) == 0
+    assert {row.state for rows in receipts(settings).values() for row in rows} == {"answered"}

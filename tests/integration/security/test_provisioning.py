@@ -138,7 +138,9 @@ def test_verify_lists_the_commands_for_all_that_is_missing_and_they_mend_it(puls
             provision_commands(rest)
         assert f"pulsar-admin tenants create {settings.tenant}" in str(caught.value)
         everything = look(rest, push_needs(settings)).missing
-        assert [step.command[1] for step in everything].count("create-partitioned-topic") == 4
+        assert [step.command[1] for step in everything].count("create-partitioned-topic") == len(
+            push_needs(settings).topics
+        )
         carry_out(rest, everything)
         assert provision_commands(rest) == 1
         # Somebody turns on what loses messages, and deletes a hold.

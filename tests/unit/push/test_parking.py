@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
-from bridge.push.actions import Ack, Action, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
+from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.core import PartitionCore
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
@@ -34,7 +34,7 @@ BROKER = replace(LIMITS, answers=False)
 SMALL = {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2}
 EVENTS = (
     "write_command", "write_command", "receive", "receive", "receive", "arrive", "arrive", "puback", "puback",
-    "answer", "answer", "publish", "hear", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
+    "answer", "answer", "publish", "hear", "copy", "copy", "trim", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
     "lose_link", "connect", "connect", "pass_time", "crash",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=150),
     st.sampled_from([LIMITS, BROKER]),
-    st.sampled_from([{}, SMALL, {"attempts": 2}, {"device_window": 3}]),
+    st.sampled_from([{}, SMALL, {"attempts": 2}, {"device_window": 3}, {"move_after_us": SECOND}]),
 )
 def test_h25_h27_no_interleaving_with_absences_loses_reorders_or_repeats_unmarked(
     played: list[tuple[str, int]], limits: Limits, changes: dict[str, int]
@@ -61,7 +61,11 @@ def test_h25_h27_no_interleaving_with_absences_loses_reorders_or_repeats_unmarke
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([LIMITS, BROKER]), st.sampled_from([{}, SMALL]))
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([LIMITS, BROKER]),
+    st.sampled_from([{}, SMALL, {"move_after_us": SECOND}]),
+)
 def test_h25_h27_no_long_walk_with_absences_loses_reorders_or_repeats_unmarked(
     seed: int, limits: Limits, changes: dict[str, int]
 ) -> None:
@@ -363,6 +367,25 @@ def test_h30_what_was_confirmed_long_ago_holds_nothing_back() -> None:
     assert core.keeps_from(later) > position(0)  # type: ignore[operator]
 
 
+def test_h26_the_hold_keeps_what_a_later_owner_may_push_again() -> None:
+    core = a_core(BROKER)
+    core.arrived(position(0), command(0), NOW)
+    (push,) = of(Push, core.take(NOW))
+    core.confirmed(push.number, 0, NOW)
+    stored_as(core, core.take(NOW), {}, 1)
+    core.take(NOW)
+    core.receipt_stored(position(0))
+    core.alive("d", NOW + 1)  # which the cursor does not tell
+    core.arrived(position(1), command(0), NOW)
+    core.take(NOW)
+    core.receipt_stored(position(1))
+    core.take(NOW)
+    assert core.keeps_from(NOW + 1) == position(1)
+    assert core.hold_from(NOW + 1) is None
+    assert core.hold_from(NOW + BROKER.unsure_us) is None
+    assert core.hold_from(NOW + BROKER.unsure_us + 2) == position(1)
+
+
 def parked_unanswered(core: PartitionCore) -> int:
     """One command is pushed twice and not answered; two more wait. Returns the time."""
     for number in range(3):
@@ -433,6 +456,84 @@ def test_h31_after_a_takeover_only_signs_that_the_former_owner_did_not_have_wake
         core.link_up()
         core.alive("d", seen)
         assert bool(of(Pull, core.take(now + SECOND))) == woken
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2, 9])
+def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubles_nothing(
+    stored: int,
+) -> None:
+    """``stored``: how many of the writes of the move are stored before the owner dies."""
+    limits = replace(LIMITS, move_after_us=100 * SECOND, probe_min_us=1000 * SECOND, replay_rate=1000)
+    cursors: dict[str, bytes] = {}
+    core = successor(cursors, limits, NOW)
+    core.gone("d", NOW, NOW)
+    for number in range(300):
+        core.arrived(position(number), command(number), NOW)
+    now = NOW + SECOND
+    core.tick(now)
+    stored_as(core, core.take(now), cursors, 9)
+    core.take(now)
+    now += 101 * SECOND
+    core.look_for_moves(now)
+    copies: dict[CommandPosition, int] = {}
+    writes: list[StoreSegment] = []
+    while orders := of(Copy, actions := core.take(now)):
+        (order,) = orders
+        places = [CommandPosition(50, len(copies) + n, -1) for n in range(len(order.positions))]
+        copies |= {place: where.entry for place, where in zip(places, order.positions, strict=True)}
+        core.copied(order.move, places, now)
+        writes += [action for action in actions if isinstance(action, StoreSegment)]
+        now += SECOND
+        core.tick(now)
+    assert core.keeps_from(now) == position(0)  # not stored yet
+    writes += of(StoreSegment, actions)
+    assert [len(decode_segment(w.payload)) if w.payload else 0 for w in writes] == [256, 0]
+    for write in writes[:stored]:
+        cursors[write.key] = write.payload
+        core.segment_stored(write.parked)
+        core.move_stored(write.move)
+    assert core.keeps_from(now) == (position(0) if stored == 0 else position(256))
+    for key in [key for key, payload in cursors.items() if not payload]:
+        del cursors[key]
+    core = successor(cursors, limits, now)
+    assert core.parked == 300
+    assert core.keeps_from(now) == (position(0) if stored == 0 else position(256))
+    assert core.keeps_copies_from() == (None if stored == 0 else CommandPosition(50, 0, -1))
+    core.alive("d", now + 1)
+    asked: list[int] = []
+    for later in range(60):
+        for pull in of(Pull, core.take(now + later * SECOND)):
+            for where, place in zip(pull.positions, pull.places, strict=True):
+                assert (place is None) == (stored == 0 or where.entry >= 256)
+                assert place is None or copies[place] == where.entry
+                asked.append(where.entry)
+                core.pulled("d", pull.round, where, None, now)
+                core.receipt_stored(where)
+        for action in core.take(now + later * SECOND):
+            stored_as(core, [action], cursors, 1)
+    assert asked == list(range(300))
+    assert core.parked == 0
+
+
+def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_where_it_stood() -> None:
+    limits = replace(LIMITS, move_after_us=100 * SECOND, probe_min_us=1000 * SECOND, replay_rate=1000)
+    core = a_core(limits)
+    core.gone("d", NOW, NOW)
+    core.arrived(position(1), command(1), NOW)
+    now = NOW + SECOND
+    core.tick(now)
+    for segment in of(StoreSegment, core.take(now)):
+        core.segment_stored(segment.parked)
+    core.take(now)
+    now += 101 * SECOND
+    core.look_for_moves(now)
+    (order,) = of(Copy, core.take(now))
+    core.alive("d", now)
+    (pull,) = of(Pull, core.take(now + SECOND))
+    assert pull.places == (None,)
+    core.copied(order.move, [CommandPosition(50, 0, -1)], now)
+    assert not of(StoreSegment, core.take(now + SECOND))
+    assert core.keeps_from(now) == position(1)
 
 
 def test_presence_forgets_whom_it_heard_of_least_lately() -> None:

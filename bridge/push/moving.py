@@ -1,0 +1,203 @@
+"""What is done for commands that wait for very long: they are copied to a topic of their own. Pure.
+
+The hold of the commands partition stands before the oldest command that is wanted from there. One device that is away
+for a month would keep a month of everybody's commands; so what waits longer than ``move_after_us`` is copied to the
+topic ``parked-commands``, which has such commands alone, and the hold goes on (H30).
+
+Commit order of a move; the process may die between any two steps
+----------------------------------------------------------------
+1. ``Copy`` → ``copied``: the commands, in order, are in the other topic. Died before: copies that no segment names.
+2. ``StoreSegment`` → ``move_stored``: a segment that says where the copies are; then those that it replaces are
+   removed. Died before: as after 1. Died in between: an id stands in both, and its copy counts.
+3. The hold passes the old place. Died before: Pulsar keeps more than is needed.
+
+A command keeps the position that it had: order, cursor and what devices see go by it, so a copy that is made twice is
+no second command. A device that comes back in the middle is served from where its commands stood: the move is given up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.commands import CommandPosition
+from bridge.push.actions import Copy, StoreSegment
+from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.parked import GONE, Parked, segment_key
+from bridge.push.queues import Limits
+from bridge.push.replay import ReplayCore
+
+__all__ = ["MovingCore"]
+
+_AT_ONCE: Final = 8
+
+
+@dataclass(slots=True)
+class _Move:
+    """One segment under way."""
+
+    number: int
+    name: str
+    parked: Parked
+    wanted: list[CommandPosition]
+    places: list[CommandPosition] = field(default_factory=list)
+    coming: bool = False
+    storing: bool = False
+
+
+class MovingCore(ReplayCore):
+    """Moves the commands of devices that are away for long, one segment after the other."""
+
+    def __init__(
+        self,
+        partition: int,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        horizon: CommandPosition | None,
+        parked: Mapping[str, Mapping[str, bytes]] | None = None,
+        *,
+        owner: str = "owner",
+        now_us: int = 0,
+        left_us: int = 0,
+    ) -> None:
+        """As ``ReplayCore``."""
+        super().__init__(
+            partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us
+        )
+        self._to_move: deque[str] = deque()
+        self._move: _Move | None = None
+        self._moves = 0
+        self._held_back: deque[tuple[int, CommandPosition]] = deque()  # when what was kept
+        self._last_place: CommandPosition | None = None
+
+    def look_for_moves(self, now_us: int) -> None:
+        """Find what waits for too long where it stands; called now and then, before the hold is moved."""
+        after = self._limits.move_after_us
+        if after and not self._to_move:
+            for name, (parked, _, _) in self._asleep.items():
+                if parked.stays and now_us - parked.stays_since_us >= after:
+                    self._to_move.append(name)
+
+    def keeps_from(self, now_us: int) -> CommandPosition | None:
+        """As before; what is being moved is wanted from where it was until that is stored."""
+        kept = super().keeps_from(now_us)
+        if self._move is not None and self._move.storing and kept is not None:
+            return min(kept, self._move.wanted[0])
+        return kept
+
+    def hold_from(self, now_us: int) -> CommandPosition | None:
+        """Return up to where Pulsar may trim, that one excluded; None where it may not trim more than it has.
+
+        A later owner may push again what was confirmed within ``unsure_us``, for it need not know the sign of life that
+        came since (H26). So the hold stands where it might have stood that long ago.
+        """
+        if self._highest == NOWHERE:
+            return None  # what is not acknowledged comes first, and may have to be parked
+        kept = self.keeps_from(now_us)
+        if self._limits.answers or kept is None:
+            return kept
+        if not self._held_back or self._held_back[-1][1] != kept:
+            self._held_back.append((now_us, kept))
+        past = now_us - self._limits.unsure_us
+        while len(self._held_back) > 1 and self._held_back[1][0] <= past:
+            self._held_back.popleft()
+        since, kept = self._held_back[0]
+        return kept if since <= past else None
+
+    def keeps_copies_from(self) -> CommandPosition | None:
+        """Return the oldest copy that may still be wanted; without any the last one that was made, None without."""
+        found = [parked.places_from for _, parked in self._all_parked() if parked.places_from is not None]
+        if self._move is not None:
+            found += [place for place in self._move.places if place != GONE]
+        return min((place for place in found if place != GONE), default=self._last_place)
+
+    def next_time_us(self) -> int | None:
+        """Return when ``tick`` is due, as before."""
+        due = super().next_time_us()
+        if not self._moves_now or (self._move is not None and (self._move.coming or self._move.storing)):
+            return due
+        missing = max(0.0, 1 - self._tokens)
+        at = self._tokens_at_us + int(missing * 1_000_000 / self._limits.replay_rate) + 1
+        return at if due is None else min(at, due)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way."""
+        return super().settled and not (self._move is not None and self._move.coming)
+
+    @property
+    def _moves_now(self) -> bool:
+        """Whether there is something to be moved; devices that are back come first."""
+        some = self._move is not None or bool(self._to_move)
+        return some and self._link and not self._draining and not self._waking and not self._slow
+
+    def _move_some(self) -> None:
+        if not self._moves_now:
+            return
+        move = self._move or self._next_move()
+        if move is None or move.coming or move.storing:
+            return
+        if not self._sleeps(move):
+            self._move = None
+            return
+        left = move.wanted[len(move.places) :]
+        count = min(_AT_ONCE, len(left), int(self._tokens))
+        if count:
+            self._tokens -= count
+            move.coming = True
+            self._actions.append(Copy(move.number, tuple(left[:count])))
+
+    def _next_move(self) -> _Move | None:
+        while self._to_move:
+            name = self._to_move.popleft()
+            asleep = self._asleep.get(name)
+            wanted = [] if asleep is None else asleep[0].to_move()
+            if asleep is not None and wanted:
+                self._moves += 1
+                self._move = _Move(self._moves, name, asleep[0], wanted)
+                return self._move
+        return None
+
+    def _sleeps(self, move: _Move) -> bool:
+        asleep = self._asleep.get(move.name)
+        return asleep is not None and asleep[0] is move.parked
+
+    def copied(self, number: int, places: Sequence[CommandPosition], now_us: int) -> None:
+        """The commands of a ``Copy`` are in the other topic, or ``GONE`` where Pulsar had them no more."""
+        made = [place for place in places if place != GONE]
+        self._last_place = max([*made, *([self._last_place] if self._last_place else [])], default=None)
+        move = self._move
+        if move is None or move.number != number:
+            return
+        move.coming = False
+        move.places += places
+        if len(move.places) < len(move.wanted):
+            return
+        self._segments += 1
+        key = segment_key(move.name, self._owner, self._segments)
+        replaced = move.parked.moved(move.wanted, move.places, key, now_us) if self._sleeps(move) else None
+        payload = move.parked.payload(key)
+        if replaced is None or payload is None:
+            self._move = None
+            return
+        move.storing = True
+        self._busy += 1
+        self._actions.append(StoreSegment(key, payload, move=number))
+        for old in replaced:
+            self._remove(old)
+
+    def copy_failed(self, number: int) -> None:
+        """The commands of a ``Copy`` could not be copied. What is to be moved is looked for anew."""
+        self._to_move.clear()
+        if self._move is not None and self._move.number == number:
+            self._move = None
+
+    def move_stored(self, number: int) -> None:
+        """The segment that says where the copies are is stored."""
+        move = self._move
+        if move is not None and move.number == number:
+            self._move = None
+            if self._sleeps(move) and move.parked.stays:
+                self._to_move.appendleft(move.name)
