@@ -137,8 +137,7 @@ class PartitionView:
         """Return what is known of a device; nothing but its name where nothing is."""
         cursor = self._records.by_device.get(name)
         parked, live = self.parked(name), self._live.get(name, [])
-        if not len(parked):
-            del self._parked[name]  # one for each device would be many
+        del self._parked[name]  # one for each device would be many
         firsts = [parked.position(0)] if len(parked) else []
         firsts += [live[0].position] if live else []
         return DeviceView(
