@@ -55,7 +55,7 @@ lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one group
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7"
+chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
