@@ -21,8 +21,8 @@ class Sizes:
     mqtt_heap: int
 
 
-def sizes_for(total_bytes: int) -> Sizes:
-    """Return the sizes for a machine of ``total_bytes`` (0: unknown, taken for 8 GiB).
+def sizes_for(total_bytes: int, mqtt_heap: int = 0) -> Sizes:
+    """Return the sizes for a machine of ``total_bytes`` (0: unknown, taken for 8 GiB); ``mqtt_heap`` is the user's, in MiB.
 
     A sixteenth of the memory is Pulsar's heap, as much its direct memory, half of that Artemis's heap: 8 GiB give
     1.25 GiB in all, and leave the rest to Spark and the user; from 12 GiB on nothing grows any more.
@@ -36,5 +36,5 @@ def sizes_for(total_bytes: int) -> Sizes:
         pulsar_write_cache=direct // 8,
         pulsar_read_cache=direct // 16,
         pulsar_entry_cache=direct // 5,
-        mqtt_heap=min(512, max(256, total // 32)),
+        mqtt_heap=mqtt_heap or min(512, max(256, total // 32)),
     )

@@ -71,7 +71,7 @@ class LocalStack:
         self._data: Path | None = None
         self._java: Java | None = None
         self._homes: dict[str, Path] = {}
-        self._sizes: Sizes = sizes_for(total_memory())
+        self._sizes: Sizes = sizes_for(total_memory(), self.settings.mqtt_heap_mb)
         self._bookie_port = 0
         self._abandon = threading.Event()
         self.mqtt_host = "127.0.0.1"

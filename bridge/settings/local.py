@@ -46,6 +46,12 @@ class LocalSettings(Section):
         True,
         description="Whether the JVMs compile quickly rather than well: half the CPU to start, less at the peak.",
     )
+    mqtt_heap_mb: int = Field(
+        0,
+        ge=0,
+        description="Heap of the Artemis, in MB; 0: by the machine's memory, at most 512. It keeps about 5 KB for each MQTT "
+        "topic that was ever used.",
+    )
     max_disk_usage: float = Field(
         0.98, gt=0, lt=1, description="Share of the disk in use above which the servers are not started."
     )

@@ -110,9 +110,9 @@ class Place:
 
 
 @contextmanager
-def place(folder: Path, *, metrics_port: int = 0) -> Iterator[Place]:
+def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iterator[Place]:
     """A stack of its own, provisioned for push, which hears of the devices' births and wills."""
-    with LocalStack(LocalSettings(quick_start=False)) as stack:
+    with LocalStack(LocalSettings(quick_start=False, mqtt_heap_mb=mqtt_heap_mb)) as stack:
         mqtt = mqtt_settings(stack)
         presence = (PresenceRule(filter=status_topic(mqtt.client_id, "+device")),)
         settings = push_settings(provisioned(stack), mqtt, command_partitions=4, presence=presence)

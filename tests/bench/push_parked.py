@@ -41,6 +41,8 @@ LIVE_S: Final = 20.0
 MEMORY: Final = 400 * 1024 * 1024
 RESTART_MS: Final = 30_000
 _WINDOW: Final = 1000
+_HEAP_MB: Final = 2048
+"""Of the MQTT broker: each device has topics of its own."""
 
 
 def measure() -> tuple[list[Figure], list[str]]:
@@ -48,7 +50,11 @@ def measure() -> tuple[list[Figure], list[str]]:
     away = int(os.environ.get(PARKED, "100000"))
     waking = min(WAKING, away)
     (port,) = free_ports(1)
-    with own_folder("bench") as folder, place(folder, metrics_port=port) as at, ExitStack() as run:
+    with (
+        own_folder("bench") as folder,
+        place(folder, metrics_port=port, mqtt_heap_mb=_HEAP_MB) as at,
+        ExitStack() as run,
+    ):
         fleets = []
         for name, spec in (("away", at.fleet(waking, sleeping=waking)), ("live", at.fleet(LIVE, first=away))):
             (folder / name).mkdir()

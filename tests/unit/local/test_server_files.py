@@ -22,6 +22,7 @@ def test_sizes_fit_a_laptop_of_8_gib_and_stop_growing() -> None:
     assert big.pulsar_heap == 768
     assert sizes_for(512 * GIB) == big
     assert sizes_for(0) == laptop
+    assert sizes_for(8 * GIB, 2048).mqtt_heap == 2048
 
 
 @given(st.integers(min_value=0, max_value=1 << 50))
