@@ -16,13 +16,18 @@ from bridge.contract import (
     C_DEVICE,
     C_EMITTED,
     C_EXPIRES,
+    C_GROUP,
+    C_GROUP_ID,
     C_ID,
     C_QOS,
     C_RESEND_OF,
+    C_REF,
     C_RETAIN,
+    C_SIZE,
     C_TOPIC,
     C_VERSION,
     COMMAND_VERSION,
+    ENTRY_VERSION,
 )
 from bridge.errors import ContractError
 
@@ -30,6 +35,7 @@ __all__ = [
     "MAX_COMMAND_BYTES",
     "Command",
     "CommandPosition",
+    "GroupRef",
     "Problem",
     "command_problem",
     "decode_command",
@@ -78,6 +84,19 @@ class CommandPosition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRef:
+    """What makes a command an index entry: it was written for one member of a group, and its payload stands once, in
+    the group command at ``position``. ``size`` is the length of that payload in bytes.
+    """
+
+    group: str
+    command_id: str
+    """The id of the group command."""
+    position: CommandPosition
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """One command to one device. ``expires_at_ms`` and ``emitted_at_us`` count from the epoch, 0 means none."""
 
@@ -92,6 +111,12 @@ class Command:
     cause: str = ""
     resend_of: str = ""
     """The id that the command had at first, where this one sends it again."""
+    ref: GroupRef | None = None
+
+    @property
+    def size(self) -> int:
+        """Length of the payload in bytes, wherever it stands."""
+        return self.ref.size if self.ref is not None else len(self.payload)
 
     def expired(self, now_us: int) -> bool:
         """Return whether the command must not be pushed any more at ``now_us``."""
@@ -152,6 +177,14 @@ def _properties(command: Command) -> dict[str, str]:
         properties[C_CAUSE] = command.cause
     if command.resend_of:
         properties[C_RESEND_OF] = command.resend_of
+    if command.ref is not None:
+        properties |= {
+            C_VERSION: ENTRY_VERSION,
+            C_GROUP: command.ref.group,
+            C_GROUP_ID: command.ref.command_id,
+            C_REF: ":".join(map(str, command.ref.position)),
+            C_SIZE: str(command.ref.size),
+        }
     return properties
 
 
@@ -169,11 +202,14 @@ def encode_command(command: Command) -> dict[str, str]:
 def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
     """Read a command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
     version = properties.get(C_VERSION)
-    if version != COMMAND_VERSION:
+    if version not in (COMMAND_VERSION, ENTRY_VERSION):
         raise ContractError(
-            f"property {C_VERSION} of a command is {version!r}, this reads {COMMAND_VERSION!r}"
+            f"property {C_VERSION} of a command is {version!r}, this reads {COMMAND_VERSION!r} and {ENTRY_VERSION!r}"
         )
-    missing = [name for name in (C_ID, C_DEVICE, C_TOPIC) if name not in properties]
+    needed = [C_ID, C_DEVICE, C_TOPIC]
+    if version == ENTRY_VERSION:
+        needed += [C_GROUP, C_GROUP_ID, C_REF]
+    missing = [name for name in needed if name not in properties]
     if missing:
         raise ContractError(f"a command lacks the properties {', '.join(missing)}")
     command = Command(
@@ -187,11 +223,22 @@ def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
         emitted_at_us=_number(properties, C_EMITTED, 0),
         cause=properties.get(C_CAUSE, ""),
         resend_of=properties.get(C_RESEND_OF, ""),
+        ref=_ref(properties) if version == ENTRY_VERSION else None,
     )
     problem = command_problem(command)
     if problem is not None:
         raise ContractError(str(problem))
     return command
+
+
+def _ref(properties: Mapping[str, str]) -> GroupRef:
+    text = properties[C_REF]
+    try:
+        ledger, entry, index = (int(part) for part in text.split(":"))
+    except ValueError as e:
+        raise ContractError(f"property {C_REF} of a command is {text!r}, wanted ledger:entry:index") from e
+    position = CommandPosition(ledger, entry, index)
+    return GroupRef(properties[C_GROUP], properties[C_GROUP_ID], position, _number(properties, C_SIZE, 0))
 
 
 def _number(properties: Mapping[str, str], name: str, default: int) -> int:

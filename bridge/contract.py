@@ -11,6 +11,9 @@ source offset         ``sources``                              ``sources`` after
 commands topic        ``sinks``                                ``bridge`` (push)
 command cursors       ``bridge`` (push)                        ``bridge`` (push), the next owner
 command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
+group commands        ``sinks``                                ``bridge`` (push)
+group members         ``sinks``                                ``bridge`` (push)
+group roster          ``bridge`` (push)                        ``bridge`` (push), the next owner
 dead letters          ``bridge``, ``sinks``                    people, ``sources``
 instances             ``bridge`` (ingest)                      ``bridge`` (ingest, ``status``)
 device presence       ``bridge`` (ingest)                      ``bridge`` (push, ``devices``)
@@ -34,6 +37,11 @@ from bridge.errors import ContractError
 ENVELOPE_VERSION: Final = "1"
 OFFSET_VERSION: Final = 1
 COMMAND_VERSION: Final = "1"
+ENTRY_VERSION: Final = "2"
+"""Of an index entry on the commands topic: a command whose payload stands in a group command."""
+GROUP_COMMAND_VERSION: Final = "1"
+GROUP_MEMBER_VERSION: Final = 1
+GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
 _RECEIPT_VERSIONS: Final = ("1", "2", RECEIPT_VERSION)
 CURSOR_VERSION: Final = 1
@@ -59,6 +67,12 @@ partitions; where each copy is, the cursors partition says."""
 PRESENCE_TOPIC: Final = "device-presence"
 """When each device was last heard of: compacted, keyed by device, with as many partitions as the commands and the same
 hash, so that the owner of a partition of the commands finds its devices in the partition of that number (H31)."""
+GROUP_COMMANDS_TOPIC: Final = "group-commands"
+"""Commands to groups: one partition, so that all devices get them in one order."""
+GROUP_MEMBERS_TOPIC: Final = "group-members"
+"""Who is in which group, as Spark writes it: one partition, compacted, keyed by group and device; see ``bridge.groups``."""
+GROUP_ROSTER_TOPIC: Final = "group-roster"
+"""What the expander of group commands knows: one partition, compacted; see ``bridge.push.groups.roster``."""
 SYSTEM_TOPICS: Final = (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -67,6 +81,9 @@ SYSTEM_TOPICS: Final = (
     INSTANCES_TOPIC,
     PRESENCE_TOPIC,
     PARKED_TOPIC,
+    GROUP_COMMANDS_TOPIC,
+    GROUP_MEMBERS_TOPIC,
+    GROUP_ROSTER_TOPIC,
 )
 
 MOVES_TOPIC: Final = "pulsebridge/moves"
@@ -74,6 +91,9 @@ MOVES_TOPIC: Final = "pulsebridge/moves"
 
 PUSH_SUBSCRIPTION: Final = "pulsebridge-push"
 """The durable subscription of the push tier on the commands topic."""
+
+GROUPS_SUBSCRIPTION: Final = "pulsebridge-groups"
+"""The durable subscription on the group commands; it stands before the oldest one that has not expired."""
 
 # --- envelope of a reading (Pulsar message properties) --------------------------------------------------------
 # Payload: as it came. Key: the device where a rule names it, else the full MQTT topic.
@@ -155,6 +175,15 @@ C_CAUSE: Final = "command.cause"
 C_RESEND_OF: Final = "command.resend_of"
 """On a command that was written again after it had failed: the id that it had at first. Its own is ``ID~2``, ``ID~3``, …"""
 
+C_GROUP: Final = "command.group"
+"""On a command to a group, its key as well; and on the index entries that are made of it."""
+C_GROUP_ID: Final = "command.group_command_id"
+"""On an index entry: the ``C_ID`` of the group command."""
+C_REF: Final = "command.ref"
+"""On an index entry: where the group command stands, ``ledger:entry:index``; it has the payload."""
+C_SIZE: Final = "command.size"
+"""On an index entry: length of that payload in bytes."""
+
 COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("command_id", "string"),
     ("device", "string"),
@@ -165,9 +194,19 @@ COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("expires_at", "timestamp"),
     ("emitted_at", "timestamp"),
     ("cause", "string"),
+    ("group", "string"),
 )
-"""Columns of a command row, in order, with Spark SQL types. ``command_id``, ``device``, ``mqtt_topic`` and
-``payload`` are required; the others may be absent or null (``qos`` 1, ``retain`` false, no expiry)."""
+"""Columns of a command row, in order, with Spark SQL types. ``command_id`` and ``payload`` are required, and one of
+``device``, then with ``mqtt_topic``, and ``group``, where ``mqtt_topic`` may be a template with ``{device}``. The
+others may be absent or null (``qos`` 1, ``retain`` false, no expiry; a group command always has one)."""
+
+GROUP_MEMBER_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "group": ("string",),
+    "device": ("string",),
+    "member": ("boolean",),
+}
+"""Columns of ``format("pulsebridge_groups")``. ``group`` and ``device`` are required; ``member`` false, and only that,
+takes the device out of the group."""
 
 ANSWER_FAILED_PROPERTY: Final = "failed"
 """User property of a device's answer; ``1`` says that the device could not do it, and gets it again."""
@@ -180,7 +219,10 @@ COMMAND_REPEAT_PROPERTY: Final = "repeat"
 
 # --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
 
-RECEIPT_STATES: Final = ("delivered", "answered", "expired", "rejected", "overflowed", "duplicate")
+RECEIPT_STATES: Final = (
+    "delivered", "answered", "expired", "rejected", "overflowed", "duplicate", "expanded",
+)  # fmt: skip
+"""``expanded`` is of a group command: ``members`` devices have a command of their own for it."""
 
 RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("v", "string"),
@@ -198,6 +240,9 @@ RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("answer", "string"),
     ("answer_length", "int"),
     ("resend_of", "string"),
+    ("group", "string"),
+    ("group_command_id", "string"),
+    ("members", "int"),
 )
 """Columns of a receipt. ``answer`` is base64, and cut to its head where ``answer_length``, in bytes, is more."""
 
@@ -222,6 +267,12 @@ class Receipt:
     answer_length: int = 0
     resend_of: str = ""
     """The id of the command that this one sends again; empty for all others."""
+    group: str = ""
+    """The group that the command was for, empty for a command to one device."""
+    group_command_id: str = ""
+    """The id of the group command; it is ``command_id`` itself on the receipt of that one."""
+    members: int = 0
+    """Of a group command: how many devices it was written for."""
 
     def encode(self) -> bytes:
         """Return the receipt as the JSON payload of its Pulsar message."""
@@ -238,7 +289,8 @@ class Receipt:
             if version not in _RECEIPT_VERSIONS:
                 raise ContractError(f"receipt has version {version!r}, this reads {RECEIPT_VERSION!r}")
             body["answer"] = base64.b64decode(body.get("answer", ""), validate=True)
-            return cls(**body)
+            known = {name for name, _ in RECEIPT_COLUMNS}
+            return cls(**{name: value for name, value in body.items() if name in known})
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"not a command receipt: {payload[:80]!r}") from e
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 __all__ = [
+    "GROUP_KILL_POINTS",
     "HTTP_KILL_POINTS",
     "INGEST_KILL_POINTS",
     "KILL_POINTS",
@@ -38,6 +39,14 @@ KILL_POINTS: Final = (
     "after_ack",
 )
 """Of push."""
+
+GROUP_KILL_POINTS: Final = (
+    "group_before_entries",  # the command is open, a chunk of its entries is not written
+    "group_after_entries",  # Pulsar has a chunk of entries, the roster does not say so
+    "group_after_store",  # Pulsar has a record of the roster
+    "group_after_receipt",  # all entries and the receipt are there, the roster does not say so
+)
+"""Of push, where commands to groups are given to their members."""
 
 INGEST_KILL_POINTS: Final = (
     "ingest_before_receipt",  # messages were given to a producer, none of them is known to be stored

@@ -42,6 +42,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push = PushMetrics(registry)
     push.partition(0).lag(0)
     push.receipts.labels(RECEIPT_STATES[0])
+    push.groups.commands.labels(RECEIPT_STATES[0])
     SourceMetrics(registry).query("name")
     SilverMetrics(registry)
     registry.register(HealthCollector(Health()))

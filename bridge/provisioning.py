@@ -31,6 +31,7 @@ from bridge.provisioning_plan import (
     TopicNeed,
     compact_step,
     grant_steps,
+    group_needs,
     namespace_steps,
     policies_lack,
     push_needs,
@@ -53,6 +54,7 @@ __all__ = [
     "commands_ready",
     "create_topic",
     "existing_commands",
+    "groups_ready",
     "look",
     "move_hold",
     "provision_commands",
@@ -79,7 +81,8 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
     """Create, or verify, what commands need and return the number of partitions of the commands topic.
 
     1. The namespaces with retention, no time-to-live, producers held at quota.
-    2. Receipts and dead letters; cursors with a compaction threshold, their own hold, and compaction tried once.
+    2. Receipts and dead letters; cursors, and members and roster of the groups, with a compaction threshold, their own
+       hold, and compaction tried once; the commands to groups with their subscription.
     3. Commands, and on each partition the push tier's subscription at earliest.
 
     Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow a step,
@@ -105,6 +108,9 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
         )
     for number in range(partitions):
         move_hold(admin, partition_name(cursors, number), CURSOR_HOLD)
+    for need in group_needs(settings):
+        if need.compacted:
+            move_hold(admin, partition_name(need.topic, 0), need.subscriptions[0])
     return partitions
 
 
@@ -152,6 +158,17 @@ def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int
     last = partition_name(commands, partitions - 1)
     names = admin.request("GET", f"/{rest_path(last)}/subscriptions", accept=(404,)) or []
     return partitions if PUSH_SUBSCRIPTION in names else 0
+
+
+def groups_ready(admin: PulsarAdmin) -> bool:
+    """Return whether the topics of commands to groups are there, with what holds their messages."""
+    for need in group_needs(admin.settings):
+        if not admin.partition_count(need.topic):
+            return False
+        path = f"/{rest_path(partition_name(need.topic, 0))}/subscriptions"
+        if not set(need.subscriptions) <= set(admin.request("GET", path, accept=(404,)) or []):
+            return False
+    return True
 
 
 def carry_out(

@@ -17,6 +17,10 @@ from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
+    GROUP_COMMANDS_TOPIC,
+    GROUP_MEMBERS_TOPIC,
+    GROUP_ROSTER_TOPIC,
+    GROUPS_SUBSCRIPTION,
     INSTANCES_TOPIC,
     PARKED_TOPIC,
     PRESENCE_TOPIC,
@@ -32,13 +36,16 @@ __all__ = [
     "CURSOR_HOLD",
     "HOLD_POLICY",
     "INSTANCES_HOLD",
+    "MEMBERS_HOLD",
     "PARKED_HOLD",
     "PRESENCE_HOLD",
     "RIGHTS",
+    "ROSTER_HOLD",
     "Needs",
     "Step",
     "TopicNeed",
     "grant_steps",
+    "group_needs",
     "ingest_needs",
     "instances_need",
     "namespace_steps",
@@ -66,6 +73,11 @@ INSTANCES_HOLD: Final = "pulsebridge-instances"
 
 PRESENCE_HOLD: Final = "pulsebridge-presence"
 """The same on the partitions in which ingest notes when each device was heard of."""
+MEMBERS_HOLD: Final = "pulsebridge-group-members"
+"""The same on the memberships of groups."""
+
+ROSTER_HOLD: Final = "pulsebridge-group-roster"
+"""The same on what the expander of group commands knows."""
 
 PARKED_HOLD: Final = "pulsebridge-parked"
 """Durable subscription on each commands partition, made before push's own: it keeps the commands of devices that are
@@ -169,6 +181,7 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
                 why="how far each device is",
             ),
             presence_need(pulsar),
+            *group_needs(pulsar),
             TopicNeed(
                 pulsar.system_topic(PARKED_TOPIC),
                 count,
@@ -181,6 +194,32 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
                 (PARKED_HOLD, PUSH_SUBSCRIPTION),
                 why="commands to the devices",
             ),
+        ),
+    )
+
+
+def group_needs(pulsar: PulsarSettings) -> tuple[TopicNeed, ...]:
+    """Return the topics of commands to groups; one partition each, for there is one order of them."""
+    return (
+        TopicNeed(
+            pulsar.system_topic(GROUP_MEMBERS_TOPIC),
+            1,
+            (MEMBERS_HOLD,),
+            compacted=True,
+            why="who is in which group",
+        ),
+        TopicNeed(
+            pulsar.system_topic(GROUP_ROSTER_TOPIC),
+            1,
+            (ROSTER_HOLD,),
+            compacted=True,
+            why="how far the commands to groups are given to their members",
+        ),
+        TopicNeed(
+            pulsar.system_topic(GROUP_COMMANDS_TOPIC),
+            1,
+            (GROUPS_SUBSCRIPTION,),
+            why="commands to groups of devices",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The Spark sinks: rows to Pulsar topics, to devices as commands, or to an MQTT broker.
+"""The Spark sinks: rows to Pulsar topics, to devices and groups of them as commands, or to an MQTT broker.
 
 ``sinks.register(spark)`` makes their formats known; pyspark is imported only then.
 """
@@ -17,12 +17,14 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``pulsebridge`` (for writing), ``pulsebridge_commands`` and ``pulsebridge_mqtt`` known to this session.
+    """Make the formats ``pulsebridge`` (for writing), ``pulsebridge_commands``, ``pulsebridge_groups`` and
+    ``pulsebridge_mqtt`` known to this session.
 
     Raises MissingExtraError when pyspark or pyarrow is not installed.
     """
     try:
         from sinks.commands import CommandsSink
+        from sinks.groups import GroupsSink
         from sinks.mqtt import MqttSink
         from sinks.topics import NoReading, TopicSink
     except ModuleNotFoundError as e:
@@ -31,4 +33,5 @@ def register(spark: SparkSession) -> None:
         ) from e
     spark.dataSource.register(joined(TopicSink.name(), "write", TopicSink, NoReading))
     spark.dataSource.register(CommandsSink)
+    spark.dataSource.register(GroupsSink)
     spark.dataSource.register(MqttSink)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from bridge.commands import Command
+from bridge.contract import GROUP_COMMANDS_TOPIC
 from bridge.errors import ContractError
-from bridge.provisioning import commands_ready, provision_commands
+from bridge.provisioning import commands_ready, groups_ready, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from sinks.messages import BadRow, PulsarMessage
 from sinks.option_names import COMMANDS
@@ -56,15 +56,14 @@ class CommandsSink(DataSource):
     def _task(self, schema: StructType) -> Task:
         options = read_options(self.options)
         check_schema((field.name, field.dataType.simpleString()) for field in schema.fields)
-        _prepare(options)
+        _prepare(options, groups="group" in schema.fieldNames())
         return _CommandsTask(options)
 
 
-def _prepare(options: SinkOptions) -> None:
+def _prepare(options: SinkOptions, *, groups: bool) -> None:
     with PulsarAdmin(options.pulsar) as admin:
-        if commands_ready(admin, options.topic) or (
-            options.provision and provision_commands(admin, options.topic)
-        ):
+        ready = commands_ready(admin, options.topic) and (not groups or groups_ready(admin))
+        if ready or (options.provision and provision_commands(admin, options.topic)):
             return
     raise ContractError(
         f"{options.topic} is not there, or without the push tier's subscription",
@@ -80,8 +79,9 @@ class _CommandsTask:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         topic = self.options.topic
         assert topic is not None
+        groups = self.options.pulsar.system_topic(GROUP_COMMANDS_TOPIC)
         rows: Iterator[PulsarMessage | BadRow] = (
-            message_of(number, row, topic) if isinstance(row, Command) else row
+            row if isinstance(row, BadRow) else message_of(number, row, topic, groups)
             for number, row in enumerate(read_rows(batches))
         )
         return Written(*writer_of_this_process(self.options.target).write(rows, topic))

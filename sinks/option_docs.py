@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from bridge.contract import COMMAND_COLUMNS, MQTT_SINK_COLUMNS, TOPIC_SINK_COLUMNS
-from sinks.option_names import COMMANDS, MQTT, NO_EFFECT, OPTIONS, TOPICS
+from bridge.contract import COMMAND_COLUMNS, GROUP_MEMBER_COLUMNS, MQTT_SINK_COLUMNS, TOPIC_SINK_COLUMNS
+from sinks.option_names import COMMANDS, GROUPS, MQTT, NO_EFFECT, OPTIONS, TOPICS
 from sinks.rows import REQUIRED_COLUMNS
 
 __all__ = ["render"]
@@ -17,14 +17,16 @@ __all__ = ["render"]
 _HEAD: Final = """# Options and columns of the sinks
 
 Printed by `python -m sinks.option_docs`. Names of options compare without case. An unknown option or column is refused with the nearest known name, and all problems are told at once, before anything is written.
-All three take `.mode("append")`, streams the output modes `append` and `update`; what would replace what was sent is refused. A task has succeeded when everything it wrote is confirmed; one that is tried again writes its rows again.
+All take `.mode("append")`, streams the output modes `append` and `update`; what would replace what was sent is refused. A task has succeeded when everything it wrote is confirmed; one that is tried again writes its rows again.
 A row that cannot be written goes to the dead letters with its number within the task, the field and the reason, and the others go on; the driver's log says how many. With `badRows=fail` it fails the task instead.
 """
 _ABOUT: Final[Mapping[str, str]] = {
     TOPICS: """Rows into Pulsar topics; what `format("pulsebridge")` reads can be written as it is. With a key, a message goes to the partition that Murmur3 gives it, as Pulsar's own clients can (`Murmur3_32Hash`); without one the partitions take turns.
 The option `topic` counts before the column `__topic`. `__eventTime` is kept in ms. When `value` and `payload` are both there they must be equal. The source's other columns may be there and are not written: they say where a row was, or repeat what stands in `__messageProperties`.
 No row may name a topic of the system namespace. A query that writes to a topic it reads never ends: give `topic`.""",
-    COMMANDS: """Commands to devices, which `pulsebridge push` delivers. `command_id` is the identity: however often a command is written, its device gets it once. To keep a device's order, repartition by `device` and sort within partitions by `emitted_at`.""",
+    COMMANDS: """Commands to devices, which `pulsebridge push` delivers. `command_id` is the identity: however often a command is written, its device gets it once. To keep a device's order, repartition by `device` and sort within partitions by `emitted_at`.
+A row is for one device (`device` and `mqtt_topic`) or for all devices of a group (`group`): its payload is stored once, and each member gets a command of its own, in order with its others, under an id made of `command_id` and device. There `mqtt_topic` is a template with `{device}`, or null for `push.group_topic`; without `expires_at`, or beyond it, `push.group_expiry_s` counts. Until then devices that join get it too. An unknown group is refused by push: dead letter, receipt `rejected`. The receipt `expanded` has the number of members, and those of the members name `group` and `group_command_id`.""",
+    GROUPS: """Who is in which group, for commands with a `group`; devices that `push.groups` names are in it besides. A row puts a device into a group, or with `member` false takes it out; rows for the same device of a group count in their order, so repartition by `group` and `device` and sort where both may come. Whoever was written before a command was gets it, whoever joins later until it expires. What a device has got, or is about to get, it keeps when it leaves.""",
     MQTT: """Rows straight to an MQTT broker, without a log between: QoS 1 by default, each confirmed before the task succeeds, in the order of the task as far as the broker keeps it (of one QoS alone). A task that is tried again publishes its rows again, and nothing tells the repeat: commands that must come once go through `pulsebridge_commands`.
 With MQTT 5 a refusal that is about one row (topic not allowed, topic or format not valid) makes it a bad row; earlier versions cannot say so. A letter is JSON: `reason`, `row`, `field`, `mqtt_topic`, `payload_base64`.
 With MQTT 5 what is published carries the user property `pulsebridge-origin`, and ingest takes it for no reading unless `allowLoopback` is true; with earlier versions, keep these topics out of ingest's filters.""",
@@ -32,6 +34,7 @@ With MQTT 5 what is published carries the user property `pulsebridge-origin`, an
 _COLUMNS: Final[Mapping[str, tuple[Mapping[str, Sequence[str]], Sequence[str]]]] = {
     TOPICS: (TOPIC_SINK_COLUMNS, ("value",)),
     COMMANDS: ({name: (kind,) for name, kind in COMMAND_COLUMNS}, REQUIRED_COLUMNS),
+    GROUPS: (GROUP_MEMBER_COLUMNS, ("group", "device")),
     MQTT: (MQTT_SINK_COLUMNS, ("mqtt_topic", "payload")),
 }
 _NOTES: Final[Mapping[str, str]] = {
@@ -39,6 +42,13 @@ _NOTES: Final[Mapping[str, str]] = {
     "__topic": "required without the option `topic`",
     "__eventTime": "a number is ms since the epoch",
     "mqtt_topic": " where there is no option `topic`",
+    "member": "true where it is null or absent",
+}
+
+_COMMAND_NOTES: Final[Mapping[str, str]] = {
+    "device": "required without `group`",
+    "mqtt_topic": "required with `device`; with `group` a template",
+    "group": "required without `device`",
 }
 
 
@@ -67,7 +77,7 @@ def _lines() -> Iterator[str]:
 
 
 def _note(name: str, column: str) -> str:
-    return "" if name == COMMANDS else _NOTES.get(column, "")
+    return (_COMMAND_NOTES if name == COMMANDS else _NOTES).get(column, "")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

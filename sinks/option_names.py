@@ -8,10 +8,11 @@ from typing import Final
 from bridge.connection_options import CONNECTION_OPTIONS
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["COMMANDS", "MQTT", "MQTT_SETTINGS", "NO_EFFECT", "OPTIONS", "TOPICS"]
+__all__ = ["COMMANDS", "GROUPS", "MQTT", "MQTT_SETTINGS", "NO_EFFECT", "OPTIONS", "TOPICS"]
 
 TOPICS: Final = "pulsebridge"
 COMMANDS: Final = "pulsebridge_commands"
+GROUPS: Final = "pulsebridge_groups"
 MQTT: Final = "pulsebridge_mqtt"
 
 _PULSAR: Final[Mapping[str, str]] = {
@@ -40,6 +41,10 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     COMMANDS: {
         "topic": "Commands topic, a full name or one in the system namespace; default: commands.",
+        **_PULSAR,
+        "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
+    },
+    GROUPS: {
         **_PULSAR,
         "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
     },

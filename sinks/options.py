@@ -16,17 +16,18 @@ from pydantic import SecretStr, ValidationError
 
 from bridge.commands import publish_topic_problem
 from bridge.connection_options import OptionReader, pulsar_settings
-from bridge.contract import COMMANDS_TOPIC, full_name, topic_name
+from bridge.contract import COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, full_name, topic_name
 from bridge.errors import ConfigError
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
-from sinks.option_names import COMMANDS, MQTT, MQTT_SETTINGS, NO_EFFECT, OPTIONS, TOPICS
+from sinks.option_names import COMMANDS, GROUPS, MQTT, MQTT_SETTINGS, NO_EFFECT, OPTIONS, TOPICS
 
 __all__ = [
     "MqttOptions",
     "PulsarTarget",
     "SinkOptions",
+    "read_group_options",
     "read_mqtt_options",
     "read_options",
     "read_topic_options",
@@ -88,6 +89,16 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     pulsar = target.pulsar
     full = topic if "://" in topic else topic_name(pulsar.tenant, pulsar.system_namespace, topic)
     return SinkOptions(target, full, provision)
+
+
+def read_group_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of ``pulsebridge_groups``. Raises ConfigError listing all problems at once."""
+    reader = _reader(GROUPS, options)
+    target = _target(reader)
+    provision = reader.flag("provision", True)
+    if target is None or reader.problems:
+        raise _wrong(GROUPS, reader)
+    return SinkOptions(target, target.pulsar.system_topic(GROUP_MEMBERS_TOPIC), provision)
 
 
 def read_topic_options(options: Mapping[str, str]) -> SinkOptions:

@@ -38,7 +38,7 @@ _ORDER: Final = (
 _TIMES: Final = ("expires_at", "pushed_at", "confirmed_at")
 """They are µs since the epoch until the last step: JSON would keep ms."""
 _NEEDED: Final = {
-    "commands": ("command_id", "device", "mqtt_topic"),
+    "commands": ("command_id",),
     "receipts": ("value", "ledger_id", "entry_id", "batch_index"),
 }
 

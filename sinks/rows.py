@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.commands import Command, Problem, command_problem, encode_command
 from bridge.contract import C_ID, COMMAND_COLUMNS
+from bridge.groups import GroupCommand, encode_group_command, group_problem
 from sinks.messages import BadRow, PulsarMessage, check_columns, microseconds
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "message_of", "read_rows"]
 
-REQUIRED_COLUMNS: Final = ("command_id", "device", "mqtt_topic", "payload")
+REQUIRED_COLUMNS: Final = ("command_id", "payload")
+"""Those that every row needs; beside them ``device`` with ``mqtt_topic``, or ``group``."""
 
 
 def check_schema(columns: Iterable[tuple[str, str]]) -> None:
@@ -25,44 +27,53 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
     Raises ContractError that lists every missing, unknown and wrongly typed column with the remedy.
     """
+    found = dict(columns)
     wanted = {name: (kind,) for name, kind in COMMAND_COLUMNS}
-    check_columns("pulsebridge_commands", columns, wanted, REQUIRED_COLUMNS)
+    for_one = () if "group" in found and "device" not in found else ("device", "mqtt_topic")
+    required = [name for name in wanted if name in REQUIRED_COLUMNS or name in for_one]
+    check_columns("pulsebridge_commands", found.items(), wanted, required)
 
 
-def message_of(row: int, command: Command, topic: str) -> PulsarMessage:
-    """Return the message of a command for the commands topic; its key is the device."""
+def message_of(row: int, command: Command | GroupCommand, topic: str, groups: str) -> PulsarMessage:
+    """Return the message of a command for ``topic``, where its key is the device, or for ``groups``, where that is the
+    group.
+    """
+    if isinstance(command, GroupCommand):
+        told = encode_group_command(command)
+        return PulsarMessage(row, groups, command.payload, command.group, told, command.emitted_at_us // 1000)
     return PulsarMessage(
         row, topic, command.payload, command.device, encode_command(command), command.emitted_at_us // 1000
     )
 
 
 class DeviceOrder:
-    """Sees that ``emitted_at`` never goes back within one device of one task (H22).
+    """Sees that ``emitted_at`` never goes back within one device, or one group, of one task (H22).
 
     A Python writer cannot ask Spark for a distribution: the job repartitions by device and sorts within. A row
     that comes out of order all the same goes to the dead letters, for the log keeps the order of writing.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}
+        self._last: dict[tuple[str, str], int] = {}
 
-    def problem(self, command: Command) -> Problem | None:
+    def problem(self, command: Command | GroupCommand) -> Problem | None:
         """Return why the command breaks its device's order, None when it does not or has no ``emitted_at``."""
         if not command.emitted_at_us:
             return None
-        last = self._last.get(command.device, 0)
+        whose = ("group", command.group) if isinstance(command, GroupCommand) else ("device", command.device)
+        last = self._last.get(whose, 0)
         if command.emitted_at_us < last:
             return Problem(
                 "emitted_at",
-                f"is {last - command.emitted_at_us} µs before that of an earlier row of device {command.device!r}; "
-                "repartition by device and sortWithinPartitions by device and emitted_at before writing; a stream makes "
+                f"is {last - command.emitted_at_us} µs before that of an earlier row of {whose[0]} {whose[1]!r}; "
+                f"repartition by {whose[0]} and sortWithinPartitions by {whose[0]} and emitted_at before writing; a stream makes "
                 "its commands in order per group of device, or sorts within foreachBatch",
             )
-        self._last[command.device] = command.emitted_at_us
+        self._last[whose] = command.emitted_at_us
         return None
 
 
-def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Command | BadRow]:
+def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Command | GroupCommand | BadRow]:
     """Yield each row of a task as a valid command or as a bad row, in order."""
     order = DeviceOrder()
     number = 0
@@ -72,25 +83,47 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Command | BadRow]:
             number += 1
 
 
-def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command | BadRow:
+def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command | GroupCommand | BadRow:
     for name in REQUIRED_COLUMNS:
         if row[name] is None:
             return _bad(number, row, Problem(name, "is null"))
-    command = Command(
-        command_id=row["command_id"],
-        device=row["device"],
-        mqtt_topic=row["mqtt_topic"],
-        payload=row["payload"],
-        qos=1 if row.get("qos") is None else row["qos"],
-        retain=bool(row.get("retain")),
-        expires_at_ms=microseconds(row.get("expires_at")) // 1000,
-        emitted_at_us=max(microseconds(row.get("emitted_at")), 0),
-        cause=row.get("cause") or "",
-    )
-    problem = command_problem(command) or order.problem(command)
+    command = _group_command(row) if row.get("group") is not None else _command(row)
+    if isinstance(command, Problem):
+        return _bad(number, row, command)
+    problem = group_problem(command) if isinstance(command, GroupCommand) else command_problem(command)
+    problem = problem or order.problem(command)
     return command if problem is None else _bad(number, row, problem)
+
+
+def _command(row: dict[str, Any]) -> Command | Problem:
+    for name in ("device", "mqtt_topic"):
+        if row.get(name) is None:
+            why = "is null, and so is group" if name == "device" and "group" in row else "is null"
+            return Problem(name, why)
+    return Command(device=row["device"], mqtt_topic=row["mqtt_topic"], **_common(row))
+
+
+def _group_command(row: dict[str, Any]) -> GroupCommand | Problem:
+    if row.get("device") is not None:
+        return Problem(
+            "group", f"is {row['group']!r} and device {row['device']!r}; a command is for one of both"
+        )
+    return GroupCommand(group=row["group"], mqtt_topic=row.get("mqtt_topic") or "", **_common(row))
+
+
+def _common(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "command_id": row["command_id"],
+        "payload": row["payload"],
+        "qos": 1 if row.get("qos") is None else row["qos"],
+        "retain": bool(row.get("retain")),
+        "expires_at_ms": microseconds(row.get("expires_at")) // 1000,
+        "emitted_at_us": max(microseconds(row.get("emitted_at")), 0),
+        "cause": row.get("cause") or "",
+    }
 
 
 def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
     known = {C_ID: row["command_id"] or ""}
-    return BadRow(number, problem, row["payload"] or b"", row["device"] or "", properties=known)
+    key = row.get("device") or row.get("group") or ""
+    return BadRow(number, problem, row["payload"] or b"", key, properties=known)

@@ -120,7 +120,18 @@ def _row(alert: Alert, topic: str | None, now_us: int) -> tuple[Any, ...]:
     expires = None if alert.rule.expires_s is None else now_us + int(alert.rule.expires_s * 1e6)
     reading = alert.reading
     cause = f"{alert.rule.name}/{reading.reading_id}"
-    return (alert.command_id, reading.device, topic, command_payload(alert), 1, False, expires, now_us, cause)
+    return (
+        alert.command_id,
+        reading.device,
+        topic,
+        command_payload(alert),
+        1,
+        False,
+        expires,
+        now_us,
+        cause,
+        None,
+    )
 
 
 def _state_read(text: State | None, device: str) -> dict[str, Reading]:

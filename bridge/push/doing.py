@@ -6,6 +6,7 @@ It decides nothing; all of it runs on the session's thread, and what follows of 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -34,6 +35,7 @@ from bridge.push.actions import (
 )
 from bridge.push.answers import Answer
 from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
+from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition_log import Gate, PartitionLog, position_of
@@ -58,8 +60,11 @@ class Doing:
         partition_log: PartitionLog,
         gate: Gate,
         metrics: PushMetrics,
+        ask: Callable[[CommandPosition], bytes | None],
     ) -> None:
+        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``."""
         self._settings = settings
+        self._indexed = Indexed(ask)
         self._core = core
         self._link = link
         self._log = partition_log
@@ -148,7 +153,8 @@ class Doing:
     def do(self, action: Action) -> None:
         """Begin one action."""
         if isinstance(action, Push):
-            self._publish(action)
+            for push in self._indexed.add(action):
+                self._publish(push)
         elif isinstance(action, StoreCursor):
             self._log.write_cursor(action.device, action.payload, action)
         elif isinstance(action, StoreReceipt):
@@ -168,6 +174,18 @@ class Doing:
             self._log.puller.copy(action)
         elif isinstance(action, Forget):
             self._pulled.pop(action.position, None)
+
+    def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
+        """Make the pushes that waited for the payload of a group command; without one they are lost."""
+        for one in self._indexed.came(position, payload):
+            if isinstance(one, Lost):
+                self._core.lost(one.number, GONE)
+            else:
+                self._publish(one)
+
+    def link_down(self) -> None:
+        """Forget the pushes of the connection that ended."""
+        self._indexed.forget()
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]

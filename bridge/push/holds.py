@@ -16,14 +16,19 @@ import structlog
 
 from bridge.contract import (
     CURSORS_TOPIC,
-    INSTANCES_TOPIC,
     PRESENCE_TOPIC,
     base_topic,
     partition_name,
 )
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
-from bridge.provisioning_plan import COMPACTION_THRESHOLD_BYTES, CURSOR_HOLD, INSTANCES_HOLD, PRESENCE_HOLD
+from bridge.provisioning_plan import (
+    COMPACTION_THRESHOLD_BYTES,
+    CURSOR_HOLD,
+    PRESENCE_HOLD,
+    group_needs,
+    instances_need,
+)
 from bridge.pulsar_client import Message, MessageId, PulsarClient, our_errors, received
 from bridge.pulsar_watch import Watch
 from bridge.settings import Settings
@@ -158,19 +163,20 @@ def _place(message: Message) -> Place:
 
 @contextmanager
 def watching_holds(settings: Settings, health: Health, partitions: Sequence[int]) -> Iterator[None]:
-    """Move the holds of these partitions of cursors and presence, and that of the instances, now and then while the
-    block runs.
+    """Move the holds of these partitions of cursors and presence, and those of instances and groups, now and then while
+    the block runs.
     """
     pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
     cursors = pulsar.system_topic(CURSORS_TOPIC)
-    instances = pulsar.system_topic(INSTANCES_TOPIC)
     presence = pulsar.system_topic(PRESENCE_TOPIC)
+    others = [instances_need(pulsar), *(need for need in group_needs(pulsar) if need.compacted)]
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
             held = [(partition_name(cursors, number), CURSOR_HOLD) for number in partitions]
-            if client.partitioned(instances):
-                held.append((partition_name(instances, 0), INSTANCES_HOLD))
+            for need in others:
+                if client.partitioned(need.topic):
+                    held.append((partition_name(need.topic, 0), need.subscriptions[0]))
             heard = client.partitioned(presence)
             held += [(heard[number], PRESENCE_HOLD) for number in partitions if number < len(heard)]
             for partition, hold in held:

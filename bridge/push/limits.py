@@ -12,6 +12,7 @@ def limits_of(push: PushSettings) -> Limits:
     """Return the limits of a partition's core, in its units."""
     return Limits(
         window=push.window,
+        window_bytes=push.window_mb * 1024 * 1024,
         device_window=push.device_window,
         remembered_ids=push.remembered_ids,
         pending=push.pending,

@@ -130,7 +130,7 @@ class LiveCore(PartitionState):
 
     def confirmed(self, number: int, reason: int, now_us: int) -> None:
         """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
-        flight = self._flights.pop(number, None)
+        flight = self._landed(number)
         if flight is None:
             return
         device, item = flight
@@ -148,6 +148,21 @@ class LiveCore(PartitionState):
             heapq.heappush(self._deadlines, (due, item.position, item.attempts))
         else:
             self._succeeded(device, item)
+
+    def lost(self, number: int, reason: str) -> None:
+        """Push ``number`` was not made: Pulsar does not have the payload of that index entry any more."""
+        flight = self._landed(number)
+        if flight is not None and flight[1].state is State.IN_FLIGHT:
+            self._settle(*flight, "rejected", reason)
+            self._look_at(flight[0])
+
+    def _landed(self, number: int) -> tuple[Device, Item] | None:
+        flight = self._flights.pop(number, None)
+        if flight is None:
+            return None
+        device, item, size = flight
+        self._flight_bytes -= size
+        return device, item
 
     def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
         """The device answered the command at ``position``, perhaps late, perhaps once more, or never asked.
@@ -252,7 +267,8 @@ class LiveCore(PartitionState):
         self._link = False
         flights = list(self._flights.values())
         self._flights.clear()
-        for device, item in flights:
+        self._flight_bytes = 0
+        for device, item, _size in flights:
             if item.state is State.IN_FLIGHT:
                 item.state = State.QUEUED
                 self._look_at(device)
@@ -279,7 +295,8 @@ class LiveCore(PartitionState):
     def _pump(self, now_us: int) -> None:
         if not self._link or self._draining:
             return
-        while self._ready and len(self._flights) < self._limits.window:
+        limits = self._limits
+        while self._ready and len(self._flights) < limits.window and self._flight_bytes < limits.window_bytes:
             device = self._ready.popleft()
             device.ready = False
             if self._push_one(device, now_us):
@@ -294,12 +311,8 @@ class LiveCore(PartitionState):
             if beyond >= self._limits.device_window:
                 return False
             if item.state is State.QUEUED:
-                if item.command.expired(now_us) and item.pulled:
-                    self._note(item, State.SETTLED, "expired", "")
-                elif item.command.expired(now_us):
-                    item.state = State.SETTLED
-                    self._receipt(item, "expired", "")
-                    self._settle_head(device)
+                if item.command.expired(now_us):
+                    self._settle(device, item, "expired", "")
                 else:
                     self._push(device, item, now_us)
                 return True
@@ -307,6 +320,15 @@ class LiveCore(PartitionState):
                 return False  # what comes after it may not pass it before it is stored
             beyond += 1
         return False
+
+    def _settle(self, device: Device, item: Item, state: str, reason: str) -> None:
+        """It is not pushed any more: its receipt, and the device's next one."""
+        if item.pulled:
+            self._note(item, State.SETTLED, state, reason)
+            return
+        item.state = State.SETTLED
+        self._receipt(item, state, reason)
+        self._settle_head(device)
 
     def _push(self, device: Device, item: Item, now_us: int) -> None:
         if item.attempts == 0 and device.suspects and item.position > device.loaded:
@@ -317,7 +339,8 @@ class LiveCore(PartitionState):
         item.attempts += 1
         item.pushed_at_us = now_us
         self._pushes += 1
-        self._flights[self._pushes] = (device, item)
+        self._flights[self._pushes] = (device, item, item.command.size)
+        self._flight_bytes += item.command.size
         self._actions.append(
             Push(self._pushes, item.position, item.command, item.maybe_seen or item.attempts > 1)
         )

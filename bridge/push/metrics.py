@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from bridge.contract import Receipt
+from bridge.push.groups.metrics import GroupMetrics
 
 __all__ = ["PartitionMetrics", "PushMetrics"]
 
@@ -73,6 +74,7 @@ class PushMetrics:
         )
         self.parked = gauge("parked", "Commands that wait in Pulsar for devices that are away.")
         self.parked_devices = gauge("parked_devices", "Devices for which commands wait in Pulsar.")
+        self.groups = GroupMetrics(registry)
         self.lag = gauge(
             "lag_commands",
             "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then.",

@@ -14,6 +14,7 @@ import structlog
 
 from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminatedError, TransientError
 from bridge.health import Part
+from bridge.push.groups.payloads import Payloads
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.session import CursorsForgotten, Session
 from bridge.settings import Settings
@@ -35,9 +36,11 @@ class PartitionOwner:
         metrics: PartitionMetrics,
         part: Part,
         failed: Callable[[BaseException], None],
+        payloads: Payloads,
         trace: str = "",
     ) -> None:
         self._settings = settings
+        self._payloads = payloads
         self._partition = partition
         self._metrics = metrics
         self._part = part
@@ -82,7 +85,13 @@ class PartitionOwner:
         worked = False
         while not self._stopping.is_set():
             session = self._session = Session(
-                self._settings, self._partition, self._metrics, self._part, self._stopping, self._trace
+                self._settings,
+                self._partition,
+                self._metrics,
+                self._part,
+                self._stopping,
+                self._payloads,
+                self._trace,
             )
             try:
                 session.run()

@@ -35,7 +35,7 @@ from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import Copy, Pull
 from bridge.push.parked import GONE
 
-__all__ = ["Copied", "PositionReader", "Pulled", "Puller", "position_of"]
+__all__ = ["Copied", "NothingComes", "PositionReader", "Pulled", "Puller", "position_of"]
 
 log = structlog.get_logger("push")
 
@@ -73,6 +73,10 @@ class _Hold:
     moved: bool
 
 
+class NothingComes(TransientError):
+    """Raised when for half a minute there is no message at a position, nor behind it."""
+
+
 def position_of(message: Message) -> CommandPosition:
     """Return where a message stands."""
     where = message.message_id()
@@ -87,9 +91,16 @@ class PositionReader:
     """
 
     def __init__(
-        self, client: PulsarClient, topic: str, partition: int, *, over: Callable[[], bool] = lambda: False
+        self,
+        client: PulsarClient,
+        topic: str,
+        partition: int,
+        *,
+        over: Callable[[], bool] = lambda: False,
+        near: int = _NEAR,
     ) -> None:
-        """``over`` ends a read that waits."""
+        """``over`` ends a read that waits. At most ``near`` messages wait in the reader's queue."""
+        self._near = near
         self._client = client
         self._topic = topic
         self._partition = partition
@@ -102,24 +113,27 @@ class PositionReader:
         """How many readers it took."""
 
     def read(self, wanted: CommandPosition) -> Message | None:
-        """Return the message at ``wanted``, None when only later ones are there, or when it is over."""
+        """Return the message at ``wanted``, None when only later ones are there, or when it is over.
+
+        Raises NothingComes, and what a reader raises.
+        """
         passed = self._passed.pop(wanted, None)
         if passed is not None:
             self._passed_bytes -= len(passed.data())
             return passed
         at = self._at
-        near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= _NEAR
+        near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= self._near
         if self._reader is None or not near:
             self.close()
             start = message_id(self._partition, *wanted)
             self.opened += 1
-            self._reader = self._client.reader(self._topic, start, queue=_NEAR)
+            self._reader = self._client.reader(self._topic, start, queue=self._near)
         end = time.monotonic() + _PATIENCE_S
         while not self._over():
             message = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
             if message is None:
                 if time.monotonic() > end:
-                    raise TransientError(f"reading {self._topic} at {wanted}: nothing comes")
+                    raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
                 continue
             self._at = position_of(message)
             if self._at == wanted:

@@ -20,6 +20,8 @@ class Limits:
     """What bounds a partition. Counts of commands; times in µs."""
 
     window: int = 256
+    window_bytes: int = 16 * 1024 * 1024
+    """Payloads pushed and not confirmed, in bytes; a larger one goes alone."""
     device_window: int = 1
     remembered_ids: int = 256
     pending: int = 4000
@@ -158,4 +160,6 @@ def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:
         answer=item.answer,
         answer_length=item.answer_length,
         resend_of=command.resend_of,
+        group="" if command.ref is None else command.ref.group,
+        group_command_id="" if command.ref is None else command.ref.command_id,
     )

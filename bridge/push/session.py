@@ -46,6 +46,7 @@ from bridge.pulsar_client import MessageId
 from bridge.push.core import PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
+from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.hearing import Hearing
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
@@ -81,6 +82,7 @@ class Session(LinkHandler):
         metrics: PartitionMetrics,
         part: Part,
         stopping: threading.Event,
+        payloads: Payloads,
         trace: str = "",
     ) -> None:
         self._settings = settings
@@ -92,6 +94,7 @@ class Session(LinkHandler):
         metrics.in_flight_limit.set(settings.push.window)
         self._stopping = stopping
         self._trace = trace
+        self._payloads = payloads
         self._inbox: deque[object] = deque()
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
         push = settings.push
@@ -197,7 +200,7 @@ class Session(LinkHandler):
         )
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
-        parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all)
+        parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask)
         self._doing = TracedDoing(*parts, wanted=self._trace) if self._trace else Doing(*parts)
         self._hearing.serve(core, self._doing.answered)
         self._up_if_ready()
@@ -205,6 +208,9 @@ class Session(LinkHandler):
         self._metrics.owner(True)
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
         return True
+
+    def _ask(self, position: CommandPosition) -> bytes | None:
+        return self._payloads.ask(position, lambda at, payload: self.post(PayloadCame(at, payload)))
 
     def _after(self, seconds: float) -> Callable[[], bool]:
         end = time.monotonic() + seconds
@@ -312,6 +318,8 @@ class Session(LinkHandler):
         self._link.abandon()  # the core decides what goes again, and marks it
         if self._core is not None:
             self._core.link_down()
+        if self._doing is not None:
+            self._doing.link_down()
         self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             now = time.monotonic()
@@ -403,6 +411,9 @@ class Session(LinkHandler):
             self._doing.copied(event)
         elif isinstance(event, Seen):
             self._hearing.seen(event)
+        elif isinstance(event, PayloadCame):
+            assert self._doing is not None
+            self._doing.payload_came(event.position, event.payload)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):

@@ -32,7 +32,8 @@ class PartitionState:
         self._devices: dict[str, Device] = {}
         self._held: dict[CommandPosition, Item] = {}  # taken and not acknowledged
         self._pulled: dict[CommandPosition, Item] = {}  # was parked, pulled again, and not settled
-        self._flights: dict[int, tuple[Device, Item]] = {}
+        self._flights: dict[int, tuple[Device, Item, int]] = {}  # with the size of the payload
+        self._flight_bytes = 0
         self._ready: deque[Device] = deque()
         self._dirty: dict[str, Device] = {}
         self._retries: list[tuple[int, str]] = []

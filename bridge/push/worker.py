@@ -14,6 +14,8 @@ from bridge.health import Health
 from bridge.provisioning import existing_commands, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_watch import watching_pulsar
+from bridge.push.groups.owner import GroupOwner
+from bridge.push.groups.payloads import Payloads
 from bridge.push.holds import watching_holds
 from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
@@ -67,6 +69,7 @@ class PushWorker:
                 f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}"
             )
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
+        payloads = Payloads(self._settings, self._metrics.groups)
         owners = [
             PartitionOwner(
                 self._settings,
@@ -74,10 +77,14 @@ class PushWorker:
                 metrics[partition],
                 self._health.part(f"partition {partition}", loop=True),
                 self._failed,
+                payloads,
                 self._trace,
             )
             for partition in metrics
         ]
+        groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
+
+        threads: list[PartitionOwner | GroupOwner] = [*owners, groups]
 
         def forgotten() -> None:
             for owner in owners:
@@ -91,14 +98,15 @@ class PushWorker:
             watching_holds(self._settings, self._health, list(metrics)),
             watching_topics(self._settings, self._health, min(metrics), forgotten),
         ):
-            for owner in owners:
-                owner.start()
+            for thread in threads:
+                thread.start()
             self._stopping.wait()
             self._health.stopping()
-            for owner in owners:
-                owner.stop()
-            for owner in owners:
-                owner.join()
+            for thread in threads:
+                thread.stop()
+            for thread in threads:
+                thread.join()
+            payloads.close()
         if self._failure is not None:
             raise self._failure
         log.info("push ended")

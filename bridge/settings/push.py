@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from bridge.groups import template_problem
 from bridge.settings.base import Section
 from bridge.topic_templates import Filter
 
-__all__ = ["PresenceRule", "PushSettings"]
+__all__ = ["GroupRule", "PresenceRule", "PushSettings"]
 
 
 class PresenceRule(Section):
@@ -31,6 +32,17 @@ class PresenceRule(Section):
                 f"filter {value!r} captures no device: write +device for the level that names it"
             )
         return value
+
+
+class GroupRule(Section):
+    """A group of devices; what Spark writes with ``format("pulsebridge_groups")`` adds to it."""
+
+    name: str = Field(min_length=1, description="Name of the group.")
+    devices: tuple[str, ...] = Field(
+        (),
+        description="Its devices: names, and patterns with * and ? over the devices that have had a command, were "
+        "heard of, or are in a group.",
+    )
 
 
 class PushSettings(Section):
@@ -66,6 +78,11 @@ class PushSettings(Section):
     )
     window: int = Field(
         256, ge=1, le=32767, description="Commands pushed and not yet confirmed, per partition."
+    )
+    window_mb: int = Field(
+        16,
+        ge=1,
+        description="MB of commands pushed and not yet confirmed, per partition; a larger one goes alone.",
     )
     device_window: int = Field(
         1,
@@ -148,3 +165,39 @@ class PushSettings(Section):
         description="With confirm: broker, commands confirmed since a device's last sign of life are sent again, marked, "
         "after it was away; those confirmed longer ago than this are not. In seconds.",
     )
+    groups: tuple[GroupRule, ...] = Field(
+        (), description="Groups of devices, beside those that Spark writes; a name may come once."
+    )
+    group_topic: str = Field(
+        "devices/{device}/commands",
+        description="MQTT topic of commands to groups, for those that name none; {device} stands for the device.",
+    )
+    group_expiry_s: float = Field(
+        604_800.0,
+        gt=0,
+        le=31_622_400,
+        description="A command to a group expires after this at the latest, in seconds; until then those who join get "
+        "it, and Pulsar keeps it.",
+    )
+    group_cache_mb: int = Field(
+        64, ge=8, description="MB of payloads of commands to groups that a push process keeps at hand."
+    )
+
+    @field_validator("group_topic")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        problem = template_problem(value)
+        if problem is not None:
+            raise ValueError(f"{problem}, for example devices/{{device}}/commands")
+        return value
+
+    @field_validator("groups")
+    @classmethod
+    def _once(cls, value: tuple[GroupRule, ...]) -> tuple[GroupRule, ...]:
+        names = [rule.name for rule in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"group {name!r} is there {names.count(name)} times: give it all its devices in one"
+                )
+        return value

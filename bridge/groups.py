@@ -1,0 +1,195 @@
+"""A command to a group, and a membership, as they stand in Pulsar: what is valid, and how it is written and read. Pure.
+
+The sinks write what push reads, and both refuse with the same words. A group command's payload is stored once, on its
+topic; each member gets an *index entry* among its own commands, which names the place of that payload.
+
+A membership is one message of the compacted topic ``group-members``: its key is the JSON array ``[group, device]``, its
+payload ``{"v":1}``, and a tombstone says that the device left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bridge.commands import (
+    Command,
+    CommandPosition,
+    GroupRef,
+    Problem,
+    command_problem,
+    decode_command,
+    encode_command,
+    publish_topic_problem,
+)
+from bridge.contract import (
+    C_DEVICE,
+    C_GROUP,
+    C_TOPIC,
+    C_VERSION,
+    COMMAND_VERSION,
+    GROUP_COMMAND_VERSION,
+    GROUP_MEMBER_VERSION,
+)
+from bridge.errors import ContractError
+
+__all__ = [
+    "DEVICE_MARK",
+    "MEMBER",
+    "GroupCommand",
+    "decode_group_command",
+    "encode_group_command",
+    "entry_id",
+    "entry_of",
+    "group_problem",
+    "member_key",
+    "member_of",
+    "template_problem",
+]
+
+DEVICE_MARK: Final = "{device}"
+MEMBER: Final = json.dumps({"v": GROUP_MEMBER_VERSION}, separators=(",", ":")).encode()
+"""Payload of a membership."""
+
+_ANY: Final = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommand:
+    """One command to all devices of a group. ``mqtt_topic`` is a template with ``{device}``, empty for push's own;
+    ``expires_at_ms`` and ``emitted_at_us`` count from the epoch, 0 means none.
+    """
+
+    command_id: str
+    group: str
+    mqtt_topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+    expires_at_ms: int = 0
+    emitted_at_us: int = 0
+    cause: str = ""
+
+
+def template_problem(template: str) -> str | None:
+    """Return why a template makes no MQTT topic for each device, None when it does."""
+    if DEVICE_MARK not in template:
+        return f"is {template!r}, and the topic of a group command has {DEVICE_MARK} in it"
+    rest = template.replace(DEVICE_MARK, "d")
+    if "{" in rest or "}" in rest:
+        return f"is {template!r}, and {DEVICE_MARK} alone may stand in braces"
+    return publish_topic_problem(rest)
+
+
+def group_problem(command: GroupCommand) -> Problem | None:
+    """Return the first reason why the command cannot be stored or given to a group, None when it is valid."""
+    if not command.group:
+        return Problem("group", "is empty; it names who gets the command")
+    if "\0" in command.group:
+        return Problem("group", f"is {command.group!r}, and a name has no U+0000")
+    if command.mqtt_topic:
+        problem = template_problem(command.mqtt_topic)
+        if problem is not None:
+            return Problem("mqtt_topic", problem)
+    return command_problem(_as_command(command))
+
+
+def _as_command(command: GroupCommand) -> Command:
+    """Return the command as one to a device that is called like the group, so that common rules are written once."""
+    return Command(
+        command.command_id,
+        command.group,
+        command.mqtt_topic or _ANY,
+        command.payload,
+        command.qos,
+        command.retain,
+        command.expires_at_ms,
+        command.emitted_at_us,
+        command.cause,
+    )
+
+
+def encode_group_command(command: GroupCommand) -> dict[str, str]:
+    """Return the properties of the command's Pulsar message; its payload is the command's, its key the group.
+
+    Raises ContractError when the command is not valid.
+    """
+    problem = group_problem(command)
+    if problem is not None:
+        raise ContractError(f"command {command.command_id!r}: {problem}")
+    told = encode_command(_as_command(command)) | {C_VERSION: GROUP_COMMAND_VERSION, C_GROUP: command.group}
+    del told[C_DEVICE]
+    if not command.mqtt_topic:
+        del told[C_TOPIC]
+    return told
+
+
+def decode_group_command(properties: Mapping[str, str], payload: bytes) -> GroupCommand:
+    """Read a group command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
+    version = properties.get(C_VERSION)
+    if version != GROUP_COMMAND_VERSION:
+        raise ContractError(
+            f"property {C_VERSION} of a group command is {version!r}, this reads {GROUP_COMMAND_VERSION!r}"
+        )
+    if C_GROUP not in properties:
+        raise ContractError(f"a group command lacks the property {C_GROUP}")
+    plain = {C_TOPIC: _ANY, **properties, C_VERSION: COMMAND_VERSION, C_DEVICE: properties[C_GROUP] or _ANY}
+    found = decode_command(plain, payload)
+    command = GroupCommand(
+        found.command_id,
+        properties[C_GROUP],
+        properties.get(C_TOPIC, ""),
+        payload,
+        found.qos,
+        found.retain,
+        found.expires_at_ms,
+        found.emitted_at_us,
+        found.cause,
+    )
+    problem = group_problem(command)
+    if problem is not None:
+        raise ContractError(str(problem))
+    return command
+
+
+def entry_id(command_id: str, device: str) -> str:
+    """Return the command id of a device's index entry: the same, however often and by whom it is written."""
+    told = json.dumps([command_id, device], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return f"g-{hashlib.sha256(told).hexdigest()[:32]}"
+
+
+def entry_of(
+    command: GroupCommand, device: str, position: CommandPosition, size: int, template: str
+) -> Command:
+    """Return the index entry of one member. ``position`` and ``size`` are those of the stored payload; ``template``
+    counts where the command names no topic. It may turn out to be no valid command: see ``command_problem``.
+    """
+    made = _as_command(replace(command, payload=b""))
+    return replace(
+        made,
+        command_id=entry_id(command.command_id, device),
+        device=device,
+        mqtt_topic=(command.mqtt_topic or template).replace(DEVICE_MARK, device),
+        ref=GroupRef(command.group, command.command_id, position, size),
+    )
+
+
+def member_key(group: str, device: str) -> str:
+    """Return the key of a membership."""
+    return json.dumps([group, device], separators=(",", ":"), ensure_ascii=False)
+
+
+def member_of(key: str, payload: bytes) -> tuple[str, str, bool]:
+    """Return group, device and whether the device is in it. Raises ContractError for what is no membership."""
+    try:
+        group, device = json.loads(key)
+        body = json.loads(payload) if payload else None
+        version = GROUP_MEMBER_VERSION if body is None else body["v"]
+    except (ValueError, TypeError, KeyError) as e:
+        raise ContractError(f"not a membership: key {key[:80]!r}, payload {payload[:80]!r}") from e
+    if version != GROUP_MEMBER_VERSION or not isinstance(group, str) or not isinstance(device, str):
+        raise ContractError(f"not a membership of version {GROUP_MEMBER_VERSION}: key {key[:80]!r}")
+    return group, device, body is not None

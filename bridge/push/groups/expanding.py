@@ -1,0 +1,281 @@
+"""What becomes of a command to a group: an index entry for each member, also for those who join later. Pure.
+
+Events are methods that yield *steps*; the shell does each one, and has Pulsar's receipts for it, before it takes the
+next. The process may die between any two of them, or within one.
+
+Commit order of a group command
+-------------------------------
+0. Memberships that were written before it are read, and the roster follows them (below): they count.
+1. ``Store``: the command, without its payload, is open, and it is the one that is under way.
+2. ``WriteEntries``: a chunk of members, in the order of their names, each entry under an id of its own that depends on
+   the command and the device alone. Died here: the chunk is written again, and push drops the repeated ids.
+3. ``Store``: up to which member it came. 2 and 3 again until all have theirs.
+4. ``Tell``: the receipt ``expanded``. Died here: it is told twice.
+5. ``Store``: it is done.
+6. ``Release`` once it and all before it have expired: acknowledged, so that Pulsar may let go of the payload.
+
+Commit order of a join: the entries of the group's open commands, in order; then the roster. A device that left and comes
+back gets what was written since. Whoever leaves keeps what was written for it before.
+
+What takes no part in that (not valid, unknown group, known id, expired) is told and done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from bridge.commands import Command, CommandPosition, command_problem
+from bridge.contract import Receipt
+from bridge.groups import GroupCommand, entry_of
+from bridge.push.cursor import NOWHERE
+from bridge.push.groups.membership import Membership
+from bridge.push.groups.roster import Change, Open, Progress, Roster
+
+__all__ = ["BadCommand", "Expander", "GiveUp", "Release", "Step", "Store", "Tell", "WriteEntries"]
+
+CHUNK: Final = 1000
+"""Entries that are written before how far they came is stored."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEntries:
+    """Write these commands to the commands topic, in order."""
+
+    entries: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write these records to the roster, in order, and see that we are still its owner."""
+
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write these receipts."""
+
+    receipts: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Write the message that arrived to the dead letters."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Acknowledge all group commands up to this one."""
+
+    position: CommandPosition
+
+
+Step = WriteEntries | Store | Tell | GiveUp | Release
+
+
+@dataclass(frozen=True, slots=True)
+class BadCommand:
+    """A message that is no group command, and what is known of it."""
+
+    reason: str
+    command_id: str = ""
+    group: str = ""
+
+
+class Expander:
+    """Gives group commands to members. Take all steps of one event before the next event."""
+
+    def __init__(
+        self, roster: Roster, membership: Membership, template: str, longest_us: int, chunk: int = CHUNK
+    ) -> None:
+        """``template`` is for commands that name no topic; ``longest_us`` bounds how long one may be open."""
+        self._roster = roster
+        self._membership = membership
+        self._template = template
+        self._longest_us = longest_us
+        self._chunk = chunk
+        self._ids = {(one.command.group, one.command.command_id) for one in roster.open.values()}
+        self._handled: deque[CommandPosition] = deque()  # came, and not released; in order
+        self._highest = NOWHERE
+        self._first = True
+
+    @property
+    def open(self) -> int:
+        """Commands that have not expired."""
+        return len(self._roster.open)
+
+    def next_expiry_us(self) -> int | None:
+        """Return when ``passed`` is due, in µs since the epoch; None without an open command."""
+        return min((one.command.expires_at_ms * 1000 for one in self._roster.open.values()), default=None)
+
+    # --- events ---
+
+    def resume(self, now_us: int) -> Iterator[Step]:
+        """The roster was read, and the memberships to their end: first the command that a former owner had begun, for
+        those who were members then; then those who came and went meanwhile.
+        """
+        progress = self._roster.progress
+        if progress.in_between and progress.at in self._roster.open:
+            yield from self._expand()
+        yield from self.changed(now_us)
+
+    def changed(self, now_us: int) -> Iterator[Step]:
+        """Memberships changed, or may have."""
+        groups = self._membership.take_changed()
+        if self._first:
+            self._first = False
+            groups = sorted(self._membership.groups | self._roster.members.keys())
+        for group in groups:
+            wanted = self._membership.members(group)
+            have = self._roster.members.get(group, set())
+            joining, leaving = sorted(wanted - have), sorted(have - wanted)
+            for some in _chunks(leaving, self._chunk):
+                yield Store(tuple(self._roster.parted(group, device) for device in some))
+            if joining:
+                yield from self._join(group, joining, now_us)
+
+    def arrived(
+        self, position: CommandPosition, command: GroupCommand | BadCommand, published_us: int, now_us: int
+    ) -> Iterator[Step]:
+        """A message of the group commands came; all that are not released come again with each connection."""
+        if position > self._highest:
+            self._highest = position
+            self._handled.append(position)
+        if position <= self._roster.progress.done:
+            return
+        yield from self.changed(now_us)
+        if isinstance(command, GroupCommand):
+            command = self._bounded(command, published_us)
+            refusal = self._refusal(command, now_us)
+            if refusal is None:
+                progress = replace(self._roster.progress, at=position, after="")
+                self._ids.add((command.group, command.command_id))
+                yield Store((self._roster.opened(position, command), self._roster.moved(progress)))
+                yield from self._expand()
+                return
+            state, reason = refusal
+        else:
+            state, reason = "rejected", command.reason
+        if state == "rejected":
+            yield GiveUp(reason)
+        if command.command_id:
+            yield Tell((self._receipt(position, command, state, reason),))
+        yield Store((self._roster.moved(Progress(position)),))
+
+    def passed(self, now_us: int) -> Iterator[Step]:
+        """Time passed: what has expired is closed, and Pulsar may let go of it."""
+        over = [position for position, one in self._roster.open.items() if one.expired(now_us)]
+        for one in over:
+            command = self._roster.open[one].command
+            self._ids.discard((command.group, command.command_id))
+        changes = [self._roster.closed(position) for position in over]
+        changes += self._roster.forgotten() if over else []
+        for some in _chunks(changes, self._chunk):
+            yield Store(tuple(some))
+        oldest = min(self._roster.open, default=None)
+        last: CommandPosition | None = None
+        while self._handled and (oldest is None or self._handled[0][:2] < oldest[:2]):
+            last = self._handled.popleft()
+        if last is not None:
+            yield Release(last)
+
+    # --- inside ---
+
+    def _bounded(self, command: GroupCommand, published_us: int) -> GroupCommand:
+        begin = min(command.emitted_at_us or published_us, published_us)
+        latest_ms = max(1, (begin + self._longest_us) // 1000)
+        return replace(command, expires_at_ms=min(command.expires_at_ms or latest_ms, latest_ms))
+
+    def _refusal(self, command: GroupCommand, now_us: int) -> tuple[str, str] | None:
+        if command.expires_at_ms * 1000 <= now_us:
+            return "expired", ""
+        if (command.group, command.command_id) in self._ids:
+            return "duplicate", "this group has a command of that id"
+        if command.group not in self._roster.groups | self._membership.groups:
+            return (
+                "rejected",
+                f"no group {command.group!r}: no rule of push.groups names it, and it never had a member",
+            )
+        return None
+
+    def _expand(self) -> Iterator[Step]:
+        """Give the command under way to the members of the roster who lack it."""
+        progress = self._roster.progress
+        position, one = progress.at, self._roster.open[progress.at]
+        members = self._roster.members.get(one.command.group, set())
+        for some in _chunks(sorted(name for name in members if name > progress.after), self._chunk):
+            yield from self._write((device, position, one) for device in some)
+            yield Store((self._roster.moved(replace(progress, after=some[-1])),))
+        yield Tell((self._receipt(position, one.command, "expanded", "", len(members)),))
+        yield Store((self._roster.moved(Progress(position)),))
+
+    def _join(self, group: str, devices: Sequence[str], now_us: int) -> Iterator[Step]:
+        roster = self._roster
+        if group not in roster.groups:
+            yield Store((roster.known(group),))
+        theirs = [
+            (position, one)
+            for position, one in sorted(roster.open.items())
+            if one.command.group == group and not one.expired(now_us)
+        ]
+        for some in _chunks(devices, max(1, self._chunk // max(1, len(theirs)))):
+            lacking = [
+                (device, position, one)
+                for device in some
+                for position, one in theirs
+                if position > roster.left.get((group, device), NOWHERE)
+            ]
+            if lacking:
+                yield from self._write(lacking)
+            yield Store(tuple(roster.joined(group, device) for device in some))
+
+    def _write(self, lacking: Iterable[tuple[str, CommandPosition, Open]]) -> Iterator[Step]:
+        entries: list[Command] = []
+        refused: list[Receipt] = []
+        for device, position, one in lacking:
+            entry = entry_of(one.command, device, position, one.size, self._template)
+            problem = command_problem(entry)
+            if problem is None:
+                entries.append(entry)
+            else:
+                told = self._receipt(position, one.command, "rejected", str(problem))
+                topic = entry.mqtt_topic
+                refused.append(replace(told, command_id=entry.command_id, device=device, mqtt_topic=topic))
+        if entries:
+            yield WriteEntries(tuple(entries))
+        if refused:
+            yield Tell(tuple(refused))
+
+    def _receipt(
+        self,
+        position: CommandPosition,
+        command: GroupCommand | BadCommand,
+        state: str,
+        reason: str,
+        members: int = 0,
+    ) -> Receipt:
+        whole = command if isinstance(command, GroupCommand) else None
+        return Receipt(
+            command_id=command.command_id,
+            device="",
+            mqtt_topic=(whole.mqtt_topic or self._template) if whole else "",
+            state=state,
+            reason=reason,
+            position=position.encode(0),
+            emitted_at_us=whole.emitted_at_us if whole else 0,
+            group=command.group,
+            group_command_id=command.command_id,
+            members=members,
+        )
+
+
+def _chunks(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,247 @@
+"""The expander's side of Pulsar: the producer that makes it the owner of the roster, and all that it reads and writes.
+
+It decides nothing. Every method blocks until Pulsar has answered; all are called on the expander's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bridge.commands import Command, CommandPosition, encode_command
+from bridge.contract import (
+    COMMANDS_TOPIC,
+    DEAD_LETTERS_TOPIC,
+    GROUP_COMMANDS_TOPIC,
+    GROUP_ROSTER_TOPIC,
+    GROUPS_SUBSCRIPTION,
+    RECEIPTS_TOPIC,
+    Receipt,
+    partition_name,
+)
+from bridge.dead_letters import dead_letter
+from bridge.errors import FencedError, PulsebridgeError, TransientError
+from bridge.murmur3 import partition_of
+from bridge.pulsar_client import (
+    EARLIEST,
+    OK,
+    Message,
+    MessageId,
+    Producer,
+    PulsarClient,
+    ReceiveTimeout,
+    message_id,
+    our_errors,
+)
+from bridge.pulsar_errors import as_our_error
+from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["GroupLog", "Stopped"]
+
+_READ_PATIENCE_MS: Final = 10_000
+_AT_ONCE: Final = 10_000
+"""Messages without a receipt; the queues of the producers take more."""
+_QUEUE: Final = 4
+"""Group commands may be large."""
+
+
+class Stopped(Exception):
+    """Raised when the process is to end while Pulsar has not answered."""
+
+
+class _Answers:
+    """Counts what was sent, and waits until Pulsar has stored it."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self._over = over
+        self._changed = threading.Condition()
+        self._pending = 0
+        self._error: PulsebridgeError | None = None
+
+    def sent(self, topic: str) -> Callable[[object, MessageId], None]:
+        with self._changed:
+            self._pending += 1
+
+        def answered(result: object, _id: MessageId) -> None:  # on a thread of Pulsar's client
+            with self._changed:
+                self._pending -= 1
+                if result != OK and self._error is None:
+                    self._error = as_our_error(result, f"writing to {topic}")
+                self._changed.notify_all()
+
+        return answered
+
+    def wait(self) -> None:
+        with self._changed:
+            while self._pending and self._error is None:
+                if self._over():
+                    raise Stopped
+                self._changed.wait(0.2)
+            if self._error is not None:
+                raise self._error
+
+
+class GroupLog:
+    """The Pulsar objects of the expander while this process owns the roster, or tries to."""
+
+    def __init__(
+        self, client: PulsarClient, settings: PulsarSettings, token: str, over: Callable[[], bool]
+    ) -> None:
+        """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
+        self._settings = settings
+        self._client = client
+        self._token = token
+        self._over = over
+        self.commands = partition_name(settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
+        self._roster = partition_name(settings.system_topic(GROUP_ROSTER_TOPIC), 0)
+        self._producer: Producer | None = None
+        self._proof: Any = None  # reads what we write, and would show who writes besides
+        self._consumer: Any = None
+        self._producers: dict[str, Producer] = {}
+        self._partitions: dict[str, list[str]] = {}
+
+    def own(self) -> None:
+        """Become the owner: wait for the exclusive producer of the roster (H23).
+
+        Raises TransientError after a few seconds as a standby: try again.
+        """
+        self._producer = self._client.producer(self._roster, exclusive=True, max_pending=60_000)
+
+    def read(self) -> Roster:
+        """Return what the former owners knew, up to a record of ours, which proves that it is ours now."""
+        assert self._producer is not None
+        roster = Roster()
+        self._send(self._producer, self._roster, [OWNER])
+        reader: Any = self._client.reader(self._roster, EARLIEST, compacted=True)
+        try:
+            while True:
+                message = self._next(reader)
+                key, payload = message.partition_key(), message.data()
+                if payload and owner_of(payload) == self._token:
+                    break
+                if key:  # compaction leaves messages without one in the midst of a batch
+                    roster.take(key, payload)
+        finally:
+            with our_errors(f"closing the reader of {self._roster}"):
+                reader.close()
+        self._proof = self._client.reader(self._roster, message.message_id(), inclusive=False)
+        return roster
+
+    def _next(self, reader: Any) -> Message:
+        with our_errors(f"reading {self._roster}"):
+            end = time.monotonic() + _READ_PATIENCE_MS / 1000
+            while True:
+                try:
+                    found: Message = reader.read_next(500)
+                    return found
+                except ReceiveTimeout:
+                    if self._over():
+                        raise Stopped from None
+                    if time.monotonic() > end:
+                        raise TransientError(f"reading {self._roster}: nothing comes") from None
+
+    def store(self, changes: Sequence[Change]) -> None:
+        """Write records and read them back. Raises FencedError when another owner wrote in between: a producer that
+        waits for exclusive access gets it again when its successor leaves, and nobody is told (H23).
+        """
+        assert self._producer is not None
+        self._send(self._producer, self._roster, changes)
+        seen = 0
+        while seen < len(changes):
+            message = self._next(self._proof)
+            owner = owner_of(message.data())
+            if owner not in (None, self._token):
+                raise FencedError("another process gave group commands to their members in between")
+            seen += 1
+
+    def _send(self, producer: Producer, topic: str, changes: Sequence[Change]) -> None:
+        answers = _Answers(self._over)
+        with our_errors(f"writing to {topic}"):
+            for change in changes:
+                key, payload = change.encode(self._token)
+                producer.send_async(payload, callback=answers.sent(topic), partition_key=key)
+        answers.wait()
+
+    def subscribe(self) -> None:
+        """Subscribe to the group commands. Raises FencedError while the former owner's connection still does."""
+        self._consumer = self._client.consumer(self.commands, GROUPS_SUBSCRIPTION, queue=_QUEUE)
+
+    def receive(self, timeout_ms: int) -> Message | None:
+        """Return the next group command, None when none comes in time."""
+        with our_errors(f"reading {self.commands}"):
+            try:
+                found: Message = self._consumer.receive(timeout_ms)
+                return found
+            except ReceiveTimeout:
+                return None
+
+    def release(self, position: CommandPosition) -> None:
+        """Acknowledge everything up to a position, its whole entry included."""
+        with our_errors(f"acknowledging on {self.commands}"):
+            self._consumer.acknowledge_cumulative(message_id(0, position.ledger, position.entry, -1))
+
+    def write_entries(self, entries: Sequence[Command]) -> None:
+        """Write commands to the commands topic, each device's in their order; returns when Pulsar has all of them."""
+        for start in range(0, len(entries), _AT_ONCE):
+            answers = _Answers(self._over)
+            for entry in entries[start : start + _AT_ONCE]:
+                topic = self._partition(COMMANDS_TOPIC, entry.device)
+                with our_errors(f"writing to {topic}"):
+                    self._shared(topic).send_async(
+                        b"",
+                        callback=answers.sent(topic),
+                        partition_key=entry.device,
+                        properties=encode_command(entry),
+                        event_timestamp=entry.emitted_at_us // 1000 or None,
+                    )
+            answers.wait()
+
+    def tell(self, receipts: Sequence[Receipt]) -> None:
+        """Write receipts; those of group commands are keyed by group."""
+        answers = _Answers(self._over)
+        for receipt in receipts:
+            key = receipt.device or receipt.group
+            topic = self._partition(RECEIPTS_TOPIC, key)
+            with our_errors(f"writing to {topic}"):
+                self._shared(topic).send_async(
+                    receipt.encode(), callback=answers.sent(topic), partition_key=key
+                )
+        answers.wait()
+
+    def give_up(self, message: Message, reason: str) -> None:
+        """Write a group command to the dead letters."""
+        key = message.partition_key()
+        payload, properties = dead_letter(
+            message.data(),
+            topic=self.commands,
+            device=key,
+            reason=reason,
+            at_us=time.time_ns() // 1000,
+            properties=message.properties(),
+        )
+        topic = self._partition(DEAD_LETTERS_TOPIC, key)
+        answers = _Answers(self._over)
+        with our_errors(f"writing to {topic}"):
+            self._shared(topic, batching=False).send_async(
+                payload, callback=answers.sent(topic), partition_key=key or "unknown", properties=properties
+            )
+        answers.wait()
+
+    def _partition(self, local: str, key: str) -> str:
+        names = self._partitions.get(local)
+        if names is None:
+            topic = self._settings.system_topic(local)
+            names = self._partitions[local] = self._client.partitions(topic) or [topic]
+        return names[partition_of(key, len(names))]
+
+    def _shared(self, topic: str, *, batching: bool = True) -> Producer:
+        found = self._producers.get(topic)
+        if found is None:
+            found = self._client.producer(
+                topic, batching=batching, chunking=not batching, max_pending=2 * _AT_ONCE
+            )
+            self._producers[topic] = found
+        return found

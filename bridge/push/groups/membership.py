@@ -1,0 +1,103 @@
+"""Who is in which group: rules of the settings, and the table that Spark writes. Pure.
+
+A rule names devices, or patterns over the devices that are *known*: those that the table names in any group, those that
+a rule names, those that have had a command, and those that ingest has heard of. A device that rule and table both name is in the group once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from bridge.settings.push import GroupRule
+
+__all__ = ["Membership", "matches"]
+
+_SIGNS: Final = "*?"
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether ``name`` is what ``pattern`` says: ``*`` is any text, ``?`` one character, all else itself.
+
+    It takes no longer than length by length, whatever the pattern.
+    """
+    at = star = mark = 0
+    p = 0
+    star = -1
+    while at < len(name):
+        if p < len(pattern) and pattern[p] == "*":
+            star, mark = p, at
+            p += 1
+        elif p < len(pattern) and pattern[p] in ("?", name[at]):
+            p += 1
+            at += 1
+        elif star >= 0:
+            mark += 1
+            p, at = star + 1, mark
+        else:
+            return False
+    return not pattern[p:].strip("*")
+
+
+class Membership:
+    """The groups as they should be. ``take_changed`` tells which may have changed since it was asked last."""
+
+    def __init__(self, rules: Sequence[GroupRule]) -> None:
+        self._named: dict[str, set[str]] = {}
+        self._patterns: dict[str, tuple[str, ...]] = {}
+        self._table: dict[str, set[str]] = {}
+        self._known: set[str] = set()
+        for rule in rules:
+            patterns = tuple(one for one in rule.devices if any(sign in one for sign in _SIGNS))
+            self._named[rule.name] = set(rule.devices) - set(patterns)
+            if patterns:
+                self._patterns[rule.name] = patterns
+        self._changed = set(self._named)
+        for named in self._named.values():
+            self.knows(named)
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether it matters which devices there are."""
+        return bool(self._patterns)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that have a rule, or a member in the table."""
+        return self._named.keys() | self._table.keys()
+
+    def put(self, group: str, device: str, *, member: bool) -> None:
+        """Take a record of the table."""
+        there = self._table.setdefault(group, set())
+        if member != (device in there):
+            self._changed.add(group)
+        if member:
+            there.add(device)
+            self.knows([device])
+        else:
+            there.discard(device)
+        if not there:
+            del self._table[group]
+
+    def knows(self, devices: Iterable[str]) -> None:
+        """These devices are there."""
+        new = set(devices) - self._known
+        self._known |= new
+        for group, patterns in self._patterns.items():
+            if any(matches(pattern, name) for pattern in patterns for name in new):
+                self._changed.add(group)
+
+    def members(self, group: str) -> set[str]:
+        """Return who should be in the group."""
+        patterns = self._patterns.get(group, ())
+        found = (
+            {name for name in self._known if any(matches(one, name) for one in patterns)}
+            if patterns
+            else set()
+        )
+        return found | self._named.get(group, set()) | self._table.get(group, set())
+
+    def take_changed(self) -> list[str]:
+        """Return the groups whose members may be others than when this was called last, in order."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed

@@ -1,0 +1,244 @@
+"""Gives group commands to their members, in one process at a time: the shell of ``expanding``, in a thread of its own.
+
+Any push process may do it; the one that holds the exclusive producer of the roster does, and another takes over when
+that one dies. It ends, and begins again as a standby, wherever Pulsar says that another is the owner.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+import structlog
+
+from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
+from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
+from bridge.groups import GroupCommand, decode_group_command
+from bridge.health import Part
+from bridge.killpoints import reach
+from bridge.pulsar_client import Message, PulsarClient
+from bridge.push.groups.expanding import (
+    BadCommand,
+    Expander,
+    GiveUp,
+    Release,
+    Step,
+    Store,
+    Tell,
+    WriteEntries,
+)
+from bridge.push.groups.log import GroupLog, Stopped
+from bridge.push.groups.membership import Membership
+from bridge.push.groups.metrics import GroupMetrics
+from bridge.push.groups.table import KnownDevices, MemberTable
+from bridge.push.pulling import position_of
+from bridge.settings import Settings
+
+__all__ = ["GroupOwner"]
+
+log = structlog.get_logger("push")
+
+_RETRY_S: Final = (0.2, 5.0)
+_ABSENT_S: Final = 30.0
+_RECEIVE_MS: Final = 500
+_LOOK_S: Final = 30.0
+"""How often devices are looked for that a pattern may mean."""
+
+
+class GroupOwner:
+    """Owns the roster of groups whenever Pulsar lets it, until it is stopped."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: GroupMetrics,
+        part: Part,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._part = part
+        self._failed = failed
+        self._stopping = threading.Event()
+        self._worked = False
+        self._thread = threading.Thread(target=self._run, name="push-groups", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for the end; what is half done is done by the next owner."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._own_for_ever()
+        except BaseException as e:
+            self._part.failed(str(e))
+            self._failed(e)
+            if not isinstance(e, PulsebridgeError):
+                raise
+        finally:
+            self._metrics.open.set(0)
+
+    def _own_for_ever(self) -> None:
+        wait = _RETRY_S[0]
+        while not self._stopping.is_set():
+            try:
+                self._once()
+                wait = _RETRY_S[0]
+            except Stopped:
+                return
+            except FencedError as e:
+                self._part.stands_by("another process gives group commands to their members")
+                log.info("groups went to another process", why=str(e))
+            except (TransientError, RefusedError) as e:
+                if isinstance(e, RefusedError) and not self._worked:
+                    raise
+                self._part.waits(str(e))
+                log.warning("groups are tried again; see that Pulsar is up and lets us in", why=str(e))
+                self._stopping.wait(wait)
+                wait = min(2 * wait, _RETRY_S[1])
+
+    def _once(self) -> None:
+        """Own the roster for as long as it is ours."""
+        pulsar = self._settings.pulsar
+        patient = pulsar.model_copy(update={"operation_timeout_s": min(pulsar.operation_timeout_s, 5.0)})
+        with PulsarClient(patient) as client:
+            if not client.partitioned(pulsar.system_topic(GROUP_ROSTER_TOPIC)):
+                # Only where nobody provisions by itself: who made the other topics may not know of these yet.
+                self._part.stands_by("the topics of groups are not there: run `pulsebridge provision`")
+                self._stopping.wait(_ABSENT_S)
+                return
+            session = _Session(self._settings, client, self._metrics, self._part, self._stopping)
+            with session.owning():
+                self._worked = True
+                session.run()
+
+
+class _Session:
+    """One time of being the owner, or of waiting for it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: PulsarClient,
+        metrics: GroupMetrics,
+        part: Part,
+        stopping: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._metrics = metrics
+        self._part = part
+        self._stopping = stopping
+        self._log = GroupLog(client, settings.pulsar, uuid.uuid4().hex[:12], stopping.is_set)
+        self._membership = Membership(settings.push.groups)
+        self._message: Message | None = None  # the one that the steps are about
+
+    @contextmanager
+    def owning(self) -> Iterator[None]:
+        """Wait for ownership, then read what is known. Raises Stopped when it is to end before."""
+        self._part.stands_by("another process gives group commands to their members, or Pulsar is away")
+        self._own(self._log.own)
+        roster = self._log.read()
+        push = self._settings.push
+        with ExitStack() as closing:
+            self._table = MemberTable(self._client, self._settings.pulsar, self._membership)
+            closing.callback(self._table.close)
+            self._known: KnownDevices | None = None
+            if self._membership.has_patterns:
+                self._known = KnownDevices(self._client, self._settings.pulsar, self._membership)
+                closing.callback(self._known.close)
+            longest_us = int(push.group_expiry_s * 1_000_000)
+            self._expander = Expander(roster, self._membership, push.group_topic, longest_us)
+            self._own(self._log.subscribe)
+            yield
+
+    def _own(self, attempt: Callable[[], None]) -> None:
+        while not self._stopping.is_set():
+            try:
+                attempt()
+                return
+            except (TransientError, FencedError) as e:
+                log.debug("groups: standby", why=str(e))
+                self._stopping.wait(0.2)
+        raise Stopped
+
+    def run(self) -> None:
+        """Give out what comes until stopped. Raises Stopped, FencedError or TransientError."""
+        self._look()
+        self._table.take_all()
+        self._do(self._expander.resume(_now_us()))
+        self._part.ready()
+        log.info("groups are ours", open=self._expander.open)
+        next_look = time.monotonic() + _LOOK_S
+        while not self._stopping.is_set():
+            self._message = self._log.receive(_RECEIVE_MS)
+            if self._message is not None:
+                self._look()
+                self._table.take_all()
+                self._arrived(self._message)
+            elif time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_S
+                self._look()
+            self._table.take()
+            self._do(self._expander.changed(_now_us()))
+            due = self._expander.next_expiry_us()
+            if self._message is not None or (due is not None and due <= _now_us()):
+                self._do(self._expander.passed(_now_us()))
+            self._metrics.open.set(self._expander.open)
+        raise Stopped
+
+    def _look(self) -> None:
+        if self._known is not None:
+            self._known.take()
+
+    def _arrived(self, message: Message) -> None:
+        published_us = message.publish_timestamp() * 1000
+        steps = self._expander.arrived(position_of(message), _decoded(message), published_us, _now_us())
+        self._do(steps)
+
+    def _do(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, WriteEntries):
+                reach("group_before_entries")
+                self._log.write_entries(step.entries)
+                self._metrics.entries.inc(len(step.entries))
+                reach("group_after_entries")
+            elif isinstance(step, Store):
+                self._log.store(step.changes)
+                reach("group_after_store")
+            elif isinstance(step, Tell):
+                self._log.tell(step.receipts)
+                for receipt in step.receipts:
+                    if not receipt.device:
+                        self._metrics.commands.labels(receipt.state).inc()
+                reach("group_after_receipt")
+            elif isinstance(step, GiveUp):
+                assert self._message is not None
+                log.warning("a command to a group is given up; see the dead letters", why=step.reason)
+                self._log.give_up(self._message, step.reason)
+            elif isinstance(step, Release):
+                self._log.release(step.position)
+
+
+def _decoded(message: Message) -> GroupCommand | BadCommand:
+    properties = message.properties()
+    try:
+        return decode_group_command(properties, message.data())
+    except ContractError as e:
+        return BadCommand(str(e), properties.get(C_ID, ""), properties.get(C_GROUP, ""))
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

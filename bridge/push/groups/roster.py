@@ -1,0 +1,187 @@
+"""What the expander of group commands knows, as it stands in the compacted topic ``group-roster``. Pure.
+
+===============================  ==========================================================================
+key (JSON array)                 value
+===============================  ==========================================================================
+``["progress"]``                 up to where group commands are done with, and how far the one is that is not
+``["group", name]``              a group that has had members
+``["member", group, device]``    in the group, with an entry for each of its open commands; or ``left`` after which one
+``["open", ledger, entry, i]``   a command that has not expired, without its payload
+``["owner"]``                    the process that owns the roster
+===============================  ==========================================================================
+
+Every value names in ``o`` the owner that wrote it. A tombstone removes what nobody needs any more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from bridge.commands import CommandPosition
+from bridge.contract import GROUP_ROSTER_VERSION
+from bridge.errors import ContractError
+from bridge.groups import GroupCommand
+from bridge.push.cursor import NOWHERE
+
+__all__ = ["OWNER", "Change", "Open", "Progress", "Roster", "owner_of"]
+
+_PROGRESS: Final = ("progress",)
+
+
+class Change(NamedTuple):
+    """A record to be written: its key, and what it says; None for a tombstone."""
+
+    key: tuple[Any, ...]
+    body: dict[str, Any] | None
+
+    def encode(self, owner: str) -> tuple[str, bytes]:
+        """Return key and payload of the message."""
+        key = json.dumps(self.key, separators=(",", ":"), ensure_ascii=False)
+        if self.body is None:
+            return key, b""
+        told = {"v": GROUP_ROSTER_VERSION, "o": owner} | self.body
+        return key, json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+OWNER: Final = Change(("owner",), {})
+"""By this an owner says that it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All group commands up to ``done`` have come to their end. ``at`` is one that has not, NOWHERE for none; its
+    members up to ``after``, in the order of their names, have their entries.
+    """
+
+    done: CommandPosition = NOWHERE
+    at: CommandPosition = NOWHERE
+    after: str = ""
+
+    @property
+    def in_between(self) -> bool:
+        """Whether a command was begun and is not done."""
+        return self.at != NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A group command that has not expired. ``size`` is that of its payload, which stands in Pulsar."""
+
+    command: GroupCommand
+    size: int
+
+    def expired(self, now_us: int) -> bool:
+        """Return whether nobody is to get it any more."""
+        return now_us >= self.command.expires_at_ms * 1000
+
+
+@dataclass
+class Roster:
+    """The state that the records make. ``take`` reads one; the other methods change it and return what to write."""
+
+    progress: Progress = field(default_factory=Progress)
+    groups: set[str] = field(default_factory=set)
+    members: dict[str, set[str]] = field(default_factory=dict)
+    left: dict[tuple[str, str], CommandPosition] = field(default_factory=dict)
+    """Who left a group, and the last command that it was a member for."""
+    open: dict[CommandPosition, Open] = field(default_factory=dict)
+
+    def take(self, key: str, payload: bytes) -> None:
+        """Take a record. Raises ContractError for one that is not of this version."""
+        try:
+            kind, *rest = json.loads(key)
+            body = json.loads(payload) if payload else None
+            if body is not None and body["v"] != GROUP_ROSTER_VERSION:
+                raise ContractError(
+                    f"roster of groups has version {body['v']!r}, this reads {GROUP_ROSTER_VERSION!r}"
+                )
+            if kind == "progress" and body is not None:
+                self._take_progress(body)
+            elif kind == "group":
+                self.groups.add(rest[0])
+            elif kind == "member":
+                self._take_member(rest[0], rest[1], body)
+            elif kind == "open":
+                self._take_open(CommandPosition(*rest), body)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
+            raise ContractError(f"not a record of the roster of groups: key {key[:80]!r}") from e
+
+    def _take_progress(self, body: dict[str, Any]) -> None:
+        found = Progress(CommandPosition(*body["done"]), CommandPosition(*body["at"]), str(body["after"]))
+        # A write of an owner that had been replaced may be stored last: nobody goes back.
+        if (found.done, found.at, found.after) > (self.progress.done, self.progress.at, self.progress.after):
+            self.progress = found
+
+    def _take_member(self, group: str, device: str, body: dict[str, Any] | None) -> None:
+        self.left.pop((group, device), None)
+        self.members.get(group, set()).discard(device)
+        if body is None:
+            return
+        if "left" in body:
+            self.left[group, device] = CommandPosition(*body["left"])
+        else:
+            self.members.setdefault(group, set()).add(device)
+
+    def _take_open(self, position: CommandPosition, body: dict[str, Any] | None) -> None:
+        self.open.pop(position, None)
+        if body is not None:
+            told = {name: value for name, value in body.items() if name not in ("v", "o", "size")}
+            self.open[position] = Open(GroupCommand(**told, payload=b""), int(body["size"]))
+
+    def moved(self, progress: Progress) -> Change:
+        """The expander came so far."""
+        self.progress = progress
+        body = {"done": list(progress.done), "at": list(progress.at), "after": progress.after}
+        return Change(_PROGRESS, body)
+
+    def opened(self, position: CommandPosition, command: GroupCommand) -> Change:
+        """A command is given to the members from now on, until it expires."""
+        self.open[position] = Open(replace(command, payload=b""), len(command.payload))
+        body = asdict(command)
+        del body["payload"]
+        return Change(("open", *position), body | {"size": len(command.payload)})
+
+    def closed(self, position: CommandPosition) -> Change:
+        """A command has expired."""
+        del self.open[position]
+        return Change(("open", *position), None)
+
+    def known(self, group: str) -> Change:
+        """The group has had members."""
+        self.groups.add(group)
+        return Change(("group", group), {})
+
+    def joined(self, group: str, device: str) -> Change:
+        """The device is in the group and has entries for its open commands."""
+        self.left.pop((group, device), None)
+        self.members.setdefault(group, set()).add(device)
+        return Change(("member", group, device), {})
+
+    def parted(self, group: str, device: str) -> Change:
+        """The device left. What it had is kept in mind as long as a command of that time is open."""
+        self.members[group].discard(device)
+        last = max((at for at, one in self.open.items() if one.command.group == group), default=None)
+        if last is None:
+            return Change(("member", group, device), None)
+        self.left[group, device] = last
+        return Change(("member", group, device), {"left": list(last)})
+
+    def forgotten(self) -> list[Change]:
+        """Those who left before any command that is still open."""
+        oldest: dict[str, CommandPosition] = {}
+        for position, one in self.open.items():
+            oldest[one.command.group] = min(position, oldest.get(one.command.group, position))
+        gone = [key for key, last in self.left.items() if key[0] not in oldest or last < oldest[key[0]]]
+        for key in gone:
+            del self.left[key]
+        return [Change(("member", *key), None) for key in gone]
+
+
+def owner_of(payload: bytes) -> str | None:
+    """Return who wrote a record; None for a tombstone. Raises ContractError for what is no record."""
+    try:
+        return str(json.loads(payload)["o"]) if payload else None
+    except (ValueError, KeyError, TypeError) as e:
+        raise ContractError(f"not a record of the roster of groups: {payload[:80]!r}") from e

@@ -1,0 +1,160 @@
+"""Reads who is in which group, and which devices there are, from Pulsar: the shell of ``membership``."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Final
+
+import structlog
+
+from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, PRESENCE_TOPIC, partition_name
+from bridge.errors import ContractError, PulsebridgeError, TransientError
+from bridge.groups import member_of
+from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, our_errors
+from bridge.push.cursor import OWNER_KEY
+from bridge.push.groups.membership import Membership
+from bridge.push.parked import segment_device
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["KnownDevices", "MemberTable"]
+
+log = structlog.get_logger("push")
+
+_READ_MS: Final = 200
+_END_MS: Final = 2000
+_PATIENCE_S: Final = 30.0
+
+
+class MemberTable:
+    """The memberships that Spark wrote. Loaded by the thread that makes it, followed by a thread of its own."""
+
+    def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
+        """Read all of it. Raises TransientError or RefusedError."""
+        self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
+        self._client = client
+        self._membership = membership
+        self._news: deque[tuple[str, bytes]] = deque()
+        self._error: PulsebridgeError | None = None
+        self._closing = threading.Event()
+        self._asked = 0
+        self._answered = 0
+        self._changed = threading.Condition()
+        last = self._load()
+        # Not the compacted view any more: there a tombstone could be gone before it was seen.
+        self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
+        self._thread = threading.Thread(target=self._follow, name="push-members", daemon=True)
+        self._thread.start()
+
+    def _load(self) -> MessageId:
+        reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
+        last = EARLIEST
+        try:
+            with our_errors(f"reading {self._topic}"):
+                while reader.has_message_available():
+                    message = reader.read_next(_END_MS)
+                    self._put(message.partition_key(), message.data())
+                    last = message.message_id()
+        except ReceiveTimeout:
+            pass  # the end was compacted away
+        finally:
+            with our_errors(f"closing the reader of {self._topic}"):
+                reader.close()
+        return last
+
+    def _put(self, key: str, payload: bytes) -> None:
+        if not key:
+            return  # what compaction leaves of a message in the midst of a batch
+        try:
+            group, device, member = member_of(key, payload)
+        except ContractError as e:
+            log.warning("a membership cannot be read and is left out; write it again", why=str(e))
+            return
+        self._membership.put(group, device, member=member)
+
+    def _follow(self) -> None:
+        try:
+            while not self._closing.is_set():
+                asked = self._asked
+                self._next(_READ_MS)
+                if asked > self._answered:
+                    with our_errors(f"reading {self._topic}"):
+                        while self._reader.has_message_available() and not self._closing.is_set():
+                            self._next(_END_MS)
+                    with self._changed:
+                        self._answered = asked
+                        self._changed.notify_all()
+        except PulsebridgeError as e:
+            with self._changed:
+                self._error = e
+                self._changed.notify_all()
+
+    def _next(self, timeout_ms: int) -> None:
+        try:
+            with our_errors(f"reading {self._topic}"):
+                message = self._reader.read_next(timeout_ms)
+        except ReceiveTimeout:
+            return
+        self._news.append((message.partition_key(), message.data()))
+
+    def take(self) -> None:
+        """Bring what came to the membership. Raises what ended the reading."""
+        if self._error is not None:
+            raise self._error
+        while self._news:
+            self._put(*self._news.popleft())
+
+    def take_all(self) -> None:
+        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer."""
+        with self._changed:
+            self._asked += 1
+            wanted = self._asked
+            self._changed.wait_for(
+                lambda: self._answered >= wanted or self._error is not None or self._closing.is_set(),
+                _PATIENCE_S,
+            )
+            if self._answered < wanted and self._error is None:
+                raise TransientError(f"reading {self._topic} to its end: nothing comes")
+        self.take()
+
+    def close(self) -> None:
+        """End the thread; before the client is closed."""
+        self._closing.set()
+        self._thread.join()
+        with our_errors(f"closing the reader of {self._topic}"):
+            self._reader.close()
+
+
+class KnownDevices:
+    """The devices that have had a command, or that ingest has heard of: those with a cursor or a record of presence.
+    Asked for now and then, where patterns want to know.
+    """
+
+    def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
+        """Opens a reader for each partition of both. Raises TransientError or RefusedError."""
+        self._membership = membership
+        self._readers: dict[str, Any] = {
+            name: client.reader(name, EARLIEST, compacted=True)
+            for local in (CURSORS_TOPIC, PRESENCE_TOPIC)
+            for name in client.partitioned(settings.system_topic(local))
+        }
+
+    def take(self) -> None:
+        """Bring those that came since the last time to the membership. Raises TransientError."""
+        found: set[str] = set()
+        for name, reader in self._readers.items():
+            with our_errors(f"reading {name}"):
+                try:
+                    while reader.has_message_available():
+                        key = reader.read_next(_END_MS).partition_key()
+                        if key and key != OWNER_KEY:
+                            found.add(segment_device(key) or key)
+                except ReceiveTimeout:
+                    continue  # the end was compacted away
+        self._membership.knows(found)
+
+    def close(self) -> None:
+        """Close the readers."""
+        for name, reader in self._readers.items():
+            with our_errors(f"closing the reader of {name}"):
+                reader.close()

@@ -1,0 +1,75 @@
+"""``format("pulsebridge_groups")``: the data source that Spark calls for writes of who is in which group.
+
+It decides, on the driver, whether options and schema will do, and that the topics stand. The last row for a device of a
+group counts, however often it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from bridge.errors import ContractError
+from bridge.provisioning import groups_ready, provision_commands
+from bridge.pulsar_admin import PulsarAdmin
+from sinks.group_rows import check_schema, read_rows
+from sinks.option_names import GROUPS
+from sinks.options import SinkOptions, read_group_options
+from sinks.writer import writer_of_this_process
+from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["GroupsSink"]
+
+
+class GroupsSink(DataSource):
+    """The sink ``pulsebridge_groups``. Its columns are ``bridge.contract.GROUP_MEMBER_COLUMNS``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return GROUPS
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Triggered by ``df.write…save()``, on the driver, once per write. What it raises fails the write.
+
+        Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
+        """
+        return BatchWriter(appending("groups", overwrite, lambda: self._task(schema)))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
+
+        Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
+        """
+        return StreamWriter(appending("groups", overwrite, lambda: self._task(schema)))
+
+    def _task(self, schema: StructType) -> Task:
+        options = read_group_options(self.options)
+        check_schema((field.name, field.dataType.simpleString()) for field in schema.fields)
+        with PulsarAdmin(options.pulsar) as admin:
+            if not groups_ready(admin):
+                if not options.provision:
+                    raise ContractError(
+                        f"{options.topic} and the topics beside it are not all there",
+                        remedy="start `pulsebridge push` once, or set the option provision to true",
+                    )
+                provision_commands(admin)
+        return _GroupsTask(options)
+
+
+@dataclass(frozen=True)
+class _GroupsTask:
+    options: SinkOptions
+    dead_letters: str = "pulsebridge dead-letters list"
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        topic = self.options.topic
+        assert topic is not None
+        return Written(*writer_of_this_process(self.options.target).write(read_rows(batches, topic), topic))

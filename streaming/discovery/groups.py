@@ -1,0 +1,14 @@
+"""``format("pulsebridge_groups")``; in the wheel ``pyspark_pulsebridge_groups``."""
+
+from __future__ import annotations
+
+import warnings
+
+try:
+    from sinks.groups import GroupsSink as DefaultSource  # noqa: F401
+except ImportError as e:  # such as another package that is named sinks
+    warnings.warn(
+        f"format pulsebridge_groups stays unknown: {e}; see `pulsebridge check`",
+        RuntimeWarning,
+        stacklevel=1,
+    )
