@@ -40,7 +40,6 @@ COMMAND_VERSION: Final = "1"
 ENTRY_VERSION: Final = "2"
 """Of an index entry on the commands topic: a command whose payload stands in a group command."""
 GROUP_COMMAND_VERSION: Final = "1"
-GROUP_MEMBER_VERSION: Final = 1
 GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
 _RECEIPT_VERSIONS: Final = ("1", "2", RECEIPT_VERSION)
@@ -199,14 +198,6 @@ COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 """Columns of a command row, in order, with Spark SQL types. ``command_id`` and ``payload`` are required, and one of
 ``device``, then with ``mqtt_topic``, and ``group``, where ``mqtt_topic`` may be a template with ``{device}``. The
 others may be absent or null (``qos`` 1, ``retain`` false, no expiry; a group command always has one)."""
-
-GROUP_MEMBER_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "group": ("string",),
-    "device": ("string",),
-    "member": ("boolean",),
-}
-"""Columns of ``format("pulsebridge_groups")``. ``group`` and ``device`` are required; ``member`` false, and only that,
-takes the device out of the group."""
 
 ANSWER_FAILED_PROPERTY: Final = "failed"
 """User property of a device's answer; ``1`` says that the device could not do it, and gets it again."""

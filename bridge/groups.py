@@ -32,12 +32,12 @@ from bridge.contract import (
     C_VERSION,
     COMMAND_VERSION,
     GROUP_COMMAND_VERSION,
-    GROUP_MEMBER_VERSION,
 )
 from bridge.errors import ContractError
 
 __all__ = [
     "DEVICE_MARK",
+    "GROUP_MEMBER_COLUMNS",
     "MEMBER",
     "GroupCommand",
     "decode_group_command",
@@ -49,6 +49,15 @@ __all__ = [
     "member_of",
     "template_problem",
 ]
+
+GROUP_MEMBER_VERSION: Final = 1
+GROUP_MEMBER_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "group": ("string",),
+    "device": ("string",),
+    "member": ("boolean",),
+}
+"""Columns of ``format("pulsebridge_groups")``. ``group`` and ``device`` are required; ``member`` false, and only that,
+takes the device out of the group."""
 
 DEVICE_MARK: Final = "{device}"
 MEMBER: Final = json.dumps({"v": GROUP_MEMBER_VERSION}, separators=(",", ":")).encode()

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.commands import Problem
-from bridge.contract import GROUP_MEMBER_COLUMNS
-from bridge.groups import MEMBER, member_key
+from bridge.groups import GROUP_MEMBER_COLUMNS, MEMBER, member_key
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from bridge.contract import COMMAND_COLUMNS, GROUP_MEMBER_COLUMNS, MQTT_SINK_COLUMNS, TOPIC_SINK_COLUMNS
+from bridge.contract import COMMAND_COLUMNS, MQTT_SINK_COLUMNS, TOPIC_SINK_COLUMNS
+from bridge.groups import GROUP_MEMBER_COLUMNS
 from sinks.option_names import COMMANDS, GROUPS, MQTT, NO_EFFECT, OPTIONS, TOPICS
 from sinks.rows import REQUIRED_COLUMNS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -50,13 +51,11 @@ class MemberTable:
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:
-            with our_errors(f"reading {self._topic}"):
+            with our_errors(f"reading {self._topic}"), suppress(ReceiveTimeout):  # the end may be compacted away
                 while reader.has_message_available():
                     message = reader.read_next(_END_MS)
                     self._put(message.partition_key(), message.data())
                     last = message.message_id()
-        except ReceiveTimeout:
-            pass  # the end was compacted away
         finally:
             with our_errors(f"closing the reader of {self._topic}"):
                 reader.close()
@@ -68,7 +67,7 @@ class MemberTable:
         try:
             group, device, member = member_of(key, payload)
         except ContractError as e:
-            log.warning("a membership cannot be read and is left out; write it again", why=str(e))
+            log.warning("a membership cannot be read and is left out: see who writes it", why=str(e))
             return
         self._membership.put(group, device, member=member)
 
@@ -90,11 +89,11 @@ class MemberTable:
                 self._changed.notify_all()
 
     def _next(self, timeout_ms: int) -> None:
-        try:
-            with our_errors(f"reading {self._topic}"):
+        with our_errors(f"reading {self._topic}"):
+            try:
                 message = self._reader.read_next(timeout_ms)
-        except ReceiveTimeout:
-            return
+            except ReceiveTimeout:
+                return
         self._news.append((message.partition_key(), message.data()))
 
     def take(self) -> None:
@@ -143,14 +142,11 @@ class KnownDevices:
         """Bring those that came since the last time to the membership. Raises TransientError."""
         found: set[str] = set()
         for name, reader in self._readers.items():
-            with our_errors(f"reading {name}"):
-                try:
-                    while reader.has_message_available():
-                        key = reader.read_next(_END_MS).partition_key()
-                        if key and key != OWNER_KEY:
-                            found.add(segment_device(key) or key)
-                except ReceiveTimeout:
-                    continue  # the end was compacted away
+            with our_errors(f"reading {name}"), suppress(ReceiveTimeout):  # the end may be compacted away
+                while reader.has_message_available():
+                    key = reader.read_next(_END_MS).partition_key()
+                    if key and key != OWNER_KEY:
+                        found.add(segment_device(key) or key)
         self._membership.knows(found)
 
     def close(self) -> None:

@@ -1,0 +1,147 @@
+"""Commands to groups on the real stack: one stored copy, each member's own order, joins, ends, and kills in between."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.groups import GroupCommand
+from bridge.local.stack import LocalStack
+from bridge.settings import PulsarSettings, Settings
+from bridge.settings.push import GroupRule
+from tests.support.groups import (
+    entries,
+    group_backlog,
+    group_command,
+    write_group_commands,
+    write_members,
+)
+from tests.support.push import (
+    Devices,
+    PushProcess,
+    all_acknowledged,
+    command,
+    provision,
+    push_in_thread,
+    push_settings,
+    read_topic,
+    receipts,
+    user,
+    write_commands,
+)
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+NAMES = [f"d{n}" for n in range(6)]
+
+
+@pytest.fixture
+def settings(stack: LocalStack, namespaces: PulsarSettings) -> Settings:
+    made = push_settings(namespaces, mqtt_settings(stack), command_partitions=2)
+    provision(made)
+    return made
+
+
+def test_every_member_gets_a_group_command_in_order_with_its_own_and_the_payload_is_stored_once(
+    broker: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = push_settings(namespaces, mqtt_settings(broker), command_partitions=2)
+    provision(settings)
+    first, second = group_command(settings, 1), group_command(settings, 2)
+    own = [command(settings, name, n) for n in range(2) for name in NAMES]
+    write_members(settings, "presses", NAMES)
+    with Devices(settings) as devices, push_in_thread(settings) as metrics:
+        write_commands(settings, own[: len(NAMES)])
+        devices.await_all(own[: len(NAMES)])
+        write_group_commands(settings, [first])
+        devices.await_all(entries(first, NAMES))
+        write_commands(settings, own[len(NAMES) :])
+        devices.await_all(own)
+        write_group_commands(settings, [second])
+        devices.await_all(entries(second, NAMES))
+        all_acknowledged(settings)
+        assert metrics.groups.misses._value.get() == 2, "each payload is read once for both partitions"
+        assert metrics.groups.hits._value.get() == 2 * len(NAMES) - 2
+        for name in NAMES:
+            mine = [one for one in own if one.device == name]
+            expected = [mine[0], *entries(first, [name]), mine[1], *entries(second, [name])]
+            assert devices.check(expected) == 0
+            assert [m.payload for m in devices.got[name]] == [one.payload for one in expected]
+    stored = [m for m in read_topic(settings, COMMANDS_TOPIC) if not m.data()]
+    assert len(stored) == 2 * len(NAMES), "an entry has no payload"
+    told = receipts(settings)
+    (whole,) = told[first.command_id]
+    assert (whole.state, whole.members, whole.group) == ("expanded", len(NAMES), "presses")
+    for entry in entries(first, NAMES):
+        (receipt,) = told[entry.command_id]
+        assert receipt.state == "delivered"
+        assert (receipt.group, receipt.group_command_id) == ("presses", first.command_id)
+    assert group_backlog(settings) == 2, "what is open is held"
+
+
+def test_a_late_member_gets_what_has_not_expired_and_one_that_left_gets_no_more(settings: Settings) -> None:
+    commands = [group_command(settings, n) for n in range(4)]
+    write_members(settings, "presses", NAMES[:3])
+    with Devices(settings) as devices, push_in_thread(settings) as metrics:
+        write_group_commands(settings, [commands[0]])
+        devices.await_all(entries(commands[0], NAMES[:3]))
+        soon = group_command(settings, 9, expires_at_ms=int(time.time() * 1000) + 3000)
+        write_group_commands(settings, [soon, commands[1]])
+        devices.await_all(entries(commands[1], NAMES[:3]))
+        poll_for(lambda: metrics.groups.open._value.get() == 2, 30, "one has expired")
+        write_members(settings, "presses", NAMES[3:5])
+        devices.await_all(entries(commands[1], NAMES[3:5]))
+        write_members(settings, "presses", NAMES[:1], member=False)
+        write_group_commands(settings, [commands[2]])
+        devices.await_all(entries(commands[2], NAMES[1:5]))
+        write_members(settings, "presses", NAMES[:1])  # and back: what was written meanwhile, once
+        write_group_commands(settings, [commands[3]])
+        devices.await_all(entries(commands[3], NAMES[:5]))
+        all_acknowledged(settings)
+        for name in NAMES[:3]:
+            wanted = [commands[0], soon, *commands[1:]]
+            assert devices.check([e for one in wanted for e in entries(one, [name])]) == 0
+        for name in NAMES[3:5]:
+            assert devices.check([e for one in commands for e in entries(one, [name])]) == 0
+        assert sum(len(got) for got in devices.got.values()) == 3 * 5 + 2 * 4
+
+
+def test_unknown_empty_repeated_and_expired_group_commands_have_a_receipt_each(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    rules = (
+        GroupRule(name="halls", devices=("hall-*", "d1")),
+        GroupRule(name="empty", devices=("nobody-*",)),
+    )
+    settings = push_settings(namespaces, mqtt_settings(stack), groups=rules)
+    provision(settings)
+    write_members(settings, "presses", ["d1", "hall-7"])
+    unknown, empty = group_command(settings, 1, "unheard"), group_command(settings, 1, "empty")
+    late = group_command(settings, 1, expires_at_ms=1000)
+    both = group_command(settings, 2)
+    ruled = group_command(settings, 3, "halls")
+    with Devices(settings) as devices, push_in_thread(settings):
+        write_group_commands(settings, [unknown, empty, late, both, both, ruled])
+        devices.await_all(entries(ruled, ["d1", "hall-7"]))
+        write_commands(settings, [command(settings, "hall-8", 1)])  # by which it is known
+        late_one = group_command(settings, 4, "halls")
+        write_group_commands(settings, [late_one])
+        devices.await_all(entries(late_one, ["d1", "hall-7"]))
+        all_acknowledged(settings)
+        for name in ("d1", "hall-7"):
+            expected = [e for one in (both, ruled, late_one) for e in entries(one, [name])]
+            assert devices.check(expected) == 0
+            assert len(devices.got[name]) == len(expected), "in two groups, and each command once"
+    states = {name: [r.state for r in rows] for name, rows in receipts(settings).items()}
+    assert states["unheard-1"] == ["rejected"]
+    assert states["empty-1"] == ["expanded"]
+    assert states["presses-1"] == ["expired"]
+    assert states["presses-2"] == ["expanded", "duplicate"]
+    (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
+    assert letter.data() == unknown.payload
+    assert "unheard" in letter.properties()[P_DEAD_REASON]
