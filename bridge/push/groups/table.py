@@ -51,7 +51,10 @@ class MemberTable:
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:
-            with our_errors(f"reading {self._topic}"), suppress(ReceiveTimeout):  # the end may be compacted away
+            with (
+                our_errors(f"reading {self._topic}"),
+                suppress(ReceiveTimeout),
+            ):  # the end may be compacted away
                 while reader.has_message_available():
                     message = reader.read_next(_END_MS)
                     self._put(message.partition_key(), message.data())

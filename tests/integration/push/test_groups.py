@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
-from bridge.groups import GroupCommand
 from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import GroupRule
@@ -21,7 +19,6 @@ from tests.support.groups import (
 )
 from tests.support.push import (
     Devices,
-    PushProcess,
     all_acknowledged,
     command,
     provision,
@@ -29,7 +26,6 @@ from tests.support.push import (
     push_settings,
     read_topic,
     receipts,
-    user,
     write_commands,
 )
 from tests.support.stack import mqtt_settings

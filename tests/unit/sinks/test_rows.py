@@ -75,7 +75,9 @@ def test_h22_a_row_that_breaks_its_devices_order_is_refused() -> None:
 
 def test_the_contracts_columns_and_the_required_ones_alone_are_accepted() -> None:
     check_schema(COMMAND_COLUMNS)
-    check_schema([column for column in COMMAND_COLUMNS if column[0] in (*REQUIRED_COLUMNS, "device", "mqtt_topic")])
+    check_schema(
+        [column for column in COMMAND_COLUMNS if column[0] in (*REQUIRED_COLUMNS, "device", "mqtt_topic")]
+    )
 
 
 def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
