@@ -157,7 +157,8 @@ class Expander:
             if refusal is None:
                 progress = replace(self._roster.progress, at=position, after="")
                 self._ids.add((command.group, command.command_id))
-                yield Store((self._roster.opened(position, command), self._roster.moved(progress)))
+                # In this order: an open command of which nobody knows that it is under way would count as a repetition.
+                yield Store((self._roster.moved(progress), self._roster.opened(position, command)))
                 yield from self._expand()
                 return
             state, reason = refusal
@@ -179,9 +180,11 @@ class Expander:
         changes += self._roster.forgotten() if over else []
         for some in _chunks(changes, self._chunk):
             yield Store(tuple(some))
-        oldest = min(self._roster.open, default=None)
+        # Entries are acknowledged whole, and there may be more of the batch that came last.
+        ends = [self._highest] if self._highest.batch_index >= 0 else []
+        until = min([*self._roster.open, *ends], default=None)
         last: CommandPosition | None = None
-        while self._handled and (oldest is None or self._handled[0][:2] < oldest[:2]):
+        while self._handled and (until is None or self._handled[0][:2] < until[:2]):
             last = self._handled.popleft()
         if last is not None:
             yield Release(last)

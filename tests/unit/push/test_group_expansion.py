@@ -1,0 +1,374 @@
+"""Expansion of group commands: a world of Pulsar in which the expander dies anywhere, and single steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
+from bridge.errors import ContractError
+from bridge.groups import (
+    GroupCommand,
+    decode_group_command,
+    encode_group_command,
+    entry_id,
+    entry_of,
+    member_key,
+    member_of,
+)
+from bridge.push.groups.expanding import (
+    BadCommand,
+    Expander,
+    GiveUp,
+    Release,
+    Step,
+    Store,
+    Tell,
+    WriteEntries,
+)
+from bridge.push.groups.membership import Membership, matches
+from bridge.push.groups.roster import OWNER, Progress, Roster, owner_of
+from bridge.settings.push import GroupRule
+
+SECOND = 1_000_000
+WEEK = 7 * 86_400 * SECOND
+RULES = (GroupRule(name="ruled", devices=("d1", "x*")),)
+GROUPS = ("a", "b", "ruled")
+NAMES = ("d0", "d1", "d2", "x1", "x2")
+
+
+class Died(Exception):
+    pass
+
+
+@dataclass
+class GroupWorld:
+    """Pulsar, and an expander that may die before, within and after each step. Only what Pulsar has survives."""
+
+    now: int = 1_000_000 * SECOND
+    chunk: int = 2
+    log: list[tuple[CommandPosition, GroupCommand | BadCommand, int]] = field(default_factory=list)
+    table: dict[tuple[str, str], bool] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    roster: dict[str, bytes] = field(default_factory=dict)
+    entries: list[Command] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    letters: list[int] = field(default_factory=list)
+    released: int = 0
+    read: int = 0
+    steps_left: int = 10**9
+    crashes: int = 0
+    wanted: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Who must have each group command in the end, by its id."""
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    # --- what may happen ---
+
+    def join(self, choice: int) -> None:
+        self._put(choice, member=True)
+
+    def leave(self, choice: int) -> None:
+        self._put(choice, member=False)
+
+    def _put(self, choice: int, *, member: bool) -> None:
+        group, device = GROUPS[choice % 2], NAMES[choice // 2 % len(NAMES)]
+        self.table[group, device] = member
+        self.membership.put(group, device, member=member)
+
+    def be_known(self, choice: int) -> None:
+        self.known.add(NAMES[choice % len(NAMES)])
+        self.membership.knows(self.known)
+
+    def follow(self, _choice: int) -> None:
+        """The expander looks at the memberships."""
+        self.do(self.expander.changed(self.now), None)
+
+    def write(self, choice: int) -> None:
+        number = len(self.log)
+        position = CommandPosition(number // 4, number % 4 // 2, number % 2)  # batches of two
+        old = [one for _, one, _ in self.log if isinstance(one, GroupCommand)]
+        if choice % 11 == 0:
+            self.log.append((position, BadCommand("bad", f"bad-{number}", "a"), self.now))
+        elif choice % 7 == 0 and old:
+            self.log.append((position, old[choice % len(old)], self.now))
+        else:
+            group = "unheard" if choice % 13 == 0 else GROUPS[choice % 3]
+            expires = self.now // 1000 + 5000 if choice % 5 == 0 else 0
+            command = GroupCommand(f"c{number}", group, "", b"payload", expires_at_ms=expires)
+            self.log.append((position, command, self.now))
+
+    def receive(self, _choice: int) -> None:
+        if self.read < len(self.log):
+            position, command, published = self.log[self.read]
+            self.read += 1
+            self.do(self.expander.arrived(position, command, published, self.now), self.read - 1)
+            self.do(self.expander.passed(self.now), None)
+
+    def pass_time(self, choice: int) -> None:
+        self.now += choice % 8 * SECOND
+        self.do(self.expander.passed(self.now), None)
+
+    def reconnect(self, _choice: int) -> None:
+        """All that is not acknowledged comes again."""
+        self.read = self.released
+
+    def doom(self, choice: int) -> None:
+        """It dies a few steps from now."""
+        self.steps_left = choice % 6
+
+    # --- the shell ---
+
+    def start(self) -> None:
+        self.read = self.released
+        self.steps_left = 10**9
+        roster = Roster()
+        for key, payload in self.roster.items():
+            roster.take(key, payload)
+        self.membership = Membership(RULES)
+        for (group, device), member in self.table.items():
+            self.membership.put(group, device, member=member)
+        self.membership.knows(self.known)
+        self.expander = Expander(roster, self.membership, "to/{device}", WEEK, self.chunk)
+        self.do(self.expander.resume(self.now), None)
+
+    def do(self, steps: Iterable[Step], message: int | None) -> None:
+        try:
+            for step in steps:
+                self._step(step, message)
+        except Died:
+            self.crashes += 1
+            self.start()
+
+    def _step(self, step: Step, message: int | None) -> None:
+        self.steps_left -= 1
+        dies = self.steps_left < 0
+        if isinstance(step, WriteEntries):
+            assert len(step.entries) <= max(self.chunk, len(self.log))
+            # Some are stored when it dies.
+            self.entries += step.entries[: len(step.entries) // 2] if dies else step.entries
+        elif isinstance(step, Store):
+            changes = step.changes[: len(step.changes) // 2] if dies else step.changes
+            for change in changes:
+                key, payload = change.encode("me")
+                self.roster.pop(key, None)
+                if payload:
+                    self.roster[key] = payload
+        elif isinstance(step, Tell) and not dies:
+            self.receipts += step.receipts
+        elif isinstance(step, GiveUp) and not dies:
+            assert message is not None
+            self.letters.append(message)
+        elif isinstance(step, Release) and not dies:
+            self._release(step.position)
+        if dies:
+            raise Died
+
+    def _release(self, position: CommandPosition) -> None:
+        count = sum(1 for where, _, _ in self.log if where[:2] <= position[:2])
+        for where, command, published in self.log[self.released : count]:
+            if isinstance(command, GroupCommand):
+                states = {r.state for r in self.receipts if r.position == where.encode(0) and not r.device}
+                assert states, "acknowledged without a receipt"
+                if "expanded" in states and not command.expires_at_ms:
+                    assert self.now >= published + WEEK, "let go of before it expired"
+        self.released = max(self.released, count)
+
+    # --- checks ---
+
+    def finish(self) -> None:
+        self.steps_left = 10**9
+        while self.read < len(self.log):
+            self.receive(0)
+        self.follow(0)
+        told = defaultdict(set)
+        for receipt in self.receipts:
+            told[receipt.command_id].add(receipt.state)
+        groups_of = {one.command_id: one.group for _, one, _ in self.log if isinstance(one, GroupCommand)}
+        had: dict[str, list[str]] = defaultdict(list)
+        for entry in self.entries:
+            assert entry.ref is not None
+            assert entry.command_id == entry_id(entry.ref.command_id, entry.device)
+            had[entry.device].append(entry.ref.command_id)
+        for one, group in groups_of.items():
+            assert told[one], f"{one} has no receipt"
+            if "expanded" not in told[one]:
+                assert not any(one in ids for ids in had.values())
+                continue
+            command = next(c for _, c, _ in self.log if isinstance(c, GroupCommand) and c.command_id == one)
+            if not command.expires_at_ms:  # open for a week: all who are in the group now have it
+                for device in self.membership.members(group):
+                    assert one in had[device], f"{device} of {group} lacks {one}"
+        rank = {one: n for n, one in reversed(list(enumerate(c.command_id for _, c, _ in self.log)))}
+        for device, ids in had.items():
+            for group in GROUPS:
+                first = [one for one in dict.fromkeys(ids) if groups_of[one] == group]
+                assert first == sorted(first, key=rank.__getitem__), f"{device} has {group} out of order"
+            repeats = len(ids) - len(set(ids))
+            assert repeats <= self.crashes * len(self.log), "repeats without a crash"
+            assert repeats == 0 or self.crashes
+        for number in self.letters:
+            command_ = self.log[number][1]
+            assert isinstance(command_, BadCommand) or "rejected" in told[command_.command_id]
+
+
+EVENTS = ("join", "join", "leave", "be_known", "follow", "write", "write", "receive", "receive", "pass_time",
+          "reconnect", "doom")  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=80),
+    st.sampled_from([1, 2, 100]),
+)
+def test_whoever_is_in_a_group_gets_its_open_commands_in_order_wherever_the_expander_dies(
+    played: list[tuple[str, int]], chunk: int
+) -> None:
+    world = GroupWorld(chunk=chunk)
+    for event, choice in played:
+        getattr(world, event)(choice)
+    world.finish()
+
+
+# --- single steps ---
+
+
+def command(number: int = 1, group: str = "a", **more: object) -> GroupCommand:
+    return GroupCommand(f"c{number}", group, "to/{device}", b"payload", **more)  # type: ignore[arg-type]
+
+
+def place(number: int) -> CommandPosition:
+    return CommandPosition(7, number, -1)
+
+
+def an_expander(*names: str, longest_us: int = WEEK) -> tuple[Expander, Membership, Roster]:
+    membership, roster = Membership(()), Roster()
+    for name in names:
+        membership.put("a", name, member=True)
+    expander = Expander(roster, membership, "to/{device}", longest_us, 2)
+    list(expander.resume(0))
+    return expander, membership, roster
+
+
+def test_the_order_of_steps_is_that_of_the_docstring() -> None:
+    expander, _, roster = an_expander("d2", "d1", "d3")
+    steps = list(expander.arrived(place(1), command(), 1, 1))
+    assert [type(step) for step in steps] == [Store, WriteEntries, Store, WriteEntries, Store, Tell, Store]
+    written = [e.device for s in steps if isinstance(s, WriteEntries) for e in s.entries]
+    assert written == ["d1", "d2", "d3"]
+    assert roster.progress == Progress(place(1))
+    entry = next(s for s in steps if isinstance(s, WriteEntries)).entries[0]
+    assert (entry.mqtt_topic, entry.payload, entry.size) == ("to/d1", b"", 7)
+    assert entry.ref is not None
+    assert entry.ref.position == place(1)
+
+
+def test_an_expiry_is_given_and_bounded_by_when_it_was_emitted_or_published() -> None:
+    hour = 3600 * SECOND
+    for told, emitted, published, expires_ms in (
+        (0, 0, 100 * SECOND, 3_700_000),
+        (0, 40 * SECOND, 100 * SECOND, 3_640_000),
+        (0, 900 * SECOND, 100 * SECOND, 3_700_000),  # a clock that is ahead prolongs nothing
+        (50_000_000, 0, 100 * SECOND, 3_700_000),
+        (200_000, 0, 100 * SECOND, 200_000),
+    ):
+        expander, _, roster = an_expander("d", longest_us=hour)
+        list(
+            expander.arrived(
+                place(1), command(expires_at_ms=told, emitted_at_us=emitted), published, published
+            )
+        )
+        assert roster.open[place(1)].command.expires_at_ms == expires_ms
+        assert expander.next_expiry_us() == expires_ms * 1000
+
+
+def test_an_entry_of_a_batch_is_released_only_when_all_of_it_came() -> None:
+    expander, _, _ = an_expander()
+    first, second, third = CommandPosition(7, 1, 0), CommandPosition(7, 1, 1), CommandPosition(7, 2, 0)
+    for position in (first, second):
+        list(expander.arrived(position, BadCommand("bad"), 1, 1))
+        assert not list(expander.passed(1))
+    list(expander.arrived(third, BadCommand("bad"), 1, 1))
+    assert list(expander.passed(1)) == [Release(second)]
+
+
+def test_a_member_whose_name_makes_no_topic_is_refused_and_the_others_have_theirs() -> None:
+    expander, _, _ = an_expander("d1", "d/+")
+    steps = list(expander.arrived(place(1), command(), 1, 1))
+    refused, whole = [r for s in steps if isinstance(s, Tell) for r in s.receipts]
+    assert (refused.device, refused.state, refused.group_command_id) == ("d/+", "rejected", "c1")
+    assert "mqtt_topic" in refused.reason
+    assert whole.state == "expanded"
+    assert [e.device for s in steps if isinstance(s, WriteEntries) for e in s.entries] == ["d1"]
+
+
+def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_nothing_back() -> None:
+    expander, membership, roster = an_expander("d1", "d2")
+    steps = list(expander.arrived(place(1), command(cause="rule/1"), 1, 1))
+    membership.put("a", "d2", member=False)
+    steps += list(expander.changed(1))
+    first = [OWNER, *(change for s in steps if isinstance(s, Store) for change in s.changes)]
+    again = Roster()
+    again.take(*roster.known("a").encode("x"))
+    again.take(*roster.joined("a", "d1").encode("x"))
+    for change in [*first, *first[:3]]:
+        key, payload = change.encode("me")
+        assert owner_of(payload) in ("me", None)
+        again.take(key, payload)
+    assert again.progress == roster.progress
+    assert again.left == roster.left == {("a", "d2"): place(1)}
+    assert again.open[place(1)] == roster.open[place(1)]
+    with pytest.raises(ContractError, match="roster"):
+        again.take("nonsense", b"{}")
+
+
+@given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
+def test_a_pattern_means_what_a_regular_expression_does(pattern: str, name: str) -> None:
+    import re
+
+    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    assert matches(pattern, name) == (re.fullmatch(expression, name) is not None)
+
+
+def test_a_pattern_of_many_stars_takes_no_long_time() -> None:
+    assert not matches("*a" * 40 + "b", "a" * 20_000)
+
+
+NAMED = st.text(min_size=1, max_size=20).filter(lambda text: "\0" not in text and text.isprintable())
+
+
+@given(NAMED, NAMED, st.binary(max_size=20), st.sampled_from([0, 1, 2]), st.integers(0, 2**40))
+def test_group_commands_and_memberships_come_back_as_they_were(
+    name: str, device: str, payload: bytes, qos: int, expires: int
+) -> None:
+    made = GroupCommand("c", name, "to/{device}", payload, qos, expires_at_ms=expires, cause="why")
+    assert decode_group_command(encode_group_command(made), payload) == made
+    bare = GroupCommand("c", name, "", payload)
+    assert decode_group_command(encode_group_command(bare), payload) == bare
+    assert member_of(member_key(name, device), b'{"v":1}') == (name, device, True)
+    assert member_of(member_key(name, device), b"") == (name, device, False)
+    assert entry_of(made, device, place(1), 3, "x").command_id == entry_id("c", device)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group": ""}, "group: is empty"),
+        ({"mqtt_topic": "all/commands"}, "has {device} in it"),
+        ({"mqtt_topic": "{room}/{device}"}, "alone may stand in braces"),
+        ({"mqtt_topic": "+/{device}"}, r"no \+ or #"),
+        ({"command_id": ""}, "command_id: is empty"),
+        ({"qos": 3}, "qos: is 3"),
+    ],
+)
+def test_a_bad_group_command_is_named(changes: dict[str, object], words: str) -> None:
+    whole = {"command_id": "c", "group": "g", "mqtt_topic": "t/{device}", "payload": b""} | changes
+    with pytest.raises(ContractError, match=words):
+        encode_group_command(GroupCommand(**whole))  # type: ignore[arg-type]
