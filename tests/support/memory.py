@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psutil
 
 from tests.support.waiting import poll_for
 
-__all__ = ["memory_samples", "slope"]
+__all__ = ["memory_samples", "peak_memory", "slope"]
 
 
 def memory_samples(
@@ -33,6 +35,13 @@ def memory_samples(
 
     poll_for(sampled, seconds + 60, "the end of the sampling", every=every)
     return found
+
+
+def peak_memory(pid: int) -> int:
+    """Return the most resident memory that a process has had so far, in bytes."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return 1024 * int(found.group(1))
 
 
 def slope(samples: Sequence[tuple[float, float]], *, after_s: float = 0.0) -> float:

@@ -307,6 +307,10 @@ class PushProcess:
             print(self._log.read_text())
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text()
 

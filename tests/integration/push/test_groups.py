@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from bridge.commands import CommandPosition
 from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.groups import entry_of
+from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Confirmation
 from bridge.settings import PulsarSettings, Settings
-from bridge.settings.push import GroupRule
+from bridge.settings.push import GroupRule, PresenceRule
 from tests.support.groups import (
     entries,
     group_backlog,
@@ -19,6 +25,7 @@ from tests.support.groups import (
 )
 from tests.support.push import (
     Devices,
+    PushProcess,
     all_acknowledged,
     command,
     provision,
@@ -89,7 +96,11 @@ def test_a_late_member_gets_what_has_not_expired_and_one_that_left_gets_no_more(
         soon = group_command(settings, 9, expires_at_ms=int(time.time() * 1000) + 3000)
         write_group_commands(settings, [soon, commands[1]])
         devices.await_all(entries(commands[1], NAMES[:3]))
-        poll_for(lambda: metrics.groups.open._value.get() == 2, 30, "one has expired")
+        poll_for(
+            lambda: time.time() * 1000 > soon.expires_at_ms and metrics.groups.open._value.get() == 2,
+            30,
+            "one has expired",
+        )
         write_members(settings, "presses", NAMES[3:5])
         devices.await_all(entries(commands[1], NAMES[3:5]))
         write_members(settings, "presses", NAMES[:1], member=False)
@@ -141,3 +152,94 @@ def test_unknown_empty_repeated_and_expired_group_commands_have_a_receipt_each(
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.data() == unknown.payload
     assert "unheard" in letter.properties()[P_DEAD_REASON]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("point", GROUP_KILL_POINTS)
+def test_h23_a_killed_expander_loses_no_member_and_writes_no_second_command(
+    settings: Settings, tmp_path: Path, point: str
+) -> None:
+    """Two chunks of members; killed at the second passage, so between them, or before the command is done."""
+    names = [f"d{n:04}" for n in range(1200)]
+    first = group_command(settings, 1)
+    write_members(settings, "presses", names)
+    with Devices(settings) as devices:
+        passages = {"group_after_store": 4, "group_after_receipt": 1}.get(point, 2)  # joins are stored first
+        write_group_commands(settings, [first])
+        with PushProcess(settings, tmp_path, kill_at=f"{point}:{passages}") as process:
+            process.died()
+        with push_in_thread(settings):
+            devices.await_all(entries(first, names))
+            all_acknowledged(settings)
+        # What was in flight when push died goes again, marked; what the expander wrote again does not.
+        devices.check(entries(first, names))
+    told = receipts(settings)
+    assert {r.members for r in told[first.command_id] if r.state == "expanded"} == {len(names)}
+    again = sum(r.state == "duplicate" for rows in told.values() for r in rows)
+    assert again <= 1000, "at most a chunk is written again"
+    if point == "group_after_entries":
+        assert again, "what was written and not noted came again, and was dropped"
+
+
+def test_members_that_are_away_get_it_in_order_when_they_are_back(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    mqtt = mqtt_settings(stack)
+    rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
+    settings = push_settings(namespaces, mqtt, presence=(rule,))
+    provision(settings)
+    away = NAMES[:3]
+    first, second = group_command(settings, 1), group_command(settings, 2)
+    between = [command(settings, name, 1) for name in NAMES]
+    write_members(settings, "presses", NAMES)
+    say(settings, away, b"offline")
+    with Devices(settings) as devices:
+        with push_in_thread(settings) as metrics:
+            write_group_commands(settings, [first])
+            devices.await_all(entries(first, NAMES[3:]))
+            write_commands(settings, between)
+            devices.await_all(between[3:])
+            write_group_commands(settings, [second])
+            devices.await_all(entries(second, NAMES[3:]))
+            poll_for(lambda: metrics.parked.labels("0")._value.get() == 9, 30, "three are parked for each")
+            all_acknowledged(settings)
+            assert not any(devices.got[name] for name in away)
+        with push_in_thread(settings) as metrics:  # another process, which reads the payloads again
+            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is owned")
+            say(settings, away, b"online")
+            devices.await_all(entries(second, away))
+            assert metrics.groups.misses._value.get() == 2
+            assert metrics.groups.hits._value.get() == 4
+        for n, name in enumerate(NAMES):
+            expected = [*entries(first, [name]), between[n], *entries(second, [name])]
+            assert devices.check(expected) == 0
+            assert [m.payload for m in devices.got[name]] == [one.payload for one in expected]
+
+
+def test_a_payload_that_pulsar_has_no_more_is_refused_with_the_reason(settings: Settings) -> None:
+    gone, there = group_command(settings, 1), group_command(settings, 2)
+    nowhere = CommandPosition(0, 0, -1)
+    write_members(settings, "presses", ["d1"])
+    write_group_commands(settings, [there])
+    with Devices(settings) as devices, push_in_thread(settings):
+        devices.await_all(entries(there, ["d1"]))
+        lost = entry_of(gone, "d1", nowhere, 5, settings.push.group_topic)
+        last = command(settings, "d1", 3)
+        write_commands(settings, [lost, last])
+        devices.await_all([last])
+        all_acknowledged(settings)
+        assert len(devices.got["d1"]) == 2
+    (receipt,) = receipts(settings)[lost.command_id]
+    assert (receipt.state, receipt.group_command_id) == ("rejected", gone.command_id)
+    assert "not in Pulsar any more" in receipt.reason
+
+
+def say(settings: Settings, names: list[str], status: bytes) -> None:
+    """Publish a retained birth or will message of each device."""
+    told: list[Confirmation] = []
+    with DeviceClient(settings.mqtt, f"{settings.push.client_id}-status") as client:
+        client.connect(30)
+        for name in names:
+            topic = f"{settings.push.client_id}/{name}/status"
+            client.publish(topic, status, retain=True, confirmed=told.append)
+        poll_for(lambda: len(told) == len(names), 30, "the broker has every status")
