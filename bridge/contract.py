@@ -37,8 +37,7 @@ from bridge.errors import ContractError
 ENVELOPE_VERSION: Final = "1"
 OFFSET_VERSION: Final = 1
 COMMAND_VERSION: Final = "1"
-ENTRY_VERSION: Final = "2"
-"""Of an index entry on the commands topic: a command whose payload stands in a group command."""
+ENTRY_VERSION: Final = "2"  # of an index entry: a command whose payload stands in a group command
 GROUP_COMMAND_VERSION: Final = "1"
 GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
@@ -174,14 +173,12 @@ C_CAUSE: Final = "command.cause"
 C_RESEND_OF: Final = "command.resend_of"
 """On a command that was written again after it had failed: the id that it had at first. Its own is ``ID~2``, ``ID~3``, …"""
 
-C_GROUP: Final = "command.group"
-"""On a command to a group, its key as well; and on the index entries that are made of it."""
-C_GROUP_ID: Final = "command.group_command_id"
-"""On an index entry: the ``C_ID`` of the group command."""
-C_REF: Final = "command.ref"
-"""On an index entry: where the group command stands, ``ledger:entry:index``; it has the payload."""
-C_SIZE: Final = "command.size"
-"""On an index entry: length of that payload in bytes."""
+C_GROUP: Final = (
+    "command.group"  # on a command to a group, its key as well; and on its index entries, as all of these
+)
+C_GROUP_ID: Final = "command.group_command_id"  # the ``C_ID`` of the group command
+C_REF: Final = "command.ref"  # where the group command stands, ``ledger:entry:index``; it has the payload
+C_SIZE: Final = "command.size"  # length of that payload in bytes
 
 COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("command_id", "string"),
@@ -259,9 +256,8 @@ class Receipt:
     resend_of: str = ""
     """The id of the command that this one sends again; empty for all others."""
     group: str = ""
-    """The group that the command was for, empty for a command to one device."""
+    """The group that the command was for; ``group_command_id`` is ``command_id`` itself on the group command's own."""
     group_command_id: str = ""
-    """The id of the group command; it is ``command_id`` itself on the receipt of that one."""
     members: int = 0
     """Of a group command: how many devices it was written for."""
 
