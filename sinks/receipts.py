@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["latest", "with_receipts"]
+__all__ = ["by_group", "latest", "with_receipts"]
 
 _KEPT: Final = tuple(
     (name, "bigint" if kind == "timestamp" else kind)
@@ -71,6 +71,39 @@ def with_receipts(
     return _shown(found)
 
 
+def by_group(receipts: DataFrame) -> DataFrame:
+    """Return how many devices are in which ``state`` for each command to a group: the columns ``group``,
+    ``group_command_id``, ``state`` and ``devices``. The receipt ``expanded`` of the group command itself says how many
+    there are to be (``members``), not counting who joined later.
+
+    ``receipts`` is the topic command-receipts as ``format("pulsebridge")`` reads it, in batch.
+    """
+    from pyspark.sql import functions as F
+
+    told = _parsed(receipts).where("r.group != '' AND r.device != ''")
+    last = told.groupBy("r.command_id").agg(
+        F.max_by(F.struct("r.group", "r.group_command_id", "r.state"), _place()).alias("last")
+    )
+    return last.groupBy("last.group", "last.group_command_id", "last.state").agg(
+        F.count("*").alias("devices")
+    )
+
+
+def _parsed(receipts: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in RECEIPT_COLUMNS)
+    return receipts.select(
+        F.from_json(F.col("value").cast("string"), schema).alias("r"), *_NEEDED["receipts"][1:]
+    )
+
+
+def _place() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.struct((F.col("r.state") != "duplicate").alias("settles"), *(name for name, _ in _ORDER[1:]))
+
+
 def _check(commands: DataFrame, receipts: DataFrame) -> None:
     for name, frame in (("commands", commands), ("receipts", receipts)):
         needed = [*_NEEDED[name], *(["emitted_at"] if frame.isStreaming and name == "commands" else [])]
@@ -106,10 +139,7 @@ def _of_commands(commands: DataFrame) -> DataFrame:
 def _of_receipts(receipts: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    schema = ", ".join(f"{name} {kind}" for name, kind in RECEIPT_COLUMNS)
-    read = receipts.select(
-        F.from_json(F.col("value").cast("string"), schema).alias("r"), *_NEEDED["receipts"][1:]
-    )
+    read = _parsed(receipts)
 
     def told(name: str) -> Column:
         micros = F.col(f"r.{name}_us") if name in _TIMES else F.col(f"r.{name}")
@@ -122,9 +152,7 @@ def _of_receipts(receipts: DataFrame) -> DataFrame:
         F.explode(ids).alias("command_id"),
         F.when(emitted > 0, F.timestamp_micros(emitted)).alias("emitted_at"),
         F.struct(*(told(name) for name, _ in _TOLD)).alias("told"),
-        F.struct((F.col("r.state") != "duplicate").alias("settles"), *(name for name, _ in _ORDER[1:])).alias(
-            "place"
-        ),
+        _place().alias("place"),
     )
 
 
@@ -144,7 +172,7 @@ def _followed(both: DataFrame, within_s: float, mode: Literal["append", "update"
     from pyspark.sql import functions as F
 
     def struct(columns: Iterable[tuple[str, str]]) -> str:
-        return ", ".join(f"{name} {kind}" for name, kind in columns)
+        return ", ".join(f"`{name}` {kind}" for name, kind in columns)
 
     rows = both.withWatermark("emitted_at", f"{within_s} seconds").select(
         "command_id",

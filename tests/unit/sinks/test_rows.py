@@ -9,10 +9,11 @@ import pytest
 from bridge.commands import Command
 from bridge.contract import COMMAND_COLUMNS
 from bridge.errors import ContractError, TransientError
+from bridge.groups import GroupCommand, decode_group_command
 from bridge.pulsar_client import OK
 from sinks.messages import BadRow
 from sinks.pending import Receipts
-from sinks.rows import REQUIRED_COLUMNS, check_schema, read_rows
+from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, read_rows
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
@@ -56,6 +57,83 @@ def test_a_bad_row_is_named_and_the_others_go_on(row: dict[str, Any], field: str
     assert isinstance(bad, BadRow)
     assert bad.reason.startswith(f"row 1 of the task, {field}: ")
     assert isinstance(last, Command)
+
+
+def group_batch(*rows: dict[str, Any]) -> pa.RecordBatch:
+    whole = {"command_id": "c", "payload": b"p"}
+    names = ("command_id", "device", "group", "mqtt_topic")
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in names),
+            ("payload", pa.binary()),
+            ("emitted_at", pa.timestamp("us", "UTC")),
+        ]
+    )
+    return pa.RecordBatch.from_pylist([whole | row for row in rows], schema=schema)
+
+
+def test_a_row_is_for_one_device_or_for_one_group() -> None:
+    one, group, plain, both, none, no_topic, no_device, template = read_rows(
+        [
+            group_batch(
+                {"device": "d", "mqtt_topic": "t"},
+                {"group": "g", "mqtt_topic": "t/{device}"},
+                {"group": "g"},
+                {"group": "g", "device": "d", "mqtt_topic": "t"},
+                {"mqtt_topic": "t"},
+                {"device": "d"},
+                {"group": "", "mqtt_topic": "t/{device}"},
+                {"group": "g", "mqtt_topic": "all"},
+            )
+        ]
+    )
+    assert isinstance(one, Command)
+    assert isinstance(group, GroupCommand)
+    assert isinstance(plain, GroupCommand)
+    assert (group.mqtt_topic, plain.mqtt_topic) == ("t/{device}", "")
+    bad = [
+        row.reason.partition(", ")[2]
+        for row in (both, none, no_topic, no_device, template)
+        if isinstance(row, BadRow)
+    ]
+    assert [reason.partition(":")[0] for reason in bad] == [
+        "group",
+        "device",
+        "mqtt_topic",
+        "group",
+        "mqtt_topic",
+    ]
+    assert "one of both" in bad[0]
+    assert "and so is group" in bad[1]
+    assert isinstance(both, BadRow)
+    assert both.device == "d"
+
+
+def test_a_group_command_goes_to_a_topic_of_its_own_keyed_by_group() -> None:
+    (command,) = read_rows([group_batch({"group": "g", "emitted_at": AT})])
+    assert isinstance(command, GroupCommand)
+    message = message_of(3, command, "commands", "group-commands")
+    assert (message.topic, message.key, message.payload) == ("group-commands", "g", b"p")
+    assert decode_group_command(message.properties, b"p") == command
+
+
+def test_h22_the_order_of_a_group_is_kept_beside_those_of_devices_that_are_called_like_it() -> None:
+    earlier = AT - timedelta(seconds=1)
+    rows = [
+        {"group": "x", "emitted_at": AT},
+        {"device": "x", "mqtt_topic": "t", "emitted_at": earlier},
+        {"group": "x", "emitted_at": earlier},
+    ]
+    kinds = [type(row) for row in read_rows([group_batch(*rows)])]
+    assert kinds == [GroupCommand, Command, BadRow]
+
+
+def test_columns_for_groups_alone_need_no_device() -> None:
+    check_schema([("command_id", "string"), ("group", "string"), ("payload", "binary")])
+    with pytest.raises(ContractError, match="column mqtt_topic"):
+        check_schema(
+            [("command_id", "string"), ("group", "string"), ("device", "string"), ("payload", "binary")]
+        )
 
 
 def test_h22_a_row_that_breaks_its_devices_order_is_refused() -> None:
