@@ -314,10 +314,6 @@ class PushProcess:
     def log(self) -> str:
         return self._log.read_text()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def owns(self, partitions: int = 1) -> PushProcess:
         poll_for(
             lambda: self.log.count("partition is ours") >= partitions or self._process.poll() is not None,
