@@ -12,8 +12,6 @@ from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
 from bridge.groups import entry_of
 from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
-from bridge.mqtt.device import DeviceClient
-from bridge.mqtt.types import Confirmation
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import GroupRule, PresenceRule
 from tests.support.groups import (
@@ -33,6 +31,7 @@ from tests.support.push import (
     push_settings,
     read_topic,
     receipts,
+    says,
     write_commands,
 )
 from tests.support.stack import mqtt_settings
@@ -168,7 +167,9 @@ def test_h23_a_killed_expander_loses_no_member_and_writes_no_second_command(
         write_group_commands(settings, [first])
         with PushProcess(settings, tmp_path, kill_at=f"{point}:{passages}") as process:
             process.died()
-        with push_in_thread(settings):
+        with push_in_thread(settings) as metrics:
+            done = metrics.groups.commands.labels("expanded")
+            poll_for(lambda: done._value.get() == 1, 60, "the group command is done")
             devices.await_all(entries(first, names))
             all_acknowledged(settings)
         # What was in flight when push died goes again, marked; what the expander wrote again does not.
@@ -192,7 +193,8 @@ def test_members_that_are_away_get_it_in_order_when_they_are_back(
     first, second = group_command(settings, 1), group_command(settings, 2)
     between = [command(settings, name, 1) for name in NAMES]
     write_members(settings, "presses", NAMES)
-    say(settings, away, b"offline")
+    for name in away:
+        says(settings, name, b"offline", retain=True)
     with Devices(settings) as devices:
         with push_in_thread(settings) as metrics:
             write_group_commands(settings, [first])
@@ -206,7 +208,8 @@ def test_members_that_are_away_get_it_in_order_when_they_are_back(
             assert not any(devices.got[name] for name in away)
         with push_in_thread(settings) as metrics:  # another process, which reads the payloads again
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is owned")
-            say(settings, away, b"online")
+            for name in away:
+                says(settings, name, b"online", retain=True)
             devices.await_all(entries(second, away))
             assert metrics.groups.misses._value.get() == 2
             assert metrics.groups.hits._value.get() == 4
@@ -232,14 +235,3 @@ def test_a_payload_that_pulsar_has_no_more_is_refused_with_the_reason(settings: 
     (receipt,) = receipts(settings)[lost.command_id]
     assert (receipt.state, receipt.group_command_id) == ("rejected", gone.command_id)
     assert "not in Pulsar any more" in receipt.reason
-
-
-def say(settings: Settings, names: list[str], status: bytes) -> None:
-    """Publish a retained birth or will message of each device."""
-    told: list[Confirmation] = []
-    with DeviceClient(settings.mqtt, f"{settings.push.client_id}-status") as client:
-        client.connect(30)
-        for name in names:
-            topic = f"{settings.push.client_id}/{name}/status"
-            client.publish(topic, status, retain=True, confirmed=told.append)
-        poll_for(lambda: len(told) == len(names), 30, "the broker has every status")
