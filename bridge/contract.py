@@ -65,12 +65,12 @@ partitions; where each copy is, the cursors partition says."""
 PRESENCE_TOPIC: Final = "device-presence"
 """When each device was last heard of: compacted, keyed by device, with as many partitions as the commands and the same
 hash, so that the owner of a partition of the commands finds its devices in the partition of that number (H31)."""
+# One partition each, so that all devices get the commands to groups in one order; the two others are compacted.
 GROUP_COMMANDS_TOPIC: Final = "group-commands"
-"""Commands to groups: one partition, so that all devices get them in one order."""
-GROUP_MEMBERS_TOPIC: Final = "group-members"
-"""Who is in which group, as Spark writes it: one partition, compacted, keyed by group and device; see ``bridge.groups``."""
-GROUP_ROSTER_TOPIC: Final = "group-roster"
-"""What the expander of group commands knows: one partition, compacted; see ``bridge.push.groups.roster``."""
+GROUP_MEMBERS_TOPIC: Final = (
+    "group-members"  # who is in which group, as Spark writes it; see ``bridge.groups``
+)
+GROUP_ROSTER_TOPIC: Final = "group-roster"  # what their expander knows; see ``bridge.push.groups.roster``
 SYSTEM_TOPICS: Final = (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -208,8 +208,14 @@ COMMAND_REPEAT_PROPERTY: Final = "repeat"
 # --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
 
 RECEIPT_STATES: Final = (
-    "delivered", "answered", "expired", "rejected", "overflowed", "duplicate", "expanded",
-)  # fmt: skip
+    "delivered",
+    "answered",
+    "expired",
+    "rejected",
+    "overflowed",
+    "duplicate",
+    "expanded",
+)
 """``expanded`` is of a group command: ``members`` devices have a command of their own for it."""
 
 RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
