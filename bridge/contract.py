@@ -11,8 +11,7 @@ source offset         ``sources``                              ``sources`` after
 commands topic        ``sinks``                                ``bridge`` (push)
 command cursors       ``bridge`` (push)                        ``bridge`` (push), the next owner
 command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
-group commands        ``sinks``                                ``bridge`` (push)
-group members         ``sinks``                                ``bridge`` (push)
+group commands, …     ``sinks`` (members as well)              ``bridge`` (push)
 group roster          ``bridge`` (push)                        ``bridge`` (push), the next owner
 dead letters          ``bridge``, ``sinks``                    people, ``sources``
 instances             ``bridge`` (ingest)                      ``bridge`` (ingest, ``status``)
@@ -192,9 +191,8 @@ COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("cause", "string"),
     ("group", "string"),
 )
-"""Columns of a command row, in order, with Spark SQL types. ``command_id`` and ``payload`` are required, and one of
-``device``, then with ``mqtt_topic``, and ``group``, where ``mqtt_topic`` may be a template with ``{device}``. The
-others may be absent or null (``qos`` 1, ``retain`` false, no expiry; a group command always has one)."""
+"""Columns of a command row, in order, with Spark SQL types. ``command_id``, ``payload`` and either ``device`` with
+``mqtt_topic`` or ``group`` are required; the others may be absent or null (``qos`` 1, ``retain`` false, no expiry)."""
 
 ANSWER_FAILED_PROPERTY: Final = "failed"
 """User property of a device's answer; ``1`` says that the device could not do it, and gets it again."""
@@ -207,16 +205,8 @@ COMMAND_REPEAT_PROPERTY: Final = "repeat"
 
 # --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
 
-RECEIPT_STATES: Final = (
-    "delivered",
-    "answered",
-    "expired",
-    "rejected",
-    "overflowed",
-    "duplicate",
-    "expanded",
-)
-"""``expanded`` is of a group command: ``members`` devices have a command of their own for it."""
+RECEIPT_STATES: Final = "delivered", "answered", "expired", "rejected", "overflowed", "duplicate", "expanded"
+"""``expanded``: a command to a group, of which ``members`` devices have a command of their own."""
 
 RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("v", "string"),
