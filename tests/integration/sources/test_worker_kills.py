@@ -1,4 +1,4 @@
-"""Spark's Python processes killed under a query into bronze, at named points and at random: each message once."""
+"""Spark's Python processes, and drivers, killed under a query into bronze, at named points and at random: each message once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bridge.settings import Settings, StreamingSettings
 from bridge.settings.pulsar import PulsarSettings
 from streaming import bronze
 from streaming.tables import Tables
+from tests.support import bronze_driver
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
 
@@ -96,9 +97,9 @@ def _starved(failure: str) -> bool:
     return "to connect back" in failure or "CANNOT_OPEN_SOCKET" in failure
 
 
-def _wait(query: StreamingQuery, seconds: float) -> None:
+def _wait(ended: Callable[[], bool], seconds: float) -> None:
     until = time.monotonic() + seconds
-    poll_for(lambda: time.monotonic() >= until or not query.isActive, 30, "the moment", every=0.02)
+    poll_for(lambda: time.monotonic() >= until or ended(), 30, "the moment", every=0.02)
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -146,23 +147,31 @@ def test_a_worker_killed_in_a_task_loses_and_repeats_nothing(
 
 
 @at_length
-def test_python_processes_killed_at_random_lose_and_repeat_nothing(world: World) -> None:
+def test_processes_killed_at_random_lose_and_repeat_nothing(world: World, tmp_path: Path) -> None:
     """``PULSEBRIDGE_SOURCE_KILLS=50`` kills more often, and three times at each named point."""
     seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
     print(f"PULSEBRIDGE_SEED={seed}")
     chance = random.Random(seed)
+    killed: Counter[str] = Counter()
     failed = 0
-    for _ in range(RANDOM_KILLS):
+    for number in range(RANDOM_KILLS):
         world.publish()
-        kind = chance.choice(["pyspark.worker", "pyspark.worker", "python_streaming_source_runner"])
-        moment = chance.uniform(0.0, 1.0)
+        kind = chance.choice(["pyspark.worker", "pyspark.worker", "python_streaming_source_runner", "driver"])
+        moment = chance.uniform(0.0, 3.0 if kind == "driver" else 1.0)
+        killed[kind] += 1
 
         def kill(query: StreamingQuery, kind: str = kind, moment: float = moment) -> None:
             poll_for(lambda: query.status["isDataAvailable"] or not query.isActive, 60, "a batch", every=0.01)
-            _wait(query, moment)
+            _wait(lambda: not query.isActive, moment)
             for process in world.pythons(kind):
                 process.send_signal(signal.SIGKILL)
 
-        failed += world.run(kill) is not None
-    print(f"{failed} queries failed of {RANDOM_KILLS} kills")
+        if kind == "driver":
+            place = tmp_path / f"driver-{number}"
+            with bronze_driver.running(world.settings, world.topic.name, place) as driver:
+                _wait(lambda driver=driver: driver.poll() is not None, moment)  # type: ignore[misc]
+                failed += driver.poll() is None
+        else:
+            failed += world.run(kill) is not None
+    print(f"{failed} queries failed of {dict(killed)}")
     world.check()
