@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,9 +104,10 @@ def _memory(
 def _planner(spark: SparkSession) -> psutil.Process | None:
     gateway: Any = spark.sparkContext._gateway
     for process in psutil.Process(gateway.proc.pid).children(recursive=True):
-        if "python_streaming_source_runner" in " ".join(process.cmdline()):
-            held = process.children()  # where a daemon forks it
-            return held[0] if held else process
+        with suppress(psutil.NoSuchProcess):  # Spark starts and ends others meanwhile
+            if "python_streaming_source_runner" in " ".join(process.cmdline()):
+                held = process.children()  # where a daemon forks it
+                return held[0] if held else process
     return None
 
 
