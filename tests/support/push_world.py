@@ -34,7 +34,7 @@ SECOND = 1_000_000
 @dataclass
 class PushWorld:
     limits: Limits
-    refusals: bool = True
+    refusals: bool = True  # and what devices do not get; with a device window above 1 those are overtaken
     now: int = 1_000 * SECOND
     log: list[tuple[CommandPosition, Command | None]] = field(default_factory=list)
     acked: set[CommandPosition] = field(default_factory=set)
@@ -110,14 +110,7 @@ class PushWorld:
         if not self.socket:
             return
         push = self.socket.popleft()
-        if self.refusals and choice % 4 == 0:
-            self.pubacks.append((push.number, 0x97 if choice % 8 else 0x10))
-            return
-        if push.command.device in self.away and not (self.limits.answers and choice % 2):
-            self.pubacks.append((push.number, 0x10))
-            return
-        if self.limits.answers and not self.perfect and (choice % 5 == 0 or push.command.device in self.away):
-            self.pubacks.append((push.number, 0))  # H26: the broker took it, and no device is there
+        if self.refusals and self._fails(push.command.device, push.number, choice):
             return
         inbox = self.inbox[push.command.device]
         if push.command.command_id in inbox:
@@ -126,6 +119,18 @@ class PushWorld:
         self.pubacks.append((push.number, 0))
         if self.limits.answers and (choice % 3 or self.perfect):
             self.answers.append((push.position, choice % 11 == 0 and not self.perfect))
+
+    def _fails(self, device: str, number: int, choice: int) -> bool:
+        """Whether the broker refuses it, or takes it and no device is there (H26)."""
+        if choice % 4 == 0:
+            self.pubacks.append((number, 0x97 if choice % 8 else 0x10))
+        elif device in self.away and not (self.limits.answers and choice % 2):
+            self.pubacks.append((number, 0x10))
+        elif self.limits.answers and not self.perfect and (choice % 5 == 0 or device in self.away):
+            self.pubacks.append((number, 0))
+        else:
+            return False
+        return True
 
     def answer(self, choice: int) -> None:
         """A device's answer reaches us, perhaps before the PUBACK, perhaps late; some come twice."""
