@@ -258,6 +258,7 @@ def push_arguments(settings: Settings) -> list[str]:
         "push.client_id": settings.push.client_id,
         "push.answer_topic": settings.push.answer_topic,
         "push.confirm": settings.push.confirm,
+        "push.window_mb": settings.push.window_mb,
         "push.answer_timeout_s": settings.push.answer_timeout_s,
         "push.presence": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence]),
         "push.probe_min_s": settings.push.probe_min_s,

@@ -25,7 +25,7 @@ PAYLOAD = 32 * 1024
 def test_a_command_to_ten_thousand_is_read_once_and_costs_index_entries_not_payloads(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=4).model_copy(
+    settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=4, window_mb=1).model_copy(
         update={"metrics": MetricsSettings(port=free_ports(1)[0], probe_s=0.5)}
     )
     provision(settings)
