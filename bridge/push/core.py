@@ -197,7 +197,7 @@ class PartitionCore(MovingCore):
                 return False
             self._park(device, now_us)
         if position in device.parked:
-            self._actions.append(Ack(position))
+            self._arrived_parked(device, position, command, now_us)
             return True
         if position <= device.cursor.position:
             return False
@@ -215,6 +215,19 @@ class PartitionCore(MovingCore):
             self._park_item(device, item, now_us)
             self._want(device)
         return True
+
+    def _arrived_parked(
+        self, device: Device, position: CommandPosition, command: Command, now_us: int
+    ) -> None:
+        """Its acknowledgement was lost; or the former owner died before it, and it is pending again (H26)."""
+        key = device.parked.key_of(position)
+        if not self._busy and device.name not in self._dirty and key not in device.segments:
+            self._actions.append(Ack(position))
+            return
+        # Its id may be on its way to Pulsar still, or wait for the cursor: acknowledged with the next write of it.
+        self._held[position] = Item(position, command, State.PARKED)
+        device.storing_ids.append(position)
+        self._unwritten_of(device, key, now_us)
 
     def _away(self, device: Device, now_us: int) -> bool:
         if not self._limits.park:

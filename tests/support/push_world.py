@@ -188,7 +188,10 @@ class PushWorld:
             assert place >= self.copies_from, "a copy that is wanted was let go of"
             command: Command | None = self.copies[place.entry]
         else:
-            assert position >= self.held_from, "a command that is wanted was let go of"
+            held = (
+                position >= self.held_from or position not in self.acked
+            )  # by one subscription or the other
+            assert held, "a command that is wanted was let go of"
             command = next(c for p, c in self.log if p == position)
         assert command is not None
         return command
@@ -211,8 +214,10 @@ class PushWorld:
             self.run()
 
     def trim(self, _choice: int) -> None:
-        """The holds are moved, and Pulsar trims at once."""
+        """The holds are moved, behind the pulls that were ordered before, and Pulsar trims at once."""
         self.core.look_for_moves(self.now)
+        while self.pulls:
+            self.pull(0)
         self.held_from = max(self.held_from, self.core.hold_from(self.now) or NOWHERE)
         self.copies_from = max(self.copies_from, self.core.keeps_copies_from() or NOWHERE)
         self.run()
@@ -354,8 +359,8 @@ class PushWorld:
             ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
 
     def parked_positions(self, device: str, cursor: Cursor) -> set[CommandPosition]:
-        """What Pulsar keeps for a device, by its segments."""
-        return {
+        """What Pulsar keeps for a device, by its segments and by what its cursor says goes again."""
+        return {one.position for one in cursor.again} | {
             one.position
             for key, payload in self.segments.items()
             if segment_device(key) == device

@@ -126,6 +126,8 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     core.tick(later)
     (again,) = of(StoreSegment, core.take(later))  # only the last is written again
     assert (again.key, len(decode_segment(again.payload))) == (segments[2].key, 89)
+    core.segment_stored(again.parked)
+    core.take(later)
     core.arrived(position(3), command(3), later)  # its acknowledgement was lost
     assert core.take(later) == [Ack(position(3))]
     assert core.keeps_from(later) == position(0)
