@@ -16,6 +16,7 @@ group roster          ``bridge`` (push)                        ``bridge`` (push)
 dead letters          ``bridge``, ``sinks``                    people, ``sources``
 instances             ``bridge`` (ingest)                      ``bridge`` (ingest, ``status``)
 device presence       ``bridge`` (ingest)                      ``bridge`` (push, ``devices``)
+device resume         ``bridge`` (ingest)                      ``bridge`` (push)
 ====================  =======================================  =========================================
 
 A change that an older reader cannot read raises the version of its seam.
@@ -66,10 +67,9 @@ PRESENCE_TOPIC: Final = "device-presence"
 hash, so that the owner of a partition of the commands finds its devices in the partition of that number (H31)."""
 # One partition each, so that all devices get the commands to groups in one order; the two others are compacted.
 GROUP_COMMANDS_TOPIC: Final = "group-commands"
-GROUP_MEMBERS_TOPIC: Final = (
-    "group-members"  # who is in which group, as Spark writes it; see ``bridge.groups``
-)
+GROUP_MEMBERS_TOPIC: Final = "group-members"  # who is in which group, by Spark; see ``bridge.groups``
 GROUP_ROSTER_TOPIC: Final = "group-roster"  # what their expander knows; see ``bridge.push.groups.roster``
+RESUME_TOPIC: Final = "device-resume"  # where devices go on, keyed and partitioned as the commands (H27)
 SYSTEM_TOPICS: Final = (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -81,6 +81,7 @@ SYSTEM_TOPICS: Final = (
     GROUP_COMMANDS_TOPIC,
     GROUP_MEMBERS_TOPIC,
     GROUP_ROSTER_TOPIC,
+    RESUME_TOPIC,
 )
 
 MOVES_TOPIC: Final = "pulsebridge/moves"

@@ -20,6 +20,7 @@ __all__ = [
     "KILL_POINTS",
     "REPLAY_KILL_POINTS",
     "RESEND_KILL_POINTS",
+    "RESUME_KILL_POINTS",
     "SOURCE_KILL_POINTS",
     "SOURCE_TASK_KILL_POINTS",
     "reach",
@@ -47,6 +48,14 @@ GROUP_KILL_POINTS: Final = (
     "group_after_receipt",  # all entries and the receipt are there, the roster does not say so
 )
 """Of push, where commands to groups are given to their members."""
+
+RESUME_KILL_POINTS: Final = (
+    "resume_after_request",  # a device's request was taken, nothing is done
+    "resume_after_find",  # what it gets is known, nothing of that is stored
+    "resume_after_store",  # Pulsar has it, the device is not told
+    "resume_after_answer",  # the MQTT broker has the answer, the request is not acknowledged
+)
+"""Of push, for devices that hold their own offset."""
 
 INGEST_KILL_POINTS: Final = (
     "ingest_before_receipt",  # messages were given to a producer, none of them is known to be stored

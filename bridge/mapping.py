@@ -26,6 +26,7 @@ from bridge.topic_rules import (
     compile_rules,
     default_rule,
     mapping_problems,
+    resume_filter,
     subscriptions,
 )
 from bridge.topic_templates import MAX_LOCAL_NAME
@@ -36,7 +37,9 @@ __all__ = [
     "LeftOut",
     "Mapper",
     "NoRoute",
+    "Outcome",
     "PerMessage",
+    "ResumeAsked",
     "Route",
     "mapping_problems",
     "subscriptions",
@@ -77,6 +80,12 @@ class LeftOut(NamedTuple):
     rule: str
 
 
+class ResumeAsked(NamedTuple):
+    """A device asks for its commands after a position; it is no reading, and goes to the owner of its commands."""
+
+    device: str
+
+
 class PerMessage(NamedTuple):
     """The way of a topic whose key, device or command topic stand in each message: ask ``of`` every time."""
 
@@ -87,6 +96,9 @@ class PerMessage(NamedTuple):
     """Takes a message's payload and user properties."""
 
 
+Outcome = Route | NoRoute | LeftOut | PerMessage | ResumeAsked
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """How one MQTT topic is mapped. ``key`` and the two after it are templates where the outcome is PerMessage."""
@@ -94,15 +106,13 @@ class Explanation:
     mqtt_topic: str
     rule: CompiledRule | None
     captures: dict[str, str]
-    outcome: Route | NoRoute | LeftOut | PerMessage
+    outcome: Outcome
 
 
-class _Routes(dict[str, "Route | NoRoute | LeftOut | PerMessage"]):
+class _Routes(dict[str, "Outcome"]):
     """Routes by topic, made when first asked for; past its bounds the oldest half is dropped."""
 
-    def __init__(
-        self, make: Callable[[str], Route | NoRoute | LeftOut | PerMessage], entries: int, size: int
-    ) -> None:
+    def __init__(self, make: Callable[[str], Outcome], entries: int, size: int) -> None:
         super().__init__()
         self.misses = 0
         self._make = make
@@ -110,7 +120,7 @@ class _Routes(dict[str, "Route | NoRoute | LeftOut | PerMessage"]):
         self._bound = size
         self._size = 0
 
-    def __missing__(self, topic: str) -> Route | NoRoute | LeftOut | PerMessage:
+    def __missing__(self, topic: str) -> Outcome:
         self.misses += 1
         route = self._make(topic)
         cost = 512 + 8 * len(topic)  # the topic, a key and a device made of it, by up to 4 bytes a character
@@ -140,6 +150,7 @@ class Mapper:
         *,
         pulsar: PulsarSettings | None = None,
         known: Iterable[str] = (),
+        answers: str | None = None,
         cache: int = 65_536,
     ) -> None:
         pulsar = pulsar or PulsarSettings()
@@ -159,6 +170,8 @@ class Mapper:
             for rule in self._rules
             if not rule.shared and not rule.key_is_the_topic and None in rule.namespaces
         ]
+        self._answers = None if answers is None else f"{answers}/"
+        self._resume = resume_filter(settings)
         self._default = default_rule()
         self._routes = _Routes(self._route, cache, _CACHE_BYTES)
         self.route = self._routes.__getitem__
@@ -191,12 +204,12 @@ class Mapper:
         self._topics = before
         if isinstance(outcome, PerMessage) and (payload is not None or user):
             outcome = outcome.of(payload or b"", user)
-        if isinstance(outcome, LeftOut) or _topic_problem(mqtt_topic):
+        if isinstance(outcome, LeftOut | ResumeAsked) or _topic_problem(mqtt_topic):
             return Explanation(mqtt_topic, None, {}, outcome)
         rule, captures = self._match(mqtt_topic)
         return Explanation(mqtt_topic, rule, captures, outcome)
 
-    def _route(self, mqtt_topic: str) -> Route | NoRoute | LeftOut | PerMessage:
+    def _route(self, mqtt_topic: str) -> Outcome:
         problem = _topic_problem(mqtt_topic)
         if problem is not None:
             return NoRoute(problem, "")
@@ -204,9 +217,14 @@ class Mapper:
             return LeftOut("broker", "")
         if mqtt_topic.startswith(f"{MOVES_TOPIC}/"):
             return LeftOut("move", "")
+        if self._answers is not None and mqtt_topic.startswith(self._answers):
+            return LeftOut("command", "")
         for name, matches in self._commands:
             if matches(mqtt_topic):
                 return LeftOut("command", name)
+        asks = None if self._resume is None else self._resume.match(mqtt_topic.split("/"))
+        if asks is not None:
+            return ResumeAsked(asks["device"]) if asks["device"] else NoRoute("it names no device", "")
         rule, captures = self._match(mqtt_topic)
         namespace = None
         if rule.namespace is not None:

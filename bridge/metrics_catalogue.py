@@ -43,6 +43,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push.partition(0).lag(0)
     push.receipts.labels(RECEIPT_STATES[0])
     push.groups.commands.labels(RECEIPT_STATES[0])
+    push.resume_answers.labels("resumed")
     SourceMetrics(registry).query("name")
     SilverMetrics(registry)
     registry.register(HealthCollector(Health()))

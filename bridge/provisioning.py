@@ -16,6 +16,7 @@ from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
     PUSH_SUBSCRIPTION,
+    RESUME_TOPIC,
     Position,
     namespace_of,
     partition_name,
@@ -98,14 +99,19 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
     else:
         say_unchecked(verify(admin, needs))
     cursors = settings.system_topic(CURSORS_TOPIC)
-    partitions = admin.partition_count(commands_topic or settings.system_topic(COMMANDS_TOPIC))
-    if partitions != admin.partition_count(cursors):
-        raise ContractError(
-            f"{commands_topic or settings.system_topic(COMMANDS_TOPIC)} has {partitions} partitions and {cursors} has "
-            f"{admin.partition_count(cursors)}",
-            remedy="a cursor stands in the partition of its device: delete the one that is wrong, or use another "
-            "pulsar.system_namespace",
-        )
+    commands = commands_topic or settings.system_topic(COMMANDS_TOPIC)
+    partitions = admin.partition_count(commands)
+    for other, what in (
+        (cursors, "a cursor stands"),
+        (settings.system_topic(RESUME_TOPIC), "a request to resume stands"),
+    ):
+        count = admin.partition_count(other)
+        if partitions != count:
+            raise ContractError(
+                f"{commands} has {partitions} partitions and {other} has {count}",
+                remedy=f"{what} in the partition of its device: delete the one that is wrong, or use another "
+                "pulsar.system_namespace",
+            )
     for number in range(partitions):
         move_hold(admin, partition_name(cursors, number), CURSOR_HOLD)
     for need in group_needs(settings):

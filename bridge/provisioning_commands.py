@@ -102,7 +102,7 @@ def whole_plan(
     for namespace in namespaces:
         steps += namespace_steps(namespace, pulsar)
     needs = (
-        *ingest_needs(pulsar, static_topics(settings), presence=False).topics,
+        *ingest_needs(pulsar, static_topics(settings), presence=False, resume=False).topics,
         *extra,
         *push_needs(pulsar).topics,
     )

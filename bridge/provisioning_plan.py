@@ -26,6 +26,7 @@ from bridge.contract import (
     PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
+    RESUME_TOPIC,
     partition_name,
 )
 from bridge.settings.pulsar import PulsarSettings
@@ -53,6 +54,7 @@ __all__ = [
     "presence_need",
     "push_needs",
     "rest_path",
+    "resume_need",
     "subscription_path",
     "tenant_step",
     "topic_steps",
@@ -129,9 +131,11 @@ class Needs:
     topics: tuple[TopicNeed, ...]
 
 
-def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = (), *, presence: bool = True) -> Needs:
+def ingest_needs(
+    pulsar: PulsarSettings, readings: Iterable[str] = (), *, presence: bool = True, resume: bool = True
+) -> Needs:
     """Return what ingest needs. ``readings``: the full names of readings topics that are known beforehand; ``presence``:
-    whether ingest notes when each device was heard of.
+    whether ingest notes when each device was heard of; ``resume``: whether devices may ask where to go on.
     """
     return Needs(
         "ingest",
@@ -144,6 +148,7 @@ def ingest_needs(pulsar: PulsarSettings, readings: Iterable[str] = (), *, presen
             ),
             instances_need(pulsar),
             *([presence_need(pulsar)] if presence else []),
+            *([resume_need(pulsar)] if resume else []),
             *(TopicNeed(topic, pulsar.partitions, why="readings of a rule") for topic in readings),
         ),
     )
@@ -160,6 +165,14 @@ def presence_need(pulsar: PulsarSettings) -> TopicNeed:
     topic = pulsar.system_topic(PRESENCE_TOPIC)
     why = "when each device was last heard of"
     return TopicNeed(topic, pulsar.command_partitions, (PRESENCE_HOLD,), compacted=True, why=why)
+
+
+def resume_need(pulsar: PulsarSettings) -> TopicNeed:
+    """Return the topic in which devices ask for what comes after a position."""
+    topic = pulsar.system_topic(RESUME_TOPIC)
+    return TopicNeed(
+        topic, pulsar.command_partitions, (PUSH_SUBSCRIPTION,), why="after which command devices go on"
+    )
 
 
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
@@ -182,6 +195,7 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
             ),
             presence_need(pulsar),
             *group_needs(pulsar),
+            resume_need(pulsar),
             TopicNeed(
                 pulsar.system_topic(PARKED_TOPIC),
                 count,

@@ -22,7 +22,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.shard import Shard
 from bridge.topic_patterns import Pattern, Star, meet
-from bridge.topic_rules import CompiledRule, compile_rules, subscriptions
+from bridge.topic_rules import CompiledRule, compile_rules, subscriptions, with_resume
 from bridge.topic_templates import Filter
 
 __all__ = [
@@ -147,7 +147,7 @@ def split(ingest: IngestSettings, pulsar: PulsarSettings, count: int) -> list[tu
     """Return the filters of each session of ``count`` shards. Raises ConfigError with the remedy when they are too few."""
     filters = subscriptions(ingest)
     if ingest.share is not None:
-        return [sharing(filters, ingest.share)] * count
+        return [sharing(with_resume(filters, ingest), ingest.share)] * count
     groups = _groups(filters, ingest, pulsar)
     if len(groups) < count:
         told = "; ".join(" with ".join(one) for one in groups)
@@ -161,6 +161,8 @@ def split(ingest: IngestSettings, pulsar: PulsarSettings, count: int) -> list[tu
     sessions: list[list[str]] = [[] for _ in range(min(len(groups), max(count, MAX_SESSIONS)))]
     for number, one in enumerate(groups):
         sessions[number % len(sessions)] += one
+    # Requests to resume meet nothing, and are few: the first session has them, whatever the count of shards.
+    sessions[0] += with_resume(filters, ingest)[len(filters) :]
     return [tuple(one) for one in sessions]
 
 
@@ -179,7 +181,7 @@ def sessions(family: str, ingest: IngestSettings, pulsar: PulsarSettings) -> dic
     They are named after the family: by its name where one worker reads all, else with the session's number behind it.
     """
     if ingest.shard is None:
-        return {family: sharing(subscriptions(ingest), ingest.share)}
+        return {family: sharing(with_resume(subscriptions(ingest), ingest), ingest.share)}
     found = split(ingest, pulsar, Shard.parse(ingest.shard).count)
     return {f"{family}-{number}": filters for number, filters in enumerate(found)}
 

@@ -25,7 +25,9 @@ __all__ = [
     "compile_rules",
     "default_rule",
     "mapping_problems",
+    "resume_filter",
     "subscriptions",
+    "with_resume",
 ]
 
 DEFAULT_RULE: Final = "default"
@@ -171,6 +173,7 @@ def mapping_problems(settings: IngestSettings, pulsar: PulsarSettings | None = N
     if problems:
         return problems
     problems += _collisions(rules)
+    problems += _requests(rules, resume_filter(settings))
     if not settings.allow_loopback:
         problems += _loops(rules, filters or [r.filter for r in rules] or [_ALL])
     return problems
@@ -189,6 +192,17 @@ def _collisions(rules: Sequence[CompiledRule]) -> Iterator[str]:
                     f"one key ({a.topic.text!r} with {a.key.text!r}, {b.topic.text!r} with {b.key.text!r}): give them "
                     "other topics, or set shared: true where they mean the same devices"
                 )
+
+
+def _requests(rules: Sequence[CompiledRule], asks: Filter | None) -> Iterator[str]:
+    for rule in rules:
+        if asks is None or rule.command_topic is None:
+            continue
+        if any(meet(rule.command_pattern, pattern) for pattern in asks.patterns):
+            yield (
+                f"ingest.resume_topic: {asks.mqtt!r} matches command topics of rule {rule.name} "
+                f"({rule.command_topic.text!r}), so commands would count as requests: name a topic of its own"
+            )
 
 
 def _loops(rules: Sequence[CompiledRule], filters: Sequence[Filter]) -> Iterator[str]:
@@ -222,3 +236,16 @@ def subscriptions(settings: IngestSettings) -> tuple[str, ...]:
         text for text, one in unique.items() if not any(o.covers(one) for t, o in unique.items() if t != text)
     ]
     return tuple(kept) or ("#",)
+
+
+def resume_filter(settings: IngestSettings) -> Filter | None:
+    """Return the filter on which devices ask for their commands, None where they may not."""
+    return None if settings.resume_topic is None else Filter.parse(settings.resume_topic)
+
+
+def with_resume(filters: Sequence[str], settings: IngestSettings) -> tuple[str, ...]:
+    """Return the filters, and the one on which devices ask for their commands where none of them brings that."""
+    asks = resume_filter(settings)
+    if asks is None or any(Filter.parse(one).covers(asks) for one in filters):
+        return tuple(filters)
+    return (*filters, asks.mqtt)

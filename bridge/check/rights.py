@@ -48,8 +48,10 @@ def _pulsar(settings: Settings, tier: str) -> str:
     if tier in ("source", "sink"):
         return _source(settings) if tier == "source" else _sink(settings)
     topics = static_topics(settings) if tier == "ingest" else []
-    presence = settings.ingest.presence_every_s > 0
-    needs = ingest_needs(pulsar, topics, presence=presence) if tier == "ingest" else push_needs(pulsar)
+    needs = push_needs(pulsar)
+    if tier == "ingest":
+        presence, resume = settings.ingest.presence_every_s > 0, settings.ingest.resume_topic is not None
+        needs = ingest_needs(pulsar, topics, presence=presence, resume=resume)
     said = "not looked at: pulsar.provision is off" if pulsar.provision == "off" else _needs(settings, needs)
     if tier == "ingest":
         try_writing(pulsar, (pulsar.system_topic(DEAD_LETTERS_TOPIC), *topics))
@@ -121,11 +123,12 @@ def _needs(settings: Settings, needs: Needs) -> str:
 
 
 def _filters(settings: Settings) -> str:
-    from bridge.mapping import subscriptions
     from bridge.mqtt.device import try_subscribing
     from bridge.mqtt.refusals import subscriber
+    from bridge.topic_rules import subscriptions, with_resume
 
-    filters = [f for f in subscriptions(settings.ingest) if not f.startswith("$share/")]
+    wanted = with_resume(subscriptions(settings.ingest), settings.ingest)
+    filters = [f for f in wanted if not f.startswith("$share/")]
     refused = [
         f for f, code in zip(filters, try_subscribing(settings.mqtt, filters), strict=True) if code >= 0x80
     ]

@@ -163,7 +163,12 @@ def _replay(
         if remap:
             from bridge.ingest.provisioning import known_topics
 
-            mapper = Mapper(settings.ingest, pulsar=settings.pulsar, known=known_topics(admin))
+            mapper = Mapper(
+                settings.ingest,
+                pulsar=settings.pulsar,
+                known=known_topics(admin),
+                answers=settings.push.resumed_topic,
+            )
         replayer = Replayer(
             client,
             admin,

@@ -26,7 +26,7 @@ from bridge.contract import (
 from bridge.dead_letters.records import DeadLetter
 from bridge.envelope import message_of
 from bridge.errors import ContractError
-from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage
+from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Refusal", "Replay", "replay_of"]
@@ -101,6 +101,8 @@ def _remapped(
         route = route.of(message.payload, () if message.properties is None else message.properties.user)
     if isinstance(route, NoRoute):
         return Refusal(letter, f"the present rules have no place for it either: {route.reason}")
+    if isinstance(route, ResumeAsked):
+        return Refusal(letter, "a device asked for its commands, and would ask again")
     if isinstance(route, LeftOut):
         return Refusal(letter, f"the present rules leave it out: {route.reason}")
     for name, value in ((P_DEVICE, route.device), (P_COMMAND_TOPIC, route.command_topic)):

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.mapping import Mapper, NoRoute, PerMessage, Route, subscriptions
+from bridge.contract import DEAD_LETTERS_TOPIC, RESUME_TOPIC
+from bridge.mapping import Mapper, NoRoute, PerMessage, ResumeAsked, Route
 from bridge.murmur3 import partition_of
 from bridge.settings import Settings
+from bridge.topic_rules import subscriptions, with_resume
 from bridge.topic_templates import Filter
 
 __all__ = ["explanation_of", "explanation_text"]
 
 _LEFT_OUT = {
     "broker": "topics that begin with $ are the MQTT broker's own",
-    "command": "it is a command topic, and commands are no readings",
+    "command": "it is a topic of commands or of push's answers, and those are no readings",
     "move": "ingest itself publishes there when filters move between sessions",
 }
 
@@ -30,10 +31,12 @@ def explanation_of(
 
     Where a rule takes the device from each message, ``payload`` and ``user`` properties stand for one.
     """
-    found = Mapper(settings.ingest, pulsar=settings.pulsar).explain(mqtt_topic, payload, user)
+    mapper = Mapper(settings.ingest, pulsar=settings.pulsar, answers=settings.push.resumed_topic)
+    found = mapper.explain(mqtt_topic, payload, user)
     rule = found.rule
     levels = mqtt_topic.split("/")
-    subscribed = [f for f in subscriptions(settings.ingest) if Filter.parse(f).match(levels) is not None]
+    filters = with_resume(subscriptions(settings.ingest), settings.ingest)
+    subscribed = [f for f in filters if Filter.parse(f).match(levels) is not None]
     told: dict[str, Any] = {
         "mqtt_topic": mqtt_topic,
         "subscribed_by": subscribed,
@@ -64,6 +67,11 @@ def explanation_of(
             "key": rule.key.text,
             "device": None if rule.device is None else rule.device.text,
             "command_topic": None if rule.command_topic is None else rule.command_topic.text,
+        }
+    elif isinstance(outcome, ResumeAsked):
+        told |= {
+            "outcome": "written for push: the device asks for its commands after a position",
+            "pulsar_topic": settings.pulsar.system_topic(RESUME_TOPIC),
         }
     elif isinstance(outcome, NoRoute):
         told |= {

@@ -6,7 +6,8 @@ called from other threads.
 
 The way of a message:
 
-1. ``take`` leaves out what is no reading: commands, ``$`` topics, skipped retained messages.
+1. ``take`` leaves out what is no reading: commands, ``$`` topics, skipped retained messages. What a device asks push
+   for is none either, and goes its way to push.
 2. The mapping names topic and key, the envelope its properties; what has no route or is too large is a dead letter.
 3. Its lane gives it to the producer of its partition at the end of the turn, which asks for one receipt.
 4. ``turn`` returns everything that the receipts have marked as stored since.
@@ -20,7 +21,13 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.contract import DEAD_LETTERS_TOPIC, P_DEVICE, P_TOPIC, full_envelope
+from bridge.contract import (
+    DEAD_LETTERS_TOPIC,
+    P_DEVICE,
+    P_TOPIC,
+    RESUME_TOPIC,
+    full_envelope,
+)
 from bridge.dead_letters import dead_letter
 from bridge.envelope import Envelope, from_push, size_of
 from bridge.health import Health
@@ -29,7 +36,7 @@ from bridge.ingest.idle import IdlePolicy
 from bridge.ingest.lanes import Lanes, Reading
 from bridge.ingest.metrics import LinkMetrics
 from bridge.ingest.sightings import Sighting, Sightings
-from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, Route
+from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
 from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
@@ -45,6 +52,9 @@ PULSAR_RESERVE: Final = 64 * 1024
 
 _READING_OVERHEAD: Final = 1024
 """What one message in flight costs beside its payload and properties, in bytes, roughly."""
+
+_REQUEST: Final = 2048
+"""Most bytes that are kept of what a device asks push for; a position is shorter."""
 
 _PIECE: Final = 500
 """Most messages that are taken at once: between two pieces acknowledgements go out and a stop is seen."""
@@ -110,6 +120,7 @@ class Intake:
         self._max_size = settings.ingest.max_message_bytes - PULSAR_RESERVE
         self._limit_bytes = settings.ingest.max_in_flight_bytes
         self._dead_topic = settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
+        self._resume_topic = settings.pulsar.system_topic(RESUME_TOPIC)
         self._lanes = Lanes(
             client,
             admin,
@@ -202,13 +213,14 @@ class Intake:
         way: _Way | NoRoute | LeftOut | None = self._ways.get(message.topic)
         if way is None:
             way = self._way(message)
-        skip = message.retain and self._skip_retained
+        asks = isinstance(way, _Way) and way.topic == self._resume_topic
+        skip = message.retain and (self._skip_retained or asks)  # a device asks now, or does not
         if skip or isinstance(way, LeftOut) or from_push(message):
             reading.stored = True
             reason = way.reason if isinstance(way, LeftOut) else "retained" if skip else "command"
             self.metrics.left_out[reason].inc()
             return reason
-        reading.payload = message.payload
+        reading.payload = message.payload[:_REQUEST] if asks else message.payload
         reading.event_ms = time.time_ns() // 1_000_000
         if isinstance(way, NoRoute):
             reading.properties = self._envelope.of(message, self._envelope.of_topic(message.topic, None))
@@ -239,6 +251,11 @@ class Intake:
         """Find the way of a topic that is not known yet, or of a message that has its own."""
         topic = message.topic
         route = self._mapper.route(topic)
+        if isinstance(route, ResumeAsked):
+            told = self._envelope.of_topic(
+                topic, Route("resume", RESUME_TOPIC, route.device, route.device, None)
+            )
+            return _Way(self._resume_topic, route.device, told, None)
         fixed = isinstance(route, Route)
         if isinstance(route, PerMessage):
             route = route.of(message.payload, () if message.properties is None else message.properties.user)

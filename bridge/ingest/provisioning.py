@@ -23,11 +23,13 @@ __all__ = ["known_topics", "provision", "verify_policies"]
 log = structlog.get_logger("provisioning")
 
 
-def provision(admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: bool = True) -> None:
+def provision(
+    admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: bool = True, resume: bool = True
+) -> None:
     """Create, or verify, the namespaces with their policies and the dead letter topic, as ``pulsar.provision`` says.
 
     ``readings`` are the topics known beforehand (``readings_topics.static_topics``), which ``verify`` wants to find, and with
-    ``presence`` the topic of that; the first device makes it, so that a start waits for none of it. Raises
+    ``presence`` and ``resume`` the topics of those; the first device makes them, so that a start waits for none. Raises
     TransientError when Pulsar cannot be reached, TerminalError with the remedy when something is missing or a policy
     would lose messages, DeniedError when a step is not allowed.
     """
@@ -42,7 +44,7 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: boo
         )
         return
     if settings.provision == "verify":
-        say_unchecked(verify(admin, ingest_needs(settings, readings, presence=presence)))
+        say_unchecked(verify(admin, ingest_needs(settings, readings, presence=presence, resume=resume)))
         try_writing(settings, (dead_letters, *readings))
         return
     admin.provision_namespaces()

@@ -111,7 +111,12 @@ class IngestService:
         """Return a new way into Pulsar; its producers are closed after the last handler."""
         assert self._client is not None
         assert self._topics is not None
-        mapper = Mapper(self.settings.ingest, pulsar=self.settings.pulsar, known=self._topics)
+        mapper = Mapper(
+            self.settings.ingest,
+            pulsar=self.settings.pulsar,
+            known=self._topics,
+            answers=self.settings.push.resumed_topic,
+        )
         made = Intake(
             self.settings,
             self._client,
@@ -257,7 +262,10 @@ class IngestService:
 
     def _prepare(self) -> set[str]:
         provision(
-            self.admin, static_topics(self.settings), presence=self.settings.ingest.presence_every_s > 0
+            self.admin,
+            static_topics(self.settings),
+            presence=self.settings.ingest.presence_every_s > 0,
+            resume=self.settings.ingest.resume_topic is not None,
         )
         if self.settings.pulsar.provision != "off":
             verify_topics(self.admin)

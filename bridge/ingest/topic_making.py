@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import structlog
 
+from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
 from bridge.ingest.provisioning import verify_policies
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
+from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["TopicMaker"]
 
@@ -28,7 +30,11 @@ class TopicMaker:
         Raises RefusedError with the command that makes it, DeniedError or TransientError.
         """
         settings = self._admin.settings
-        wanted = settings.command_partitions if topic == self._dead_letter_topic else settings.partitions
+        wanted = settings.partitions
+        if topic == settings.system_topic(RESUME_TOPIC):
+            wanted = self._commands_partitions(settings)
+        elif topic == self._dead_letter_topic:
+            wanted = settings.command_partitions
         if settings.provision == "create":
             return self._admin.create_partitioned(topic, wanted)
         partitions = self._client.partitions(topic)
@@ -40,6 +46,11 @@ class TopicMaker:
                 remedy=f"pulsar-admin topics create-partitioned-topic {topic} --partitions {wanted}",
             )
         return 0
+
+    def _commands_partitions(self, settings: PulsarSettings) -> int:
+        """A device's request stands in the partition of the number that its commands have (H28)."""
+        there = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
+        return len(there) or settings.command_partitions
 
     def make_again(self, topic: str, partitions: int) -> None:
         """Make a topic that was deleted behind our back, as it was; the next attempt finds it."""

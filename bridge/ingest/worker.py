@@ -28,6 +28,7 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.settings import Settings
+from bridge.topic_rules import resume_filter
 
 __all__ = ["IngestWorker", "in_flight_limit"]
 
@@ -69,6 +70,10 @@ class IngestWorker(LinkHandler):
         self._wanted = wanted
         self._granted = granted
         self._asked: tuple[Subscription, ...] = ()
+        asks = resume_filter(settings.ingest)
+        self._optional = set() if asks is None else {asks.mqtt}
+        """Filters without which readings come all the same."""
+        self._refused: set[str] = set()
         self._remember = remember
         self._acks = AckQueue()
         self._takeover = TakeoverJudge()
@@ -131,7 +136,16 @@ class IngestWorker(LinkHandler):
 
     def on_subscribed(self, codes: list[int]) -> None:
         """Keep what was granted. Raises DeniedError when the broker refused a filter."""
+        self._refused.clear()
         for subscription, code in zip(self._asked, codes, strict=False):
+            if code >= 0x80 and subscription.filter in self._optional:
+                self._refused.add(subscription.filter)
+                log.warning(
+                    "the MQTT broker lets no device ask where to go on; allow "
+                    f"{subscriber(self.settings.mqtt, self.link.client_id)} to read it, or set ingest.resume_topic to null",
+                    filter=subscription.filter,
+                )
+                continue
             if code >= 0x80:
                 raise DeniedError(
                     f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
@@ -154,7 +168,7 @@ class IngestWorker(LinkHandler):
         log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], anew=anew)
 
     def _keep_granted(self) -> None:
-        self._granted = {s.filter: s.qos for s in self._wanted}
+        self._granted = {s.filter: s.qos for s in self._wanted if s.filter not in self._refused}
         self._remember(self._granted)
 
     def on_disconnected(self, event: Disconnected) -> None:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
+from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 
 __all__ = [
     "Ack",
     "Action",
+    "AnswerRequest",
     "Copy",
     "DeadLetter",
+    "DropRequest",
+    "FindCommands",
     "Forget",
     "Pull",
     "Push",
@@ -104,4 +108,42 @@ class Forget:
     position: CommandPosition
 
 
-Action = Push | StoreCursor | StoreReceipt | DeadLetter | Ack | StoreSegment | Pull | Copy | Forget
+@dataclass(frozen=True, slots=True)
+class FindCommands:
+    """Find the commands of a device in Pulsar: after one place, up to another. Answer: ``found(device, round, …)``."""
+
+    device: str
+    round: int
+    after: CommandPosition
+    until: CommandPosition
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """Tell the device what became of its request, then acknowledge the request."""
+
+    request: ResumeRequest
+    answer: ResumeAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class DropRequest:
+    """A later request of the device has taken its place: acknowledge it."""
+
+    request: ResumeRequest
+
+
+Action = (
+    Push
+    | StoreCursor
+    | StoreReceipt
+    | DeadLetter
+    | Ack
+    | StoreSegment
+    | Pull
+    | Copy
+    | Forget
+    | FindCommands
+    | AnswerRequest
+    | DropRequest
+)

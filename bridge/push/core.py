@@ -110,10 +110,16 @@ class PartitionCore(MovingCore):
         if not failed:
             self._late.give(position, Given(payload[: self._limits.answer_bytes], len(payload), now_us))
             item = self._pulled.get(position)
-            if item is not None and item.state is State.QUEUED and self._late.settle(item):
+            waits = item is not None and item.state is State.QUEUED and not item.again
+            if item is not None and waits and self._late.settle(item):
                 self._succeeded(device, item)
         self.alive(device.name, now_us)
         return True
+
+    def wants(self, name: str, turn: int) -> bool:
+        """Return whether a ``Pull`` of this round still counts: its device was not parked anew since."""
+        device = self._devices.get(name)
+        return device is not None and device.round == turn
 
     def pulled(
         self, name: str, turn: int, position: CommandPosition, command: Command | None, now_us: int
@@ -128,20 +134,28 @@ class PartitionCore(MovingCore):
         index = device.parked.find(position)
         assert index is not None
         one = device.parked[index]
-        item = Item(position, command or Command("", name, "", b""), pulled=True, maybe_seen=one.maybe_seen)
+        item = Item(
+            position,
+            command or Command("", name, "", b""),
+            pulled=True,
+            maybe_seen=one.maybe_seen,
+            again=one.unsure,
+        )
         self._pulled[position] = item
         device.queue.append(item)
         if command is None:
-            self._note(item, State.SETTLED, "rejected", _GONE)
+            self._end_pulled(device, item, "rejected", _GONE)
         elif command.expired(now_us):
-            self._note(item, State.SETTLED, "expired", "")
-        elif self._late.settle(item):
+            self._end_pulled(device, item, "expired", "")
+        elif not item.again and self._late.settle(
+            item
+        ):  # else it is wanted once more although it was answered
             device.ids.add(command.command_id)
             self._succeeded(device, item)
         elif device.sweeping:
             self._park(device, now_us)
         elif (device.cursor.knows(command.command_id) and not one.unsure) or command.command_id in device.ids:
-            self._note(item, State.SETTLED, "duplicate", "this command id came before")
+            self._end_pulled(device, item, "duplicate", "this command id came before")
         else:
             device.ids.add(command.command_id)
             self._look_at(device)
@@ -196,11 +210,11 @@ class PartitionCore(MovingCore):
             if not self._away(device, now_us):
                 return False
             self._park(device, now_us)
+        if position <= device.cursor.position:
+            return False  # parked once more or not, it was settled: what lacks is a receipt at most
         if position in device.parked:
             self._arrived_parked(device, position, command, now_us)
             return True
-        if position <= device.cursor.position:
-            return False
         if position in device.marks:
             self._actions.append(Ack(position))
             return True
@@ -209,7 +223,7 @@ class PartitionCore(MovingCore):
             self._receipt(item, "duplicate", "this command id came before")
         elif command.expired(now_us) or (len(device.parked) and position < device.parked.position(-1)):
             self._settled_before(item, now_us)
-        elif len(device.parked) >= self._limits.parked_max:
+        elif self._parked_full(device):
             self._give_up(device, item, "overflowed", _FULL)
         else:
             self._park_item(device, item, now_us)
@@ -265,7 +279,7 @@ class PartitionCore(MovingCore):
             self._await_no_more(item)
             if item.pulled:
                 self._put_back(device, item)
-            elif not item.attempts and len(device.parked) + len(first) >= self._limits.parked_max:
+            elif not item.attempts and self._parked_full(device, len(first)):
                 if item.state is State.QUEUED:
                     self._give_up(device, item, "overflowed", _FULL)
             elif item.state not in (State.DYING, State.DEAD, State.SETTLED):

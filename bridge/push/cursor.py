@@ -105,6 +105,13 @@ class Cursor:
         self.again_from = before._replace(batch_index=before.batch_index - 1)
         self.again = again
 
+    def replay_from(self, first: CommandPosition | None) -> None:
+        """Parked commands from ``first`` on are to be pushed once more, and no others; their segments are stored before
+        this cursor is. None: none of them.
+        """
+        self.again = []
+        self.again_from = None if first is None else first._replace(batch_index=first.batch_index - 1)
+
     def seen(self, at_us: int) -> None:
         """The device gave a sign of life: what was confirmed until then has arrived."""
         while self.sure and self.sure[0].at_us <= at_us:

@@ -34,12 +34,14 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.answers import Answer
-from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
+from bridge.push.core import NO_SUBSCRIBERS
 from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition_log import Gate, PartitionLog, position_of
 from bridge.push.pulling import Copied, Pulled
+from bridge.push.resume import ResumingCore
+from bridge.push.resuming import Resuming
 from bridge.settings import Settings
 
 __all__ = ["Doing"]
@@ -55,7 +57,7 @@ class Doing:
     def __init__(
         self,
         settings: Settings,
-        core: PartitionCore,
+        core: ResumingCore,
         link: Link,
         partition_log: PartitionLog,
         gate: Gate,
@@ -73,6 +75,7 @@ class Doing:
         self._messages: dict[CommandPosition, Message] = {}  # taken and not acknowledged
         self._pulled: dict[CommandPosition, Message] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
+        self.resuming = Resuming(settings, core, link, partition_log, metrics)
 
     def arrived(self, message: Message) -> None:
         """Hand a message of the commands partition to the core."""
@@ -106,7 +109,7 @@ class Doing:
         if event.message is not None:
             self._pulled[event.position] = event.message
             command = decode_command(event.message.properties(), event.message.data())
-        else:
+        elif self._core.wants(event.pull.device, event.pull.round):
             log.error(
                 "a parked command is not in Pulsar any more, see its receipt: let nobody clear the backlog of "
                 "pulsebridge-parked",
@@ -174,6 +177,8 @@ class Doing:
             self._log.puller.copy(action)
         elif isinstance(action, Forget):
             self._pulled.pop(action.position, None)
+        else:
+            self.resuming.do(action)
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""

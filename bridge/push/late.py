@@ -70,6 +70,11 @@ class LateAnswers:
         item.answer, item.answer_length, item.answered_at_us = given
         return True
 
+    def forget_device(self, name: str) -> None:
+        """The device wants its commands once more, answered or not."""
+        for position in [place for place, one in self._tried.items() if one.device == name]:
+            self.forget(position)
+
     def forget(self, position: CommandPosition) -> None:
         """The command is done with."""
         self._tried.pop(position, None)

@@ -22,6 +22,8 @@ def limits_of(push: PushSettings) -> Limits:
         answers=push.confirm == "device",
         answer_timeout_us=int(push.answer_timeout_s * 1e6),
         answer_bytes=push.answer_bytes,
+        resume_max=push.resume_max,
+        resume_every_us=int(push.resume_every_s * 1e6),
         attempts=push.attempts,
         park=push.offline != "retry",
         park_absent=push.offline == "park",

@@ -324,14 +324,14 @@ class LiveCore(PartitionState):
     def _settle(self, device: Device, item: Item, state: str, reason: str) -> None:
         """It is not pushed any more: its receipt, and the device's next one."""
         if item.pulled:
-            self._note(item, State.SETTLED, state, reason)
+            self._end_pulled(device, item, state, reason)
             return
         item.state = State.SETTLED
         self._receipt(item, state, reason)
         self._settle_head(device)
 
     def _push(self, device: Device, item: Item, now_us: int) -> None:
-        if item.attempts == 0 and device.suspects and item.position > device.loaded:
+        if item.attempts == 0 and device.suspects and item.position > device.loaded and not item.again:
             device.suspects -= 1
             suspect = self._horizon is not None and item.position <= self._horizon
             item.maybe_seen = item.maybe_seen or suspect
@@ -405,6 +405,15 @@ class LiveCore(PartitionState):
         item.state = State.NOTED
         item.after = after
         self._receipt(item, state, reason)
+
+    def _end_pulled(self, device: Device, item: Item, state: str, reason: str) -> None:
+        """A pulled command is not pushed. One that was settled before has its receipt."""
+        if not item.again:
+            self._note(item, State.SETTLED, state, reason)
+            return
+        item.state = State.SETTLED
+        self._settle_head(device)
+        self._look_at(device)
 
     def _noted(self, item: Item | None) -> None:
         if item is None or item.after is None:

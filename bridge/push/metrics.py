@@ -13,6 +13,10 @@ __all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
 _PARTITION: Final = ("partition",)
+_STRAY: Final = "Answers to no command that waits for one: late, given twice, or to an unknown position."
+_RESUMES: Final = (
+    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one."
+)
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -30,10 +34,7 @@ class PushMetrics:
         self.repeated = counter("repeated", "Commands pushed with repeat=1.")
         self.refused = counter("refused", "PUBACKs that were no success.")
         self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
-        self.stray_answers = counter(
-            "stray_answers",
-            "Answers to no command that waits for one: late, given twice, or to an unknown position.",
-        )
+        self.stray_answers = counter("stray_answers", _STRAY)
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
         self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
         self.takeovers = counter("takeovers", "Partitions that this process became owner of.")
@@ -43,6 +44,8 @@ class PushMetrics:
             "Connections that the MQTT broker accepted; all but the first of a takeover are reconnects.",
             "partition",
         )
+        self.resume_requests = counter("resume_requests", "Requests of devices that hold their own offset.")
+        self.resume_answers = counter("resume_answers", _RESUMES, "result")
         self.confirm = Histogram(
             f"{_NAME}_confirm_seconds",
             "Time from a push to its PUBACK, of delivered commands.",

@@ -103,8 +103,8 @@ class MovingCore(ReplayCore):
         past = now_us - self._limits.unsure_us
         while len(self._held_back) > 1 and self._held_back[1][0] <= past:
             self._held_back.popleft()
-        since, kept = self._held_back[0]
-        return kept if since <= past else None
+        since, then = self._held_back[0]
+        return min(then, kept) if since <= past else None
 
     def keeps_copies_from(self) -> CommandPosition | None:
         """Return the oldest copy that may still be wanted; without any the last one that was made, None without."""

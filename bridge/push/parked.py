@@ -176,7 +176,10 @@ class Parked:
                     merged[one.position] = one._replace(
                         maybe_seen=one.maybe_seen or known.maybe_seen,
                         unsure=one.unsure or known.unsure,
-                        place=one.place or known.place,
+                        # What is sent once more names where it was found: a copy from before may be let go of.
+                        place=one.place or known.place
+                        if one.unsure == known.unsure
+                        else (one if one.unsure else known).place,
                     )
         parked._segments.sort(key=lambda segment: segment.last)
         for position in sorted(merged):
@@ -261,6 +264,15 @@ class Parked:
 
     def find(self, position: CommandPosition) -> int | None:
         """Return the index of a command, None when it is not parked."""
+        at = self._before(position)
+        return at if at < len(self) and self.position(at) == position else None
+
+    def up_to(self, position: CommandPosition) -> int:
+        """Return how many are at or below ``position``."""
+        at = self._before(position)
+        return at + (at < len(self) and self.position(at) == position)
+
+    def _before(self, position: CommandPosition) -> int:
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -268,11 +280,28 @@ class Parked:
                 low = middle + 1
             else:
                 high = middle
-        return low if low < len(self) and self.position(low) == position else None
+        return low
 
     def key_of(self, position: CommandPosition) -> str:
         """Return the key of the segment in which a parked command stands."""
         return next(segment.key for segment in self._segments if segment.last >= position)
+
+    def renew_first(self, key: str) -> tuple[str, bytes] | None:
+        """Give the first segment a new key, so that its stored form says nothing of what is done. Returns the former key
+        and what is to be stored, None where that segment is written by its owner and says where no copies are.
+        """
+        first = self._segments[0] if self._segments else None
+        if first is None or first.start is not None:
+            return None
+        count = self.up_to(first.last)
+        places = None if self._places is None else self._places[: count * _PLACE]
+        payload = _encoded(self._ids[: count * _WIDTH], places, self.stays_since_us)
+        self._segments[0] = _Segment(key, first.last, None, payload)
+        return first.key, payload
+
+    def keys_before(self, position: CommandPosition) -> list[str]:
+        """Return the keys of the segments that end at or below ``position``, the last one first."""
+        return [segment.key for segment in reversed(self._segments) if segment.last <= position]
 
     def mark_seen(self, position: CommandPosition) -> None:
         """Note that the device may have had it; in memory alone."""
@@ -285,13 +314,21 @@ class Parked:
         flat = array("q")
         for one in ids:
             flat.extend(one.numbers())
+        for segment in self._segments:  # what was before its first one is done with: its number is given anew
+            if segment.start is not None:
+                segment.start = max(segment.start, self._first)
         self._ids[0:0] = flat
+        places = array("q", [number for one in ids for number in one.place or _NO_PLACE])
+        if self._places is None and any(one.place for one in ids):
+            self._places = array("q", _NO_PLACE * (len(self) - len(ids)))
         if self._places is not None:
-            self._places[0:0] = array("q", _NO_PLACE * len(ids))
-        self._staying += len(ids)
+            self._places[0:0] = places
+        copies = [one.place for one in ids if one.place not in (None, GONE)]
+        self.places_from = min((p for p in (self.places_from, *copies) if p), default=None)
+        self._staying += sum(1 for one in ids if one.place is None)
         self._first -= len(ids)
         self._segments.insert(
-            0, _Segment(key, ids[-1].position, None, _encoded(flat, None, self.stays_since_us))
+            0, _Segment(key, ids[-1].position, None, _encoded(flat, places, self.stays_since_us))
         )
 
     def _put(self, one: ParkedId, now_us: int) -> None:

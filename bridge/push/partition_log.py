@@ -19,6 +19,7 @@ from bridge.contract import (
     PARKED_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
+    RESUME_TOPIC,
     partition_name,
 )
 from bridge.errors import PulsebridgeError
@@ -36,10 +37,12 @@ from bridge.pulsar_client import (
     our_errors,
 )
 from bridge.pulsar_errors import as_our_error
+from bridge.push.actions import FindCommands
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.records import CursorRecords
+from bridge.push.requests import Requests
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored", "position_of"]
@@ -152,6 +155,7 @@ class PartitionLog:
         self._partitions: dict[str, list[str]] = {}
         self._puller: Puller | None = None
         self._presence: PresenceLog | None = None
+        self._requests: Requests | None = None
 
     def own(self) -> None:
         """Become the owner: wait for the exclusive producer of the cursors partition (H23).
@@ -208,11 +212,14 @@ class PartitionLog:
             with our_errors(f"closing the reader of {self.cursors}"):
                 reader.close()
 
-    def subscribe(self) -> CommandPosition:
-        """Subscribe to the commands partition and start to read. Returns the last position that is there now.
+    def subscribe(self, most_found: int) -> CommandPosition:
+        """Subscribe to the commands partition and start to read, and to what its devices ask for; ``most_found`` bounds
+        the answer to that. Returns the last position that is there now.
 
-        Raises FencedError while the former owner's connection still holds the subscription: try again.
+        Raises FencedError while the former owner's connection still holds a subscription: try again.
         """
+        if self._requests is None:
+            self._requests = self._subscribe_to_requests(most_found)
         hold: Any = self._client.consumer(self.commands, PARKED_HOLD, queue=1)  # there before our own (H25)
         with our_errors(f"closing {PARKED_HOLD} on {self.commands}"):
             hold.close()
@@ -225,10 +232,37 @@ class PartitionLog:
         )
         self._receiver.start()
         self._presence = PresenceLog(self._client, self.partition, self._post)
+        if self._requests is not None:
+            self._requests.start()
         self._puller = Puller(
             self._client, self.commands, self._moved, self.partition, self._post, self._pull_failed
         )
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
+
+    def _subscribe_to_requests(self, most_found: int) -> Requests | None:
+        """Return the requests of this partition's devices, None where nobody has made their topic."""
+        topics = self._client.partitioned(self._settings.system_topic(RESUME_TOPIC))
+        if len(topics) <= self.partition:
+            return None
+        return Requests(
+            self._client,
+            topics[self.partition],
+            self.commands,
+            self.partition,
+            most_found=most_found,
+            post=self._post,
+            failed=self._pull_failed,
+        )
+
+    def find(self, order: FindCommands) -> None:
+        """Search the commands for those of a device; ``Found`` is posted."""
+        assert self._requests is not None
+        self._requests.find(order)
+
+    def acknowledge_request(self, message: Message) -> None:
+        """Acknowledge what a device has asked for."""
+        assert self._requests is not None
+        self._requests.acknowledge(message)
 
     def _receive(self, consumer: Consumer) -> None:
         while self._gate.enter():
@@ -330,4 +364,6 @@ class PartitionLog:
             self._puller.close()
         if self._presence is not None:
             self._presence.close()
+        if self._requests is not None:
+            self._requests.close()
         self._client.close()

@@ -57,6 +57,10 @@ class Limits:
     """How often it is looked which parked commands have expired."""
     unsure_us: int = 300_000_000
     """Commands confirmed by the broker longer ago are not sent again on parking."""
+    resume_max: int = 10_000
+    """Commands that a device gets once more when it asks for them; of more the newest."""
+    resume_every_us: int = 5_000_000
+    """A device that asks more often is served by its latest request."""
     attempts: int = 0
     """A command that failed this often goes to the dead letters; 0: it is tried without end."""
 
@@ -102,6 +106,8 @@ class Item:
     answer_length: int = 0
     pulled: bool = False
     """It was parked and came by a pull: Pulsar's subscription has its acknowledgement already."""
+    again: bool = False
+    """It was settled before, and is sent once more all the same: the device asked for it, or perhaps never had it."""
     listed: bool = False
     """It stands in its device's list of parked ones although it is in flight and not acknowledged."""
     after: State | None = None
@@ -140,6 +146,7 @@ class Device:
     wanting: bool = False  # stands in the list of those that want a pull
     storing_ids: list[CommandPosition] = field(default_factory=list)  # parked, and not stored yet
     segments: dict[str, None] = field(default_factory=dict)  # to be written, in order
+    removed: list[str] = field(default_factory=list)  # segments to be removed once the cursor is stored
 
 
 def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:

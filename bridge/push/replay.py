@@ -26,6 +26,7 @@ __all__ = ["ReplayCore"]
 _AHEAD: Final = 8
 """Parked commands of one device that are pulled and not settled."""
 _SECOND: Final = 1_000_000
+_AGAIN: Final = "sent again: the device asked for it, or may not have had it"
 
 
 class ReplayCore(LiveCore):
@@ -193,6 +194,12 @@ class ReplayCore(LiveCore):
         if len(device.parked) == 1:
             self._watch_expiry(device.name, device.parked)
 
+    def _parked_full(self, device: Device, more: int = 0) -> bool:
+        """Whether no further command may be parked; those that are sent once more do not count."""
+        most = self._limits.parked_max
+        count = len(device.parked) + more
+        return count >= most and count - device.parked.up_to(device.cursor.position) >= most
+
     def _unwritten_of(self, device: Device, key: str, now_us: int) -> None:
         if not self._unwritten:
             self._flush_at_us = now_us + self._limits.coalesce_us
@@ -301,7 +308,8 @@ class ReplayCore(LiveCore):
         device.probing = False
         device.probe_wait_us = 0
         if item.pulled:
-            self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", "")
+            why = _AGAIN if item.again else ""
+            self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", why)
         elif self._limits.park and not self._limits.answers:
             device.cursor.seen(item.confirmed_at_us - self._limits.unsure_us)
             one = ParkedId(item.position, item.command.expires_at_ms, True, True)

@@ -43,7 +43,6 @@ from bridge.mqtt.types import (
 )
 from bridge.mqtt.types import Message as MqttMessage
 from bridge.pulsar_client import MessageId
-from bridge.push.core import PartitionCore
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
 from bridge.push.groups.payloads import PayloadCame, Payloads
@@ -53,6 +52,8 @@ from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
+from bridge.push.requests import Asked, Found
+from bridge.push.resume import ResumingCore
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
 
@@ -112,7 +113,7 @@ class Session(LinkHandler):
             window=push.window,
         )
         self._hearing = Hearing(settings, self._log, self._link, metrics.all, self._up_if_ready)
-        self._core: PartitionCore | None = None
+        self._core: ResumingCore | None = None
         self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
         self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
@@ -182,13 +183,13 @@ class Session(LinkHandler):
         horizon = None
         while True:
             try:
-                horizon = self._log.subscribe()
+                horizon = self._log.subscribe(self._limits.resume_max)
                 break
             except FencedError:
                 # The former owner's connection to Pulsar is not known to be dead yet.
                 if not self._turns_until(self._after(0.2)):
                     return False
-        core = PartitionCore(
+        core = ResumingCore(
             self._partition,
             self._limits,
             cursors.by_device,
@@ -269,8 +270,9 @@ class Session(LinkHandler):
 
     def _up_if_ready(self) -> None:
         ours = self._link.connected and self._proven_epoch == self._link.epoch
-        if self._core is not None and ours and self._hearing.ready:
+        if self._core is not None and self._doing is not None and ours and self._hearing.ready:
             self._core.link_up(tells_absence=self._hearing.tells_absence)
+            self._doing.resuming.link_up()
             self._part.ready()
 
     def _push_until_stopped(self) -> None:
@@ -370,7 +372,7 @@ class Session(LinkHandler):
             )
             self._move_hold(core)
 
-    def _move_hold(self, core: PartitionCore) -> None:
+    def _move_hold(self, core: ResumingCore) -> None:
         """Let Pulsar trim what no device waits for; not while it is unclear whether the partition is ours (H25)."""
         now_us = time.time_ns() // 1000
         core.look_for_moves(now_us)
@@ -385,7 +387,14 @@ class Session(LinkHandler):
             self._copies_from = place
             self._log.puller.hold_from(place, moved=True)
 
-    def _show(self, core: PartitionCore, now_us: int) -> None:
+    def _hold_back(self) -> None:
+        """Hold what is sent once more, so that no retention ends while it waits; what stood before it is let go later."""
+        back = None if self._core is None else self._core.holds_from_now()
+        if back is not None and (self._held_from is None or back[:2] < self._held_from[:2]):
+            self._held_from = back
+            self._log.puller.hold_from(back)
+
+    def _show(self, core: ResumingCore, now_us: int) -> None:
         metrics = self._metrics
         metrics.pending.set(core.pending)
         metrics.in_flight.set(core.in_flight)
@@ -414,6 +423,13 @@ class Session(LinkHandler):
         elif isinstance(event, PayloadCame):
             assert self._doing is not None
             self._doing.payload_came(event.position, event.payload)
+        elif isinstance(event, Asked):
+            assert self._doing is not None
+            self._doing.resuming.asked(event.message)
+        elif isinstance(event, Found):
+            assert self._doing is not None
+            self._doing.resuming.found(event)
+            self._hold_back()
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):

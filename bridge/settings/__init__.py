@@ -19,6 +19,8 @@ from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.push import PushSettings
 from bridge.settings.rules import TopicRule
 from bridge.settings.streaming import StreamingSettings
+from bridge.topic_patterns import Star, meet
+from bridge.topic_templates import Filter
 
 __all__ = [
     "HttpSettings",
@@ -89,6 +91,21 @@ class Settings(Section):
                 f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, where a command carries no response "
                 "topic: set mqtt.protocol: 5, or push.position_in: topic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _resumable(self) -> Settings:
+        asks = self.ingest.resume_topic
+        if asks is None:
+            return self
+        filters = Filter.parse(asks).patterns
+        for name in ("resumed_topic", "answer_topic"):
+            topic = getattr(self.push, name)
+            if any(meet(one, (f"{topic}/", Star.REST)) for one in filters):
+                raise ValueError(
+                    f"ingest.resume_topic {asks!r} matches topics below push.{name} {topic!r}, so one would be taken for the "
+                    "other: name topics of their own"
+                )
         return self
 
     def links(self) -> dict[str, MqttSettings]:

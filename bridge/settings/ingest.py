@@ -11,6 +11,7 @@ from bridge.settings.links import LinkSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
 from bridge.settings.shard import Shard
+from bridge.topic_templates import Filter
 
 __all__ = ["IngestSettings", "TopicRule"]
 
@@ -98,6 +99,11 @@ class IngestSettings(Section):
         description="While a device goes on publishing, how often it is noted in Pulsar that it is there, in seconds; its "
         "first message after a silence is noted at once. Push wakes parked devices by that. 0: never.",
     )
+    resume_topic: str | None = Field(
+        "pulsebridge/resume/+device",
+        description="MQTT filter that captures the device: there devices publish the position of the last command that they "
+        "have had, and push sends them what comes after it; each installation at a broker needs its own. null: nowhere.",
+    )
     drain_s: float = Field(
         20.0, gt=0, description="How long a clean stop may wait for Pulsar's receipts, in seconds."
     )
@@ -127,6 +133,15 @@ class IngestSettings(Section):
                 "must be 0 or 1: a message of a QoS 2 subscription is confirmed (PUBREC) before Pulsar has stored it, so a "
                 "killed ingest would lose it. Leave it at 1: what devices publish at QoS 2 then arrives at least once, "
                 "and an id in the payload lets silver drop repeats"
+            )
+        return value
+
+    @field_validator("resume_topic")
+    @classmethod
+    def _captures_device(cls, value: str | None) -> str | None:
+        if value is not None and "device" not in Filter.parse(value).names:
+            raise ValueError(
+                f"filter {value!r} captures no device: write +device for the level that names it"
             )
         return value
 

@@ -59,6 +59,23 @@ class PushSettings(Section):
         pattern=r"^[^+#\x00]*[^+#/\x00]$",
         description="MQTT topic below which devices answer; each installation at a broker needs its own.",
     )
+    resumed_topic: str = Field(
+        "pulsebridge/resumed",
+        min_length=1,
+        pattern=r"^[^+#\x00]*[^+#/\x00]$",
+        description="MQTT topic below which a device that has asked where to go on (ingest.resume_topic) is told what became "
+        "of that: <resumed_topic>/<device>; ingest takes nothing from there. Each installation at a broker needs its own.",
+    )
+    resume_max: int = Field(
+        10_000,
+        ge=1,
+        description="Commands that a device gets once more by one such request; of more the newest, and it is told so.",
+    )
+    resume_every_s: float = Field(
+        5.0,
+        ge=0,
+        description="A device that asks more often than this is served by its latest request, in seconds.",
+    )
     answer_timeout_s: float = Field(
         10.0, gt=0, description="How long a device may take to answer before its command fails, in seconds."
     )

@@ -257,6 +257,8 @@ def push_arguments(settings: Settings) -> list[str]:
         "pulsar.command_partitions": settings.pulsar.command_partitions,
         "push.client_id": settings.push.client_id,
         "push.answer_topic": settings.push.answer_topic,
+        "push.resumed_topic": settings.push.resumed_topic,
+        "push.resume_every_s": settings.push.resume_every_s,
         "push.confirm": settings.push.confirm,
         "push.window_mb": settings.push.window_mb,
         "push.answer_timeout_s": settings.push.answer_timeout_s,

@@ -6,6 +6,7 @@ what must hold in the end. Nothing here is shared with the core but the actions.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
@@ -14,8 +15,11 @@ from bridge.contract import Receipt
 from bridge.push.actions import (
     Ack,
     Action,
+    AnswerRequest,
     Copy,
     DeadLetter,
+    DropRequest,
+    FindCommands,
     Forget,
     Pull,
     Push,
@@ -23,12 +27,22 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.core import PartitionCore
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.parked import GONE, decode_segment, segment_device
 from bridge.push.queues import Limits
+from bridge.push.resume import ResumingCore
+from bridge.push.resume_requests import ResumeRequest
 
 SECOND = 1_000_000
+
+
+@dataclass
+class Resumed:
+    """An answer to a request, as the device got it, and how many commands it had had until then."""
+
+    after: CommandPosition
+    first: CommandPosition
+    had: int
 
 
 @dataclass
@@ -45,7 +59,7 @@ class PushWorld:
     dead_ids: set[str] = field(default_factory=set)
     inbox: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     writes: deque[Action] = field(default_factory=deque)
-    socket: deque[Push] = field(default_factory=deque)
+    socket: deque[Push | AnswerRequest] = field(default_factory=deque)
     pubacks: deque[tuple[int, int]] = field(default_factory=deque)
     answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
     answered: set[str] = field(default_factory=set)
@@ -59,6 +73,13 @@ class PushWorld:
     signs: deque[tuple[str, int]] = field(default_factory=deque)  # noted by ingest, not read by push yet
     taken: set[str] = field(default_factory=set)  # ids that the broker took
     perfect: bool = False  # everything works: nothing is lost or refused any more
+    requests: list[ResumeRequest] = field(default_factory=list)  # of devices, not acknowledged
+    asked: int = 0
+    finds: deque[FindCommands] = field(default_factory=deque)
+    unanswered: list[AnswerRequest] = field(default_factory=list)  # no PUBACK has come
+    resumed: dict[str, Resumed] = field(default_factory=dict)  # the last answer that a device got
+    answers_got: set[tuple[int, int]] = field(default_factory=set)  # owner and token
+    trimmed: CommandPosition = NOWHERE  # what is before is not found any more
     connected: bool = False
     owners: int = 0
     next_read: int = 0
@@ -110,6 +131,9 @@ class PushWorld:
         if not self.socket:
             return
         push = self.socket.popleft()
+        if isinstance(push, AnswerRequest):
+            self._answer_arrives(push)
+            return
         if self.refusals and self._fails(push.command.device, push.number, choice):
             return
         inbox = self.inbox[push.command.device]
@@ -179,7 +203,7 @@ class PushWorld:
         """A parked command was read again."""
         if self.pulls:
             device, turn, position, place = self.pulls.popleft()
-            command = self._kept(position, place)
+            command = self._kept(position, place) if self.core.wants(device, turn) else None
             self.core.pulled(device, turn, position, command, self.now)
             self.run()
 
@@ -222,6 +246,51 @@ class PushWorld:
         self.copies_from = max(self.copies_from, self.core.keeps_copies_from() or NOWHERE)
         self.run()
 
+    def ask(self, choice: int) -> None:
+        """A device has lost its state, and asks for what comes after a command that it had, or for all there is."""
+        device = f"d{choice % 3}"
+        had = set(self.inbox[device])
+        places = [NOWHERE] + [p for p, c in self.log if c is not None and c.command_id in had]
+        self.asked += 1
+        request = ResumeRequest(device, "", places[choice // 3 % len(places)], self.now, self.asked)
+        self.requests.append(request)
+        self.core.asked(request, self.now)
+        self.run()
+
+    def find(self, _choice: int) -> None:
+        """The commands of a device were found in Pulsar."""
+        if not self.finds:
+            return
+        wanted = self.finds.popleft()
+        ids = array("q")
+        for position, command in self.log:
+            there = command is not None and command.device == wanted.device and position >= self.trimmed
+            if there and command is not None and wanted.after < position <= wanted.until:
+                ids.extend((*position, command.expires_at_ms))
+        trimmed = wanted.after < self.trimmed
+        first = next((p for p, _ in self.log if p >= self.trimmed), None) if trimmed else None
+        self.core.found(wanted.device, wanted.round, ids, trimmed=trimmed, first=first, now_us=self.now)
+        back_to = self.core.holds_from_now()
+        self.held_from = self.held_from if back_to is None else min(self.held_from, back_to)
+        self.run()
+
+    def forget(self, choice: int) -> None:
+        """Pulsar's retention ends for some of the commands that nobody holds."""
+        if self.log:
+            until = self.log[choice % (len(self.log) // 2 + 1)][0]
+            self.trimmed = max(self.trimmed, min(until, self.held_from))
+
+    def _answer_arrives(self, action: AnswerRequest) -> None:
+        if action in self.unanswered:
+            self.unanswered.remove(action)
+            self.requests.remove(action.request)
+        told = (self.owners, action.request.token)
+        if told not in self.answers_got:  # else the PUBACK was lost
+            self.answers_got.add(told)
+            device, answer = action.request.device, action.answer
+            first = (answer.first or NOWHERE) if answer.trimmed else NOWHERE
+            self.resumed[device] = Resumed(action.request.after, first, len(self.inbox[device]))
+
     def puback(self, choice: int) -> None:
         if self.pubacks:
             # A broker may answer in any order.
@@ -248,6 +317,21 @@ class PushWorld:
                 self.core.move_stored(action.move)
         self.run()
 
+    def work(self, choice: int) -> None:
+        """Everything moves on a little."""
+        self.connect(0)
+        for _ in range(choice % 12):
+            for step in (
+                self.receive,
+                self.arrive,
+                self.puback,
+                self.answer,
+                self.pull,
+                self.find,
+                self.store,
+            ):
+                step(choice // 12 * 12 + 1)
+
     def lose_link(self, _choice: int) -> None:
         self.connected = False
         self.socket.clear()
@@ -259,6 +343,7 @@ class PushWorld:
     def connect(self, _choice: int) -> None:
         if not self.connected:
             self.connected = True
+            self.socket.extend(self.unanswered)
             self.core.link_up(tells_absence=True)
             self.run()
 
@@ -291,9 +376,13 @@ class PushWorld:
         parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         for key, payload in self.segments.items():
             parked[segment_device(key) or ""][key] = payload
-        self.core = PartitionCore(
+        self.finds.clear()
+        self.unanswered.clear()
+        self.core = ResumingCore(
             0, self.limits, cursors, horizon, parked, owner=str(self.owners), now_us=self.now
         )
+        for request in self.requests:
+            self.core.asked(request, self.now)
         self.run()
 
     # --- checks ---
@@ -315,7 +404,8 @@ class PushWorld:
             stored = self.cursors.get(action.command.device)
             if stored is not None:
                 cursor = Cursor.decode(stored, self.limits.remembered_ids)
-                unsure = self.limits.park and not self.limits.answers and action.repeat  # H26
+                again = self.limits.park and not self.limits.answers  # H26
+                unsure = action.repeat and (again or self.asked)
                 known = cursor.knows(action.command.command_id)
                 assert unsure or not known, "a known id is pushed again"
                 assert unsure or action.position > cursor.done
@@ -325,6 +415,15 @@ class PushWorld:
             self.pulls.extend((action.device, action.round, position, place) for position, place in pairs)
         elif isinstance(action, Copy):
             self.copying.append(action)
+        elif isinstance(action, FindCommands):
+            self.finds.append(action)
+        elif isinstance(action, DropRequest):
+            self.requests.remove(action.request)
+        elif isinstance(action, AnswerRequest):
+            self._check_answer(action)
+            self.unanswered.append(action)
+            if self.connected:
+                self.socket.append(action)
         elif not isinstance(action, Forget):
             self.writes.append(action)
 
@@ -368,6 +467,20 @@ class PushWorld:
             if one.position > cursor.done
         }
 
+    def _check_answer(self, action: AnswerRequest) -> None:
+        """What a device asked for is durably queued before it is told so."""
+        device = action.request.device
+        if device not in self.cursors:
+            return
+        cursor = Cursor.decode(self.cursors[device], self.limits.remembered_ids)
+        queued = self.parked_positions(device, cursor)
+        start = max(action.request.after, self.trimmed)
+        for position, command in self.log:
+            if command is None or command.device != device or command.expired(self.now):
+                continue
+            if start < position <= cursor.position and position >= (action.answer.first or NOWHERE):
+                assert position in queued, f"{command.command_id} was asked for again and is not queued"
+
     def _check_ack(self, position: CommandPosition) -> None:
         command = next(c for p, c in self.log if p == position)
         if command is None:
@@ -403,6 +516,7 @@ class PushWorld:
             self.pull(0)
             self.copy(1)
             self.trim(0)
+            self.find(0)
             for device in ("d0", "d1", "d2"):
                 self.core.alive(device, self.now)
             self.store(0)
@@ -413,6 +527,8 @@ class PushWorld:
         assert self.core.pending == 0
         assert self.core.parked == 0
         assert not self.segments
+        assert self.core.resuming == 0
+        assert not self.requests
         for position, command in self.log:
             assert position in self.acked
             if command is None:
@@ -424,6 +540,25 @@ class PushWorld:
             if confirmed in states:
                 assert command.command_id in self.inbox[command.device]
         self.check_order()
+        for device in self.resumed:
+            self.check_resumed(device)
+
+    def check_resumed(self, device: str) -> None:
+        """After the last answer to its request a device got all that comes after its position, in order (H27)."""
+        told = self.resumed[device]
+        had_before, rank = set(), dict[str, int]()
+        for position, command in self.log:
+            if command is None or command.device != device:
+                continue
+            if position <= told.after or position < told.first:
+                had_before.add(command.command_id)
+            elif command.command_id not in had_before | self.dead_ids:
+                rank.setdefault(command.command_id, len(rank))
+        got = [one for one in dict.fromkeys(self.inbox[device][told.had :]) if one in rank]
+        assert got == sorted(got, key=rank.__getitem__), f"{device} got what it asked for out of order"
+        commands = {command.command_id: command for _, command in self.log if command is not None}
+        missing = [one for one in rank if one not in got and not commands[one].expires_at_ms]
+        assert not missing, f"{device} asked for {missing} and did not get them"
 
     def check_order(self) -> None:
         """First arrivals at a device are in the order of first appearance in the log.

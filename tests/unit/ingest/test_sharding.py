@@ -31,7 +31,8 @@ PULSAR = PulsarSettings()
 
 
 def ingest(*filters: str, rules: tuple[TopicRule, ...] = (), **fields: object) -> IngestSettings:
-    return IngestSettings(filters=filters, rules=rules, **fields)  # type: ignore[arg-type]
+    given = {"resume_topic": None} | fields
+    return IngestSettings(filters=filters, rules=rules, **given)  # type: ignore[arg-type]
 
 
 LINES = TopicRule(name="plant", filter="plant/+line/+device/#rest", device="{line}/{device}")
@@ -56,6 +57,20 @@ def test_each_group_of_filters_has_a_session_and_each_session_one_worker() -> No
     assert own_sessions("pb", other, PULSAR) == ("pb-1",)
     alone = settings.model_copy(update={"shard": None})
     assert sessions("pb", alone, PULSAR) == {"pb": settings.filters}
+
+
+def test_requests_to_resume_are_read_by_one_session_whatever_the_count_of_workers() -> None:
+    asks = {"resume_topic": "pulsebridge/resume/+device"}
+    alone = ingest("plant/#", rules=(LINES,), **asks)
+    assert sessions("pb", alone, PULSAR) == {"pb": ("plant/#", "pulsebridge/resume/+")}
+    assert sessions("pb", ingest("#", **asks), PULSAR) == {"pb": ("#",)}  # that brings them, too
+    for shard in ("0/1", "1/2", "1/3"):
+        found = sessions(
+            "pb", ingest("plant/a/#", "plant/b/#", "c/#", rules=(LINES,), shard=shard, **asks), PULSAR
+        )
+        assert [name for name, filters in found.items() if "pulsebridge/resume/+" in filters] == ["pb-0"]
+    shared = ingest("plant/#", rules=(LINES,), share="g", **asks)
+    assert sessions("pb", shared, PULSAR)["pb"][1] == "$share/g/pulsebridge/resume/+"
 
 
 @settings(deadline=None, max_examples=20)

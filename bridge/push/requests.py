@@ -1,0 +1,201 @@
+"""One partition of what devices ask for, and the search in the commands for what they get: on threads of their own.
+
+Nothing is decided here. A request is handed on as ``Asked`` and acknowledged when it is told; a search begins when the
+core orders one, and ends with ``Found``. Searches that are ordered at about the same time share one pass over the log,
+which takes at most half of its thread's time, so that live commands do not feel it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bridge.commands import CommandPosition, decode_command
+from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
+from bridge.errors import ContractError, PulsebridgeError, TransientError
+from bridge.pulsar_client import EARLIEST, Message, PulsarClient, ReceiveTimeout, message_id, our_errors
+from bridge.push.actions import FindCommands
+from bridge.push.cursor import NOWHERE
+from bridge.push.pulling import position_of
+from bridge.push.resume import FOUND_WIDTH
+
+__all__ = ["Asked", "Found", "Requests"]
+
+_RECEIVE_MS: Final = 500
+_MOST: Final = 1000
+"""Requests that are taken and not acknowledged."""
+_PIECE: Final = 200
+"""Messages that are read between two pauses."""
+_GATHER_S: Final = 0.02
+_PATIENCE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A device asks for its commands."""
+
+    message: Message
+
+
+@dataclass(slots=True)
+class Found:
+    """What stands in Pulsar for one order; see ``ResumingCore.found``."""
+
+    order: FindCommands
+    ids: array[int] = field(default_factory=lambda: array("q"))
+    trimmed: bool = False
+    first: CommandPosition | None = None
+
+
+class Requests:
+    """The requests of one partition. ``post`` and ``failed`` are called on its threads, all else by its owner's."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        commands: str,
+        partition: int,
+        *,
+        most_found: int,
+        post: Callable[[object], None],
+        failed: Callable[[PulsebridgeError], None],
+    ) -> None:
+        """Subscribe, as the one consumer. Raises FencedError while a former owner's connection has the subscription."""
+        self._client = client
+        self._topic = topic
+        self._commands = commands
+        self._partition = partition
+        self._most_found = most_found
+        self._post = post
+        self._failed = failed
+        self._closing = threading.Event()
+        self._room = threading.Semaphore(_MOST)
+        self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=100)
+        self._receiver = threading.Thread(target=self._receive, name=f"push-asked-{partition}", daemon=True)
+        self._lock = threading.Lock()
+        self._orders: deque[FindCommands] = deque()
+        self._finder: threading.Thread | None = None  # while there is something to find
+
+    def start(self) -> None:
+        """Begin to hand on requests."""
+        self._receiver.start()
+
+    def acknowledge(self, message: Message) -> None:
+        """A request is answered, or a later one has taken its place. When that does not arrive it comes again."""
+        with our_errors(f"acknowledging on {self._topic}"):
+            self._consumer.acknowledge(message)
+        self._room.release()
+
+    def find(self, order: FindCommands) -> None:
+        """Begin a search; ``Found`` is posted."""
+        with self._lock:
+            self._orders.append(order)
+            if self._finder is None:
+                self._finder = threading.Thread(
+                    target=self._find_all, name=f"push-find-{self._partition}", daemon=True
+                )
+                self._finder.start()
+
+    def close(self) -> None:
+        """End the threads; before the client is closed."""
+        self._closing.set()
+        self._room.release()
+        finder = self._finder
+        for thread in (self._receiver, finder):
+            if thread is not None and thread.ident is not None:
+                thread.join()
+
+    def _receive(self) -> None:
+        while not self._closing.is_set():
+            self._room.acquire()
+            message: Message | None = None
+            while message is None and not self._closing.is_set():
+                try:
+                    with our_errors(f"reading {self._topic}"):
+                        try:
+                            message = self._consumer.receive(_RECEIVE_MS)
+                        except ReceiveTimeout:
+                            continue
+                except PulsebridgeError as e:
+                    self._failed(e)
+                    return
+            if message is not None:
+                self._post(Asked(message))
+
+    def _find_all(self) -> None:
+        try:
+            while not self._closing.wait(_GATHER_S):
+                with self._lock:
+                    orders = list(self._orders)
+                    self._orders.clear()
+                    if not orders:
+                        self._finder = None
+                        return
+                for found in self._search(orders):
+                    self._post(found)
+        except PulsebridgeError as e:
+            self._failed(e)
+
+    def _search(self, orders: list[FindCommands]) -> list[Found]:
+        wanted = {order.device: Found(order) for order in orders}
+        after = min(order.after for order in orders)
+        until = max(order.until for order in orders)
+        start = EARLIEST if after == NOWHERE else message_id(self._partition, *after)
+        reader: Any = self._client.reader(self._commands, start)
+        first: CommandPosition | None = None
+        count, since = 0, time.monotonic()
+        try:
+            while (message := self._next(reader)) is not None:
+                position = position_of(message)
+                first = first or position
+                if position > until:
+                    break
+                found = wanted.get(message.properties().get(C_DEVICE, ""))
+                if found is not None and found.order.after < position <= found.order.until:
+                    self._take(found, position, message)
+                count += 1
+                if count % _PIECE == 0:
+                    self._closing.wait(time.monotonic() - since)
+                    since = time.monotonic()
+        finally:
+            with our_errors(f"closing the reader of {self._commands}"):
+                reader.close()
+        for found in wanted.values():
+            # Pulsar trims whole ledgers, so within the ledger of the first one nothing is gone.
+            place = found.order.after
+            found.trimmed = place != NOWHERE and (first is None or place.ledger < first.ledger)
+            found.first = first if found.trimmed else None
+        return list(wanted.values())
+
+    def _take(self, found: Found, position: CommandPosition, message: Message) -> None:
+        try:
+            command = decode_command(message.properties(), message.data())
+        except ContractError:
+            return  # it went to the dead letters when it came
+        found.ids.extend((*position, command.expires_at_ms))
+        if len(found.ids) >= 2 * (self._most_found + 1) * FOUND_WIDTH:
+            del found.ids[
+                : -(self._most_found + 1) * FOUND_WIDTH
+            ]  # the newest count, and that there were more
+
+    def _next(self, reader: Any) -> Message | None:
+        """Return the next message, None at the end of the log or of the session."""
+        end = time.monotonic() + _PATIENCE_S
+        while not self._closing.is_set():
+            with our_errors(f"reading {self._commands}"):
+                try:
+                    message: Message = reader.read_next(_RECEIVE_MS)
+                except ReceiveTimeout:
+                    if not reader.has_message_available():
+                        return None
+                else:
+                    return message
+            if time.monotonic() > end:
+                raise TransientError(f"reading {self._commands}: nothing comes")
+        return None

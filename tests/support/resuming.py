@@ -1,0 +1,115 @@
+"""A device that holds its own offset: what it got, in order, and how it asks for the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from bridge.commands import Command
+from bridge.local.stack import LocalStack
+from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Message
+from bridge.settings import IngestSettings, MqttSettings, PulsarSettings, Settings
+from tests.support.push import push_settings
+from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
+
+
+def resume_settings(
+    stack: LocalStack,
+    namespaces: PulsarSettings,
+    *,
+    links: Iterable[dict[str, object]] = (),
+    **changes: object,
+) -> Settings:
+    """Return settings of push and ingest whose topics are those of this test alone."""
+    mqtt = mqtt_settings(stack)
+    root = mqtt.client_id
+    made = push_settings(
+        namespaces, mqtt, **({"resumed_topic": f"{root}/resumed", "resume_every_s": 0.2} | changes)
+    )
+    ingest = IngestSettings(
+        filters=(f"{root}/readings/#",),
+        resume_topic=f"{root}/resume/+device",
+        links=tuple(links),  # type: ignore[arg-type]
+    )
+    return made.model_copy(update={"ingest": ingest})
+
+
+class OffsetDevice:
+    """A device with a clean session; ``protocol`` is its MQTT version."""
+
+    def __init__(
+        self, settings: Settings, name: str, *, protocol: str = "5", at: MqttSettings | None = None
+    ) -> None:
+        """``at`` is another broker, where it asks."""
+        self.name = name
+        self.got: list[str] = []
+        """Payloads; ``"told"`` where an answer to a request came."""
+        self.places: dict[str, str] = {}
+        """Payload to the position that came with it."""
+        self.repeats: list[bool] = []
+        self.told: list[dict[str, Any]] = []
+        self._settings = settings
+        root = settings.mqtt.client_id
+        self._commands = f"{settings.push.client_id}/{name}/commands"
+        self._asks = f"{root}/resume/{name}"
+        self._answers = f"{settings.push.resumed_topic}/{name}"
+        mqtt = settings.mqtt.model_copy(update={"protocol": protocol})
+        self._client = DeviceClient(mqtt, f"{root}-{name}", on_message=self._on_message, persistent=True)
+        self._other = None if at is None else DeviceClient(at, f"{root}-{name}-asks")
+
+    def __enter__(self) -> OffsetDevice:
+        self._client.connect(30)
+        self._client.subscribe(f"{self._commands}/#")
+        self._client.subscribe(self._answers)
+        if self._other is not None:
+            self._other.connect(30)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._client.close()
+        if self._other is not None:
+            self._other.close()
+
+    def _on_message(self, message: Message) -> None:
+        if message.topic == self._answers:
+            self.told.append(json.loads(message.payload))
+            self.got.append("told")
+            return
+        text = message.payload.decode()
+        levels = message.topic.removeprefix(self._commands).strip("/")
+        if levels:
+            self.repeats.append(levels.endswith("/repeat"))
+            self.places[text] = levels.removesuffix("/repeat")
+        elif message.properties is not None:
+            user = dict(message.properties.user)
+            self.repeats.append(user.get("repeat") == "1")
+            self.places[text] = user["position"]
+        self.got.append(text)
+
+    def ask(self, payload: str) -> None:
+        """Publish a request, at QoS 1, and wait until the broker has it."""
+        client = self._other or self._client
+        client.publish(self._asks, payload.encode())
+        assert client.flush()
+
+    @property
+    def after_told(self) -> list[str]:
+        """What it got after the last answer, each once."""
+        if "told" not in self.got:
+            return []
+        last = len(self.got) - 1 - self.got[::-1].index("told")
+        return list(dict.fromkeys(self.got[last + 1 :]))
+
+    def awaits(self, commands: Iterable[Command], timeout: float = 60) -> None:
+        """Wait until it has had all of them."""
+        wanted = {one.payload.decode() for one in commands}
+        poll_for(lambda: wanted <= set(self.got), timeout, f"every command at {self.name}")
+
+    def goes_on_with(self, commands: Iterable[Command], timeout: float = 60) -> None:
+        """Wait until it has had exactly these, in order, since the last answer to a request."""
+        wanted = [one.payload.decode() for one in commands]
+        poll_for(lambda: len(self.after_told) >= len(wanted), timeout, f"what {self.name} asked for")
+        assert self.after_told == wanted

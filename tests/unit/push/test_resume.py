@@ -1,0 +1,75 @@
+"""Devices that hold their own offset: any walk of the model, and the steps one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.push.queues import Limits
+from tests.support.push_world import SECOND, PushWorld
+
+BROKER = Limits(
+    window=4,
+    pending=40,
+    device_pending=30,
+    remembered_ids=64,
+    park=True,
+    park_after=2,
+    probe_min_us=SECOND,
+    probe_max_us=4 * SECOND,
+    retry_min_us=SECOND // 10,
+    retry_max_us=SECOND,
+    replay_rate=100,
+    resume_every_us=SECOND // 2,
+    move_after_us=4 * SECOND,
+)
+DEVICE = replace(BROKER, answers=True, answer_timeout_us=SECOND)
+EVENTS = (
+    *("write_command", "receive", "arrive", "puback", "answer", "store", "pull", "find", "ask", "work"),
+    *(
+        "connect",
+        "leave",
+        "come_back",
+        "pass_time",
+        "read_again",
+        "lose_link",
+        "crash",
+        "trim",
+        "forget",
+        "copy",
+    ),
+)
+
+
+def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
+    world.connect(0)
+    for name, choice in played:
+        getattr(world, name)(choice)
+    world.finish()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 999)), max_size=120),
+    st.sampled_from([BROKER, DEVICE]),
+    st.sampled_from([{}, {"resume_max": 3}, {"device_window": 3}, {"park": False}]),
+)
+def test_h27_whatever_happens_a_device_gets_all_after_its_position_in_order(
+    played: list[tuple[str, int]], limits: Limits, changes: dict[str, int]
+) -> None:
+    play(PushWorld(replace(limits, **changes), refusals="device_window" not in changes), played)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([BROKER, DEVICE]), st.sampled_from([{}, {"resume_max": 5}]))
+def test_h27_no_long_walk_with_resumes_loses_or_reorders(
+    seed: int, limits: Limits, changes: dict[str, int]
+) -> None:
+    walk = random.Random(seed)
+    rare = ("crash", "lose_link", "read_again", "trim", "forget", "leave")
+    events = [event for event in EVENTS for _ in range(1 if event in rare else 4)]
+    played = [(walk.choice(events), walk.randrange(1000)) for _ in range(500)]
+    play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
