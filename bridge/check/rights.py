@@ -127,15 +127,17 @@ def _filters(settings: Settings) -> str:
     from bridge.mqtt.refusals import subscriber
     from bridge.topic_rules import subscriptions, with_resume
 
-    wanted = with_resume(subscriptions(settings.ingest), settings.ingest)
-    filters = [f for f in wanted if not f.startswith("$share/")]
-    refused = [
-        f for f, code in zip(filters, try_subscribing(settings.mqtt, filters), strict=True) if code >= 0x80
-    ]
-    if refused:
+    needed = subscriptions(settings.ingest)
+    filters = [f for f in with_resume(needed, settings.ingest) if not f.startswith("$share/")]
+    codes = try_subscribing(settings.mqtt, filters)
+    refused = [f for f, code in zip(filters, codes, strict=True) if code >= 0x80]
+    who = subscriber(settings.mqtt, settings.mqtt.client_id)
+    if any(f in needed for f in refused):
         raise RefusedError(
             f"the MQTT broker refuses the subscription to {', '.join(repr(f) for f in refused)}",
-            remedy=f"allow {subscriber(settings.mqtt, settings.mqtt.client_id)} to read it, or take it out of "
-            "ingest.rules and ingest.filters",
+            remedy=f"allow {who} to read it, or take it out of ingest.rules and ingest.filters",
         )
-    return f"may subscribe to {', '.join(filters)}"
+    said = f"may subscribe to {', '.join(f for f in filters if f not in refused)}"
+    if refused:  # the tier goes on without
+        said += f"; no device can ask where to go on: allow {who} to read {refused[0]}, or set ingest.resume_topic to null"
+    return said

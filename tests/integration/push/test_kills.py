@@ -26,8 +26,8 @@ from tests.support.waiting import poll_for
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
 _MAY_REPEAT = ("after_publish", "after_puback")
-_WHEN_AWAY = ("after_segment", "after_pull")
-"""Passed for devices that come and go: see test_parking.py and the push chaos."""
+_WHEN_AWAY = ("after_segment", "after_pull", "after_copy", "after_move")
+"""Passed for devices that come and go, or stay away: see test_parking.py and the push chaos."""
 
 
 @pytest.mark.parametrize("point", [p for p in KILL_POINTS if p not in _WHEN_AWAY])

@@ -29,6 +29,12 @@ RIGHTS = {
         "consume": "operators,readers",
         **dict.fromkeys(_QUEUES[1:], "operators,readers"),
     },
+    "pulsebridge/resume/#": {
+        "send": "operators,devices",
+        "createAddress": "operators,devices,readers",
+        "consume": "operators,readers",
+        **dict.fromkeys(_QUEUES[1:], "operators,readers"),
+    },
     "commands/#": {
         "send": "operators,writers",
         "createAddress": "operators,devices,writers",

@@ -305,6 +305,13 @@ def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, art
     assert not mqtt.ok
     assert "'plant/+/+'" in mqtt.detail
     assert "mqtt.username 'push'" in mqtt.remedy
+    elsewhere = ingest.ingest.model_copy(update={"resume_topic": "commands/resume/+device"})
+    (_, without) = check_rights(ingest.model_copy(update={"ingest": elsewhere}), "ingest")
+    assert without.ok, "readings come all the same"
+    assert (
+        "allow mqtt.username 'ingest' to read commands/resume/+, or set ingest.resume_topic to null"
+        in without.detail
+    )
     creating = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "create")
     assert "pulsar.provision=verify" in check_rights(creating, "ingest")[0].remedy
     granted(admin, admin.system_namespace, "bridge", "produce")

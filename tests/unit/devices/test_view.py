@@ -80,8 +80,8 @@ def test_a_device_is_told_with_all_that_is_known_of_it() -> None:
     cursor.settle(at(5), "c-5", delivered=False, at_us=11 * SECOND)
     view.take_record("d", cursor.encode())
     parked = Parked()
-    key = parked.append(ParkedId(at(5)), segment_key("d", "o", 1))
-    parked.append(ParkedId(at(7), 0, True), key)
+    key = parked.append(ParkedId(at(5)), segment_key("d", "o", 1), 0)
+    parked.append(ParkedId(at(7), 0, True), key, 0)
     view.take_record(key, parked.payload(key) or b"")
     view.take_presence("d", PresenceRecord(8 * SECOND).encode())
     assert not view.take_unacknowledged(at(5), Command("c-5", "d", "t", b""))
@@ -116,7 +116,7 @@ def test_h26_what_a_cursor_says_goes_again_waits_whether_or_not_its_segment_is_s
     parked = Parked()
     key = ""
     for one in again:
-        key = parked.append(one, segment_key("d", "o", 1))
+        key = parked.append(one, segment_key("d", "o", 1), 0)
     view = PartitionView(0)
     view.take_record("d", cursor.encode())
     view.take_record(key, parked.payload(key) or b"")
