@@ -72,7 +72,9 @@ class Doing:
         self._log = partition_log
         self._gate = gate
         self._metrics = metrics
-        self._messages: dict[CommandPosition, Message] = {}  # taken and not acknowledged
+        self._messages: dict[
+            CommandPosition, Message
+        ] = {}  # taken and not acknowledged: held, or about to be let go
         self._pulled: dict[CommandPosition, Message] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
         self.resuming = Resuming(settings, core, link, partition_log, metrics)
@@ -81,12 +83,13 @@ class Doing:
         """Hand a message of the commands partition to the core."""
         core = self._core
         position = position_of(message.message_id())
-        if core.holds(position):
-            # It came again after a reconnect: the ack must go through the newest id, which alone counts a batch.
-            self._gate.gave(len(self._messages[position].data()))
-            self._messages[position] = message
-            return
+        before = self._messages.get(position)
         self._messages[position] = message
+        if before is not None:
+            # It came again after a reconnect, and the core holds it or has decided on its acknowledgement already: that
+            # must go through the newest id, which alone counts a batch, and once.
+            self._gate.gave(len(before.data()))
+            return
         properties = message.properties()
         try:
             command = decode_command(properties, message.data())

@@ -84,10 +84,6 @@ class PartitionState:
         under_way = self._flights or self._awaited or self._busy or self._dirty or self._actions
         return not under_way
 
-    def holds(self, position: CommandPosition) -> bool:
-        """Return whether the message at ``position`` was taken and is not acknowledged."""
-        return position in self._held
-
     @property
     def clean(self) -> bool:
         """Whether no device may have had a command beyond its stored cursor."""

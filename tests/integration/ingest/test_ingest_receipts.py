@@ -147,7 +147,8 @@ def test_h1_a_batch_over_the_limit_vanishes_and_ours_never_get_there(one_partiti
         one_partition,
         one_partition.readings_topic("bare"),
         batching_max_allowed_size_in_bytes=64 * MEGABYTE,
-        batching_max_messages=8,  # the eighth sends the batch
+        batching_max_messages=8,  # the eighth sends the batch, and no timer before it
+        batching_max_publish_delay_ms=600_000,
         max_pending_messages=1000,
     ) as producer:
         for number in range(8):

@@ -1,0 +1,125 @@
+"""What the hands of a partition do with commands that Pulsar gives more than once: each is let go of once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.commands import Command, encode_command
+from bridge.mqtt.client import Link
+from bridge.pulsar_client import Message
+from bridge.push.actions import Action, StoreCursor, StoreReceipt
+from bridge.push.doing import Doing
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition_log import Gate, PartitionLog
+from bridge.push.queues import Limits
+from bridge.push.resume import ResumingCore
+from bridge.settings import Settings
+
+COMMANDS = 4
+METRICS = PushMetrics()
+
+
+class Given:
+    """One time that Pulsar gives a command: its position is that of the command, its identity is its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._command = Command(
+            f"c-{number}", f"d{number % 2}", "commands/d", b"x" * (number + 1), expires_at_ms=1
+        )
+
+    def message_id(self) -> Given:
+        return self
+
+    def ledger_id(self) -> int:
+        return 1
+
+    def entry_id(self) -> int:
+        return self.number
+
+    def batch_index(self) -> int:
+        return -1
+
+    def data(self) -> bytes:
+        return self._command.payload
+
+    def properties(self) -> dict[str, str]:
+        return encode_command(self._command)
+
+    def partition_key(self) -> str:
+        return self._command.device
+
+
+class Log:
+    """The Pulsar of one partition: keeps what it is told, and confirms a write in the turn after."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[Given] = []
+        self.written: list[Action] = []
+
+    def acknowledge(self, message: Given) -> None:
+        self.acknowledged.append(message)
+
+    def write_cursor(self, _key: str, _payload: bytes, token: Action) -> None:
+        self.written.append(token)
+
+    def write_receipt(self, _key: str, _payload: bytes, token: Action) -> None:
+        self.written.append(token)
+
+
+class Room:
+    """Counts what the gate was told is not held any more."""
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = 0
+
+    def gave(self, size: int) -> None:
+        self.messages += 1
+        self.bytes += size
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(st.integers(0, COMMANDS - 1), max_size=6), min_size=1, max_size=8))
+def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_once_by_its_newest_id(
+    turns: list[list[int]],
+) -> None:
+    """Between two turns a reconnect may bring a command twice that is settled: here they all have expired."""
+    core = ResumingCore(0, Limits(retry_min_us=1, retry_max_us=1), {}, None)
+    core.link_up()
+    log, room = Log(), Room()
+    doing = Doing(
+        Settings(),
+        core,
+        cast(Link, None),
+        cast(PartitionLog, log),
+        cast(Gate, room),
+        METRICS,
+        lambda _at: None,
+    )
+    given_to_us: list[Given] = []
+    newest: dict[int, Given] = {}
+    held: Counter[int] = Counter()
+    for turn in [*turns, [], [], [], []]:
+        for number in turn:
+            message = newest[number] = Given(number)
+            given_to_us.append(message)
+            held[number] += 1
+            doing.arrived(cast(Message, message))
+        written, log.written = log.written, []
+        for token in written:
+            assert isinstance(token, (StoreCursor, StoreReceipt))
+            doing.stored(token)
+        before = len(log.acknowledged)
+        for action in core.take(time.time_ns() // 1000):
+            doing.do(action)
+        for message in log.acknowledged[before:]:
+            assert message is newest[message.number], "the newest id alone counts a batch"
+            assert held.pop(message.number), "let go of once for all the times that it was given"
+    assert not held
+    assert room.messages == len(given_to_us)
+    assert room.bytes == sum(len(message.data()) for message in given_to_us)
