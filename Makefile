@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Tests wait for servers half of their time: two processes, each with servers of its own, file by file.
 JOBS ?= 2
-PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
 # What the caller's shell says of other projects must not leak into this one.

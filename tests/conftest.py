@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -19,19 +19,37 @@ if TYPE_CHECKING:
 # In xdist's processes __main__ has no file, by which pyspark.sql.connect knows a doctest and ends the process.
 sys.modules["__main__"].__dict__.setdefault("__file__", pytest.__file__)
 
-_FIRST = ("tests/e2e", "tests/chaos", "tests/integration")
+_LAST: Final = 100
+_FIRST: Final = {
+    "tests/e2e": 0,
+    "tests/chaos": 1,
+    "tests/integration/security": 2,
+    "tests/integration/packaging": 3,
+    "tests/integration/streaming": 3,
+    "tests/integration": 4,
+}
+"""What takes longest begins, so that no process is left alone with it at the end. The first that fits counts."""
+_TOGETHER: Final = ("tests/integration/security",)
+"""Folders whose files go to one process: they share servers of their own."""
 
 
 @pytest.hookimpl(trylast=True)  # after the shuffle
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each file to one process, those of the secured servers all to the same; what takes longest begins."""
-    for item in items:
-        file, _, _ = item.nodeid.partition("::")
-        one = "tests/integration/security"
-        item.add_marker(pytest.mark.xdist_group(one if file.startswith(one) else file))
-    items.sort(
-        key=lambda item: next((n for n, f in enumerate(_FIRST) if item.nodeid.startswith(f)), len(_FIRST))
-    )
+    """Let what takes longest begin."""
+    items.sort(key=lambda item: next((n for f, n in _FIRST.items() if item.nodeid.startswith(f)), _LAST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process: its tests share what its fixtures start."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, _ = nodeid.partition("::")
+            return next((f for f in _TOGETHER if file.startswith(f)), file)
+
+    return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session", autouse=True)
