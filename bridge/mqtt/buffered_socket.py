@@ -11,6 +11,8 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import struct
+import sys
 import time
 from typing import Any, Final
 
@@ -24,6 +26,11 @@ _READ_BYTES: Final = 64 * 1024
 _OUT_LIMIT: Final = 4 * 1024 * 1024
 _RECEIVE_BYTES: Final = 128 * 1024
 _LINGER_S: Final = 2.0
+_LOOK_S: Final = 1.0
+_SPARE_BYTES: Final = 512 * 1024
+"""What is read at most for a link that does not read: packet identifiers are as few as ``limited`` says."""
+_ARRIVALS: Final = struct.Struct("=128xQ16xI")
+"""Of Linux's struct tcp_info: tcpi_bytes_received, what was kept, and tcpi_data_segs_in, kept or not."""
 
 
 class BufferedSocket:
@@ -46,6 +53,8 @@ class BufferedSocket:
         bytes arrive, resets the connection, and what was sent last is lost on the other side (RFC 1122, 4.2.2.13)."""
         self.drained = not isinstance(sock, ssl.SSLSocket)
         """Whether the last ``fill`` found the kernel's buffer empty, so that nothing older waits unread."""
+        self._arrived: tuple[int, int] | None = None
+        self._next_look = 0.0
 
     # --- what paho calls ---
 
@@ -150,6 +159,23 @@ class BufferedSocket:
         self.drained = len(data) < _READ_BYTES and not isinstance(self._sock, ssl.SSLSocket)
         return len(data)
 
+    def relieve(self, now: float) -> int:
+        """Make room in the kernel where it had to throw away what came; for a link that does not read. Returns bytes read.
+
+        A queue of small segments takes more memory than the window that was promised. What comes last is thrown away then,
+        and the sender tries it again after a time that doubles. Worse, its later segments lie beyond our window of 0, and
+        Linux from 6.17 on does not look at the acknowledgements in them either: our own sending stops, with every PINGREQ,
+        and the broker closes the connection as dead (H3). One read ends both: the window that is full next is closed in time.
+        """
+        if now < self._next_look:
+            return 0
+        self._next_look = now + _LOOK_S
+        before, self._arrived = self._arrived, _arrivals(self._sock)
+        if before is None or self._arrived is None or self.pending() >= _SPARE_BYTES:
+            return 0
+        refused = self._arrived[0] == before[0] and self._arrived[1] != before[1]
+        return self.fill() if refused else 0
+
     def flush(self) -> None:
         """Write what waits, as far as the kernel takes it. An error shows at the next ``recv``."""
         while self._out:
@@ -173,6 +199,17 @@ class BufferedSocket:
             except OSError:
                 return failure
         return failure
+
+
+def _arrivals(sock: socket.socket) -> tuple[int, int] | None:
+    """Return the bytes that the kernel has kept and the segments with data that came; None where it does not say."""
+    if sys.platform != "linux":
+        return None
+    try:
+        kept, came = _ARRIVALS.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ARRIVALS.size))
+    except (OSError, struct.error):  # not TCP, or a kernel older than 4.6
+        return None
+    return kept, came
 
 
 def limited(sock: Any, settings: MqttSettings) -> Any:

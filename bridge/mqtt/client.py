@@ -180,16 +180,14 @@ class Link:
     def _run_in_thread(self) -> None:
         try:
             self.run()
-        except PulsebridgeError as e:
-            self.failure = e
         except BaseException as e:
             self.failure = e
-            raise
+            if not isinstance(e, PulsebridgeError):
+                raise
 
     def turn(self, timeout: float = 1.0) -> None:
         """Take one turn: connect when that is due, wait for bytes, a wake-up or the time-out, read, hand over, write."""
-        now = time.monotonic()
-        if self._sock is None and now >= self._next_attempt:
+        if self._sock is None and time.monotonic() >= self._next_attempt:
             self._connect()
         arrived = self._select(min(timeout, self._patience(time.monotonic())))
         if self._sock is not None:
@@ -275,6 +273,8 @@ class Link:
             if now >= self._connack_deadline:
                 self._drop(f"no CONNACK within {self.settings.connect_timeout_s:g} s")
             return
+        if self._holding and self._sock.relieve(now):
+            self._keepalive.received(now)
         if self._sock.failure is not None and self._holding:
             self._drop(f"the connection broke: {self._sock.failure}")
             return

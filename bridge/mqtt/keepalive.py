@@ -3,6 +3,11 @@
 PINGRESP waits behind every PUBLISH that the broker sent before it. A link that has stopped reading, because
 nobody takes what it has read, therefore sees no PINGRESP on a connection that is healthy, and must not judge by it
 (H3). paho's own keep-alive does; so a link keeps this one instead. Times are seconds of a monotonic clock.
+
+After such a time the answer may still be on its way for as long again: what found no room in our kernel is sent again
+by the broker's after a wait that doubles each time. So we wait longer then, by as long as nothing was read, but at most
+twice the interval: MQTT names no time (3.1.2.10: "a reasonable amount"), and a new connection is quicker than TCP, whose
+longest wait is two minutes.
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ class KeepAlive:
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         self._last_sent = 0.0
+        self._last_read = 0.0
         self._last_sign = 0.0
         self._ping_sent: float | None = None
 
     def opened(self, now: float, interval_s: float) -> None:
         """Begin a connection; ``interval_s`` is the broker's Server Keep Alive where it named one, 0 for none."""
         self.interval_s = interval_s
-        self._last_sent = self._last_sign = now
+        self._last_sent = self._last_read = self._last_sign = now
         self._ping_sent = None
 
     def sent(self, now: float) -> None:
@@ -36,7 +42,7 @@ class KeepAlive:
 
     def received(self, now: float) -> None:
         """Note that bytes were read: a sign of life, whatever they are."""
-        self._last_sign = now
+        self._last_read = self._last_sign = now
         self._ping_sent = None
 
     def pinged(self, now: float) -> None:
@@ -60,10 +66,11 @@ class KeepAlive:
         return self._ping_sent is None and now - self._last_sign >= wait
 
     def dead(self, now: float) -> bool:
-        """Whether a ping has been without answer for a whole interval in which we read all there was."""
+        """Whether a ping has been without answer for a whole interval in which we read all there was; see above."""
         if self._ping_sent is None or self.interval_s <= 0:
             return False
-        return now - max(self._ping_sent, self._last_sign) >= self.interval_s
+        unread = self._last_sign - self._last_read
+        return now - max(self._ping_sent, self._last_sign) >= self.interval_s + min(unread, self.interval_s)
 
     def next_in(self, now: float) -> float:
         """How long nothing is to be done, in seconds; at most the interval."""

@@ -54,8 +54,29 @@ def test_h3_silence_is_not_judged_while_we_do_not_read() -> None:
         assert not keepalive.dead(float(second))
         if keepalive.ping_due(float(second)):
             keepalive.pinged(float(second))
-    assert not keepalive.dead(408.0)  # reading goes on at 400: an interval to find the answer
-    assert keepalive.dead(409.0)
+    # Reading goes on at 400: an interval to find the answer, and one more for what TCP sends again after its own wait.
+    assert not keepalive.dead(418.0)
+    assert keepalive.dead(419.0)
+
+
+@given(st.floats(0.0, 1e4), st.floats(0.0, 1e4), st.floats(0.0, 0.99))
+def test_h3_after_a_time_without_reading_an_answer_may_be_late_by_as_much(
+    unread: float, slow: float, share: float
+) -> None:
+    """But by one interval at most; and once bytes came, the interval alone counts again."""
+    keepalive = opened()
+    begin = 100.0 + unread
+    keepalive.judged(begin, caught_up=False)
+    keepalive.pinged(begin)
+    patience = 10.0 + min(unread, 10.0)
+    assert not keepalive.dead(begin + share * patience)
+    assert keepalive.dead(begin + patience + 1e-6)
+    heard = begin + patience + slow
+    keepalive.received(heard)
+    assert not keepalive.dead(heard + 1e6)
+    keepalive.pinged(heard)
+    assert not keepalive.dead(heard + share * 10.0)
+    assert keepalive.dead(heard + 10.0 + 1e-6)
 
 
 def test_h3_pings_go_on_while_we_do_not_read() -> None:
