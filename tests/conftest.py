@@ -29,8 +29,6 @@ _FIRST: Final = {
     "tests/integration": 4,
 }
 """What takes longest begins, so that no process is left alone with it at the end. The first that fits counts."""
-_TOGETHER: Final = ("tests/integration/security",)
-"""Folders whose files go to one process: they share servers of their own."""
 
 
 @pytest.hookimpl(trylast=True)  # after the shuffle
@@ -42,12 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each file to one process: its tests share what its fixtures start."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file, _, _ = nodeid.partition("::")
-            return next((f for f in _TOGETHER if file.startswith(f)), file)
+    from tests.support.dealing import ByFile
 
     return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+_MOST_S: Final = 0.5
 
 
 def poll_for(
@@ -14,14 +15,19 @@ def poll_for(
 ) -> T:
     """Call ``condition`` until it returns something true, and return that.
 
+    It is not asked more often than the machine can bear: what takes long to find out is asked again after twice the
+    time that it took, at most half a second, else every ``every`` seconds.
+
     Raises AssertionError that names ``what`` and the last value after ``timeout`` seconds. Errors of the condition
     are the test's: they are not caught.
     """
     deadline = time.monotonic() + timeout
     while True:
+        began = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"{what} did not come about within {timeout:g} s; last value: {value!r}")
-        time.sleep(every)
+        time.sleep(max(every, min(2 * (now - began), _MOST_S)))
