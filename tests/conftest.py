@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import hypothesis
 import pytest
 
 from bridge.local.stack import LocalStack
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 # In xdist's processes __main__ has no file, by which pyspark.sql.connect knows a doctest and ends the process.
 sys.modules["__main__"].__dict__.setdefault("__file__", pytest.__file__)
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 _LAST: Final = 100
 _FIRST: Final = {
