@@ -104,9 +104,9 @@ def _backlog_of(topics: PushTopics, view: PartitionView, budget: Any) -> dict[st
     from bridge.devices.reading import emitted_us
 
     oldest: dict[str, int] = {}
-    for position, command, message in topics.unacknowledged(view.partition, budget):
+    for position, command, published_ms in topics.unacknowledged(view.partition, budget):
         if view.take_unacknowledged(position, command):
-            oldest.setdefault(command.device, emitted_us(command, message))
+            oldest.setdefault(command.device, emitted_us(command, published_ms))
     return oldest
 
 
@@ -144,15 +144,15 @@ def _show(
     with push_topics(settings) as topics:
         partition = topics.partition_of(device)
         view = topics.records(partition)
-        for position, command, _message in topics.unacknowledged(partition, budget):
+        for position, command, _published_ms in topics.unacknowledged(partition, budget):
             if command.device == device:
                 view.take_unacknowledged(position, command)
         waiting = list(islice(view.waiting(device), limit or None))
         commands: list[dict[str, Any]] = []
         found = view.device(device)
         for one, message in topics.read(partition, waiting):
-            command_ = None if message is None else decode_command(message.properties(), message.data())
-            at_us = 0 if message is None or command_ is None else emitted_us(command_, message)
+            command_ = None if message is None else decode_command(message.properties, message.payload)
+            at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
             found.oldest_us = found.oldest_us or at_us
             commands.append(pending_json(one, command_, at_us, partition))
         told = device_of(

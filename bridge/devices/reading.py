@@ -31,7 +31,8 @@ from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
 from bridge.push.parked import GONE
-from bridge.push.pulling import PositionReader, position_of
+from bridge.push.pulling import PositionReader
+from bridge.push.taken import Taken, position_of
 
 __all__ = ["BACKLOG", "OLDEST", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
 
@@ -50,9 +51,9 @@ Progress = Callable[[str, int], None]
 """Called with what is being read, and how many messages of it were."""
 
 
-def emitted_us(command: Command, message: Message) -> int:
+def emitted_us(command: Command, published_ms: int) -> int:
     """Return when a command was emitted, or published where it does not say, in µs since the epoch."""
-    return command.emitted_at_us or message.publish_timestamp() * 1000
+    return command.emitted_at_us or published_ms * 1000
 
 
 @dataclass(slots=True)
@@ -126,8 +127,9 @@ class PushTopics:
 
     def unacknowledged(
         self, partition: int, budget: Budget
-    ) -> Iterator[tuple[CommandPosition, Command, Message]]:
-        """Yield the commands of a partition that push has not acknowledged, as far as the budget allows.
+    ) -> Iterator[tuple[CommandPosition, Command, int]]:
+        """Yield the commands of a partition that push has not acknowledged, as far as the budget allows, each with its
+        position before it and behind it when it was published, in ms.
 
         What is no command is left out.
         """
@@ -141,11 +143,11 @@ class PushTopics:
                 return
             budget.left -= 1
             budget.read += 1
-            where = position_of(message)
+            where = position_of(message.message_id())
             if acknowledged.covers(where.ledger, where.entry):
                 continue
             try:
-                yield where, decode_command(message.properties(), message.data()), message
+                yield where, decode_command(message.properties(), message.data()), message.publish_timestamp()
             except ContractError:
                 continue
 
@@ -214,13 +216,13 @@ class PushTopics:
                 for count, (position, one) in enumerate(sorted(mine, key=lambda pair: pair[0])):
                     message = reader.read(position)
                     if message is not None:
-                        command = decode_command(message.properties(), message.data())
-                        one.oldest_us = emitted_us(command, message)
+                        command = decode_command(message.properties, message.payload)
+                        one.oldest_us = emitted_us(command, message.published_ms)
                     self._progress(f"the oldest commands of partition {partition}", count)
             finally:
                 reader.close()
 
-    def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, Message | None]]:
+    def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, Taken | None]]:
         """Read commands that wait; None for a message that Pulsar does not have any more."""
         reader = self._positions(partition)
         moved = partition_name(self._admin.settings.system_topic(PARKED_TOPIC), partition)
@@ -256,7 +258,7 @@ class PushTopics:
             begin, found.whole, found.entries = _before_the_end(ledgers, back)
             older: list[Receipt] = []
             for message in self.scan(RECEIPTS_TOPIC, partition, start=begin):
-                where = position_of(message)
+                where = position_of(message.message_id())
                 if ahead is not None and where[:2] >= ahead[:2]:
                     break
                 if message.partition_key() == device:

@@ -17,7 +17,7 @@ from bridge.devices.history import Family, candidates, named_like_a_copy, root_o
 from bridge.devices.reading import PushTopics
 from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
-from bridge.push.pulling import position_of
+from bridge.push.taken import position_of
 
 __all__ = ["Search"]
 
@@ -89,7 +89,7 @@ class Search:
                 if family is not None:
                     with suppress(ContractError):  # one that is no command is among the dead letters
                         command = decode_command(properties, message.data())
-                        family.take_command(partition, position_of(message), command)
+                        family.take_command(partition, position_of(message.message_id()), command)
 
     def _where(self, wanted: Iterable[Family], device: str) -> dict[int, CommandPosition | None]:
         """Return which partitions are to be read, each from where; None: from its beginning."""

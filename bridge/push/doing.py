@@ -20,7 +20,6 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation
-from bridge.pulsar_client import Message
 from bridge.push.actions import (
     Ack,
     Action,
@@ -38,10 +37,11 @@ from bridge.push.core import NO_SUBSCRIBERS
 from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
-from bridge.push.partition_log import Gate, PartitionLog, position_of
+from bridge.push.partition_log import Gate, PartitionLog
 from bridge.push.pulling import Copied, Pulled
 from bridge.push.resume import ResumingCore
 from bridge.push.resuming import Resuming
+from bridge.push.taken import Taken
 from bridge.settings import Settings
 
 __all__ = ["Doing"]
@@ -73,26 +73,26 @@ class Doing:
         self._gate = gate
         self._metrics = metrics
         self._messages: dict[
-            CommandPosition, Message
+            CommandPosition, Taken
         ] = {}  # taken and not acknowledged: held, or about to be let go
-        self._pulled: dict[CommandPosition, Message] = {}  # was parked, and is not settled
+        self._pulled: dict[CommandPosition, Taken] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
         self.resuming = Resuming(settings, core, link, partition_log, metrics)
 
-    def arrived(self, message: Message) -> None:
+    def arrived(self, message: Taken) -> None:
         """Hand a message of the commands partition to the core."""
         core = self._core
-        position = position_of(message.message_id())
+        position = message.position
         before = self._messages.get(position)
         self._messages[position] = message
         if before is not None:
             # It came again after a reconnect, and the core holds it or has decided on its acknowledgement already: that
             # must go through the newest id, which alone counts a batch, and once.
-            self._gate.gave(len(before.data()))
+            self._gate.gave(len(before.payload))
             return
-        properties = message.properties()
+        properties = message.properties
         try:
-            command = decode_command(properties, message.data())
+            command = decode_command(properties, message.payload)
             check_topic(command, self._settings.push)
         except ContractError as e:
             log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
@@ -100,7 +100,7 @@ class Doing:
                 position,
                 str(e),
                 command_id=properties.get(C_ID, ""),
-                device=properties.get(C_DEVICE, message.partition_key()),
+                device=properties.get(C_DEVICE, message.key),
                 mqtt_topic=properties.get(C_TOPIC, ""),
             )
             return
@@ -111,7 +111,7 @@ class Doing:
         command = None
         if event.message is not None:
             self._pulled[event.position] = event.message
-            command = decode_command(event.message.properties(), event.message.data())
+            command = decode_command(event.message.properties, event.message.payload)
         elif self._core.wants(event.pull.device, event.pull.round):
             log.error(
                 "a parked command is not in Pulsar any more, see its receipt: let nobody clear the backlog of "
@@ -169,8 +169,8 @@ class Doing:
             self._write_dead_letter(action)
         elif isinstance(action, Ack):
             message = self._messages.pop(action.position)
-            self._log.acknowledge(message)
-            self._gate.gave(len(message.data()))
+            self._log.acknowledge(message.message_id)
+            self._gate.gave(len(message.payload))
             reach("after_ack")
         elif isinstance(action, StoreSegment):
             self._log.write_cursor(action.key, action.payload, action)
@@ -198,12 +198,12 @@ class Doing:
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]
         payload, properties = dead_letter(
-            message.data(),
+            message.payload,
             topic=self._log.commands,
             device=action.device,
             reason=action.reason,
             at_us=time.time_ns() // 1000,
-            properties=message.properties(),
+            properties=message.properties,
         )
         self._log.write_dead_letter(action.device, payload, properties, action)
 

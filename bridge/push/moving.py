@@ -18,7 +18,7 @@ no second command. A device that comes back in the middle is served from where i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,7 +56,7 @@ class MovingCore(ReplayCore):
         limits: Limits,
         cursors: Mapping[str, Cursor],
         horizon: CommandPosition | None,
-        parked: Mapping[str, Mapping[str, bytes]] | None = None,
+        parked: MutableMapping[str, dict[str, bytes]] | None = None,
         *,
         owner: str = "owner",
         now_us: int = 0,

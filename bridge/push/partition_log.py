@@ -43,14 +43,17 @@ from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
+from bridge.push.taken import Taken, taken
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored", "position_of"]
+__all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored"]
 
 _READ_PATIENCE_MS: Final = 10_000
 _RECEIVE_MS: Final = 500
 """How long a receive waits before it looks whether the session is over: closing a client while a thread waits in
 its receive can hang both."""
+_QUEUE: Final = 200
+"""Messages that Pulsar's client reads ahead of us: it keeps 3 KB and more of each, and whole batches beyond that."""
 _MAX_INDEX: Final = 2**31 - 1
 
 
@@ -72,7 +75,7 @@ class Failed:
 class Arrived:
     """A message of the commands partition."""
 
-    message: Message
+    message: Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,6 @@ class Gate:
         with self._room:
             self._open = False
             self._room.notify_all()
-
-
-def position_of(message_id: MessageId) -> CommandPosition:
-    """Return the position that a message id stands for."""
-    return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
 
 
 class PartitionLog:
@@ -223,7 +221,7 @@ class PartitionLog:
         hold: Any = self._client.consumer(self.commands, PARKED_HOLD, queue=1)  # there before our own (H25)
         with our_errors(f"closing {PARKED_HOLD} on {self.commands}"):
             hold.close()
-        consumer: Any = self._client.consumer(self.commands, PUSH_SUBSCRIPTION)
+        consumer: Any = self._client.consumer(self.commands, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._consumer = consumer
         with our_errors(f"asking for the end of {self.commands}"):
             last = consumer.get_last_message_id()
@@ -269,13 +267,13 @@ class PartitionLog:
             try:
                 with our_errors(f"reading {self.commands}"):
                     try:
-                        message = consumer.receive(_RECEIVE_MS)
+                        message = taken(consumer.receive(_RECEIVE_MS))
                     except ReceiveTimeout:
                         continue
             except PulsebridgeError as e:
                 self._post(Failed(e))
                 return
-            self._gate.took(len(message.data()))
+            self._gate.took(len(message.payload))
             self._post(Arrived(message))
 
     def _pull_failed(self, error: PulsebridgeError) -> None:
@@ -349,11 +347,11 @@ class PartitionLog:
             self._producers[topic] = found
         return found
 
-    def acknowledge(self, message: Message) -> None:
+    def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one command. An ack that does not arrive is made again when the command comes again."""
         assert self._consumer is not None
         with our_errors(f"acknowledging on {self.commands}"):
-            self._consumer.acknowledge(message)
+            self._consumer.acknowledge(message_id)
 
     def close(self) -> None:
         """Close everything; what is not acknowledged comes again, to the next owner."""

@@ -23,7 +23,6 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.provisioning_plan import PARKED_HOLD
 from bridge.pulsar_client import (
     OK,
-    Message,
     MessageId,
     Producer,
     PulsarClient,
@@ -34,8 +33,9 @@ from bridge.pulsar_client import (
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import Copy, Pull
 from bridge.push.parked import GONE
+from bridge.push.taken import Taken, position_of, taken
 
-__all__ = ["Copied", "NothingComes", "PositionReader", "Pulled", "Puller", "position_of"]
+__all__ = ["Copied", "NothingComes", "PositionReader", "Pulled", "Puller"]
 
 log = structlog.get_logger("push")
 
@@ -54,7 +54,7 @@ class Pulled:
 
     pull: Pull
     position: CommandPosition
-    message: Message | None
+    message: Taken | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,6 @@ class _Hold:
 
 class NothingComes(TransientError):
     """Raised when for half a minute there is no message at a position, nor behind it."""
-
-
-def position_of(message: Message) -> CommandPosition:
-    """Return where a message stands."""
-    where = message.message_id()
-    return CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
 
 
 class PositionReader:
@@ -107,19 +101,19 @@ class PositionReader:
         self._over = over
         self._reader: Any = None
         self._at: CommandPosition | None = None  # what it gave last
-        self._passed: OrderedDict[CommandPosition, Message] = OrderedDict()  # read, and not wanted so far
+        self._passed: OrderedDict[CommandPosition, Taken] = OrderedDict()  # read, and not wanted so far
         self._passed_bytes = 0
         self.opened = 0
         """How many readers it took."""
 
-    def read(self, wanted: CommandPosition) -> Message | None:
+    def read(self, wanted: CommandPosition) -> Taken | None:
         """Return the message at ``wanted``, None when only later ones are there, or when it is over.
 
         Raises NothingComes, and what a reader raises.
         """
         passed = self._passed.pop(wanted, None)
         if passed is not None:
-            self._passed_bytes -= len(passed.data())
+            self._passed_bytes -= len(passed.payload)
             return passed
         at = self._at
         near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= self._near
@@ -130,12 +124,13 @@ class PositionReader:
             self._reader = self._client.reader(self._topic, start, queue=self._near)
         end = time.monotonic() + _PATIENCE_S
         while not self._over():
-            message = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
-            if message is None:
+            came = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
+            if came is None:
                 if time.monotonic() > end:
                     raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
                 continue
-            self._at = position_of(message)
+            message = taken(came)
+            self._at = message.position
             if self._at == wanted:
                 return message
             if self._at > wanted:  # all from there on was read
@@ -144,12 +139,12 @@ class PositionReader:
             self._keep(self._at, message)
         return None
 
-    def _keep(self, position: CommandPosition, message: Message) -> None:
+    def _keep(self, position: CommandPosition, message: Taken) -> None:
         self._passed[position] = message
-        self._passed_bytes += len(message.data())
+        self._passed_bytes += len(message.payload)
         while len(self._passed) > _PASSED or self._passed_bytes > _PASSED_BYTES:
             _, oldest = self._passed.popitem(last=False)
-            self._passed_bytes -= len(oldest.data())
+            self._passed_bytes -= len(oldest.payload)
 
     def close(self) -> None:
         """Close what is open; the next read opens it again."""
@@ -223,7 +218,7 @@ class Puller:
             self._reading.close()
             self._copies.close()
 
-    def _copy_at(self, place: CommandPosition) -> Message | None:
+    def _copy_at(self, place: CommandPosition) -> Taken | None:
         return None if place == GONE else self._copies.read(place)
 
     def _try_to_copy(self, order: Copy) -> tuple[CommandPosition, ...] | None:
@@ -257,10 +252,10 @@ class Puller:
                 sent += 1
                 with our_errors(f"writing to {self._moved}"):
                     self._producer.send_async(
-                        message.data(),
+                        message.payload,
                         _placed(places, at, errors, answered),
-                        partition_key=message.partition_key(),
-                        properties=message.properties(),
+                        partition_key=message.key,
+                        properties=message.properties,
                     )
         end = time.monotonic() + _PATIENCE_S
         while sent and not self._closing.is_set():
@@ -295,7 +290,7 @@ def _placed(
 ) -> Callable[[object, MessageId], None]:
     def receipt(result: object, where: MessageId) -> None:  # on a thread of Pulsar's client
         if result == OK:
-            places[at] = CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
+            places[at] = position_of(where)
         else:
             errors.append(result)
         answered.release()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import Final
 from zlib import crc32
@@ -38,14 +38,15 @@ class ReplayCore(LiveCore):
         limits: Limits,
         cursors: Mapping[str, Cursor],
         horizon: CommandPosition | None,
-        parked: Mapping[str, Mapping[str, bytes]] | None = None,
+        parked: MutableMapping[str, dict[str, bytes]] | None = None,
         *,
         owner: str = "owner",
         now_us: int = 0,
         left_us: int = 0,
     ) -> None:
         """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon``
-        the last one may have pushed beyond them. ``owner`` names this one in the keys of segments.
+        the last one may have pushed beyond them. ``parked`` is emptied: with many devices it is as large as what is made
+        of it. ``owner`` names this one in the keys of segments.
         ``left_us``: when the last one wrote last; by what was heard before, it has decided.
         """
         super().__init__(partition, limits, cursors, horizon)
@@ -74,8 +75,8 @@ class ReplayCore(LiveCore):
             cursor.seen(forgotten)
             if cursor.again and name not in segments:
                 self._load(name, {}, now_us, left_us)
-        for name, stored in segments.items():
-            self._load(name, stored, now_us, left_us)
+        for name in list(segments):
+            self._load(name, segments.pop(name), now_us, left_us)
 
     def _load(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         cursor = self._cursors.get(name)

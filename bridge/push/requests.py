@@ -21,8 +21,8 @@ from bridge.errors import ContractError, PulsebridgeError, TransientError
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, ReceiveTimeout, message_id, our_errors
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
-from bridge.push.pulling import position_of
 from bridge.push.resume import FOUND_WIDTH
+from bridge.push.taken import position_of
 
 __all__ = ["Asked", "Found", "Requests"]
 
@@ -152,7 +152,7 @@ class Requests:
         count, since = 0, time.monotonic()
         try:
             while (message := self._next(reader)) is not None:
-                position = position_of(message)
+                position = position_of(message.message_id())
                 first = first or position
                 if position > until:
                     break

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -68,7 +68,7 @@ class ResumingCore(PartitionCore):
         limits: Limits,
         cursors: Mapping[str, Cursor],
         horizon: CommandPosition | None,
-        parked: Mapping[str, Mapping[str, bytes]] | None = None,
+        parked: MutableMapping[str, dict[str, bytes]] | None = None,
         *,
         owner: str = "owner",
         now_us: int = 0,

@@ -27,14 +27,13 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.contract import C_DEVICE, C_ID
 from bridge.mqtt.types import Confirmation
-from bridge.pulsar_client import Message
 from bridge.push.actions import Ack, Action, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.answers import Answer
 from bridge.push.core import NO_SUBSCRIBERS
 from bridge.push.doing import Doing
-from bridge.push.partition_log import position_of
 from bridge.push.pulling import Pulled
 from bridge.push.queues import Mode
+from bridge.push.taken import Taken
 
 __all__ = ["EVERYTHING", "TracedDoing", "Traces"]
 
@@ -133,24 +132,24 @@ class TracedDoing(Doing):
             where = position.encode(self._log.partition)
             log.info(step, **told, position=where, **{k: v for k, v in more.items() if v is not None})
 
-    def arrived(self, message: Message) -> None:
+    def arrived(self, message: Taken) -> None:
         """Trace an arrival: notified, matched, and pulled where the device is live."""
-        properties, position = message.properties(), position_of(message.message_id())
-        device = properties.get(C_DEVICE, message.partition_key())
-        self._traces.begin(position, properties.get(C_ID, ""), device, message.publish_timestamp() * 1000)
+        properties, position = message.properties, message.position
+        device = properties.get(C_DEVICE, message.key)
+        self._traces.begin(position, properties.get(C_ID, ""), device, message.published_ms * 1000)
         self._say("notified", position)
         super().arrived(message)
         mode = self._core.mode_of(device)
         self._say("matched", position, queue=mode.name.lower())
         if mode is Mode.LIVE:
-            self._say("pulled", position, by="subscription", bytes=len(message.data()))
+            self._say("pulled", position, by="subscription", bytes=len(message.payload))
 
     def pulled(self, event: Pulled) -> None:
         """Trace a pull by position."""
         if event.message is not None:
-            properties = event.message.properties()
+            properties = event.message.properties
             self._traces.begin(event.position, properties.get(C_ID, ""), event.pull.device)
-            self._say("pulled", event.position, by="position", bytes=len(event.message.data()))
+            self._say("pulled", event.position, by="position", bytes=len(event.message.payload))
         super().pulled(event)
 
     def answered(self, answer: Answer) -> bool:

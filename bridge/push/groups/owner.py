@@ -35,7 +35,7 @@ from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.table import KnownDevices, MemberTable
-from bridge.push.pulling import position_of
+from bridge.push.taken import position_of
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner"]
@@ -205,7 +205,9 @@ class _Session:
 
     def _arrived(self, message: Message) -> None:
         published_us = message.publish_timestamp() * 1000
-        steps = self._expander.arrived(position_of(message), _decoded(message), published_us, _now_us())
+        steps = self._expander.arrived(
+            position_of(message.message_id()), _decoded(message), published_us, _now_us()
+        )
         self._do(steps)
 
     def _do(self, steps: Iterable[Step]) -> None:

@@ -106,5 +106,5 @@ class Payloads:
                     "backlog of pulsebridge-groups",
                     position=str(position),
                 )
-            return None if message is None else message.data()
+            return None if message is None else message.payload
         return None

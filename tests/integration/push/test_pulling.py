@@ -9,7 +9,8 @@ import pytest
 from bridge.contract import COMMANDS_TOPIC, partition_name
 from bridge.local.stack import LocalStack
 from bridge.pulsar_client import PulsarClient
-from bridge.push.pulling import PositionReader, position_of
+from bridge.push.pulling import PositionReader
+from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
 from tests.support.command_writer import write_many
 from tests.support.push import command, provision, push_settings, read_topic
@@ -25,7 +26,7 @@ def test_devices_that_wake_together_share_a_reader_and_get_their_own(
     provision(settings)
     write_many(settings, (command(settings, f"d{n // 10}", n % 10) for n in range(1000)))
     stored = read_topic(settings, COMMANDS_TOPIC)
-    positions = {(m.partition_key(), m.data()): position_of(m) for m in stored}
+    positions = {(m.partition_key(), m.data()): position_of(m.message_id()) for m in stored}
     with PulsarClient(settings.pulsar) as client:
         reading = PositionReader(client, partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0), 0)
         for numbers in (range(8), range(8, 10)):  # each device its first ones, then each its last ones
@@ -34,11 +35,11 @@ def test_devices_that_wake_together_share_a_reader_and_get_their_own(
                     wanted = (f"d{device}", f"{number}".encode())
                     message = reading.read(positions[wanted])
                     assert message is not None
-                    assert (message.partition_key(), message.data()) == wanted
+                    assert (message.key, message.payload) == wanted
         assert reading.opened == 1
         anyhow = random.sample(sorted(positions), 30)
         for wanted in anyhow:
             message = reading.read(positions[wanted])
             assert message is not None
-            assert (message.partition_key(), message.data()) == wanted
+            assert (message.key, message.payload) == wanted
         reading.close()

@@ -9,60 +9,37 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.commands import Command, encode_command
+from bridge.commands import Command, CommandPosition, encode_command
 from bridge.mqtt.client import Link
-from bridge.pulsar_client import Message
+from bridge.pulsar_client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.doing import Doing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import Gate, PartitionLog
 from bridge.push.queues import Limits
 from bridge.push.resume import ResumingCore
+from bridge.push.taken import Taken
 from bridge.settings import Settings
 
 COMMANDS = 4
 METRICS = PushMetrics()
 
 
-class Given:
-    """One time that Pulsar gives a command: its position is that of the command, its identity is its own."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._command = Command(
-            f"c-{number}", f"d{number % 2}", "commands/d", b"x" * (number + 1), expires_at_ms=1
-        )
-
-    def message_id(self) -> Given:
-        return self
-
-    def ledger_id(self) -> int:
-        return 1
-
-    def entry_id(self) -> int:
-        return self.number
-
-    def batch_index(self) -> int:
-        return -1
-
-    def data(self) -> bytes:
-        return self._command.payload
-
-    def properties(self) -> dict[str, str]:
-        return encode_command(self._command)
-
-    def partition_key(self) -> str:
-        return self._command.device
+def given_again(number: int) -> Taken:
+    """One time that Pulsar gives a command: its position is that of the command, its message id is its own."""
+    one = Command(f"c-{number}", f"d{number % 2}", "commands/d", b"x" * (number + 1), expires_at_ms=1)
+    position = CommandPosition(1, number, -1)
+    return Taken(position, cast(MessageId, object()), one.device, one.payload, encode_command(one), 0)
 
 
 class Log:
     """The Pulsar of one partition: keeps what it is told, and confirms a write in the turn after."""
 
     def __init__(self) -> None:
-        self.acknowledged: list[Given] = []
+        self.acknowledged: list[MessageId] = []
         self.written: list[Action] = []
 
-    def acknowledge(self, message: Given) -> None:
+    def acknowledge(self, message: MessageId) -> None:
         self.acknowledged.append(message)
 
     def write_cursor(self, _key: str, _payload: bytes, token: Action) -> None:
@@ -101,15 +78,15 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
         METRICS,
         lambda _at: None,
     )
-    given_to_us: list[Given] = []
-    newest: dict[int, Given] = {}
+    given_to_us: list[Taken] = []
+    newest: dict[int, Taken] = {}
     held: Counter[int] = Counter()
     for turn in [*turns, [], [], [], []]:
         for number in turn:
-            message = newest[number] = Given(number)
+            message = newest[number] = given_again(number)
             given_to_us.append(message)
             held[number] += 1
-            doing.arrived(cast(Message, message))
+            doing.arrived(message)
         written, log.written = log.written, []
         for token in written:
             assert isinstance(token, (StoreCursor, StoreReceipt))
@@ -117,9 +94,10 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
         before = len(log.acknowledged)
         for action in core.take(time.time_ns() // 1000):
             doing.do(action)
-        for message in log.acknowledged[before:]:
-            assert message is newest[message.number], "the newest id alone counts a batch"
-            assert held.pop(message.number), "let go of once for all the times that it was given"
+        for message_id in log.acknowledged[before:]:
+            numbers = [number for number, one in newest.items() if one.message_id is message_id]
+            assert len(numbers) == 1, "the newest id alone counts a batch"
+            assert held.pop(numbers[0]), "let go of once for all the times that it was given"
     assert not held
     assert room.messages == len(given_to_us)
-    assert room.bytes == sum(len(message.data()) for message in given_to_us)
+    assert room.bytes == sum(len(message.payload) for message in given_to_us)
