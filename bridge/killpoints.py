@@ -1,8 +1,9 @@
 """Named points at which a test may kill a process as ``kill -9`` would: no handler, no flush, no goodbye.
 
 ``PULSEBRIDGE_KILL_AT=after_puback:3`` kills at the third passage: this process, or the one whose id stands in
-``PULSEBRIDGE_KILL_PID``, a server that this process talks to; then this one goes on once that one is gone. Unset, as
-always outside of tests, a point costs one comparison.
+``PULSEBRIDGE_KILL_PID``, a server that this process talks to; then this one goes on once that one is gone. With
+``PULSEBRIDGE_KILL_SIGNAL=STOP`` it stands still there, until somebody lets it go on. Unset, as always outside of tests,
+a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ SOURCE_TASK_KILL_POINTS: Final = (
 
 _name, _, _count = os.environ.get("PULSEBRIDGE_KILL_AT", "").partition(":")
 _left = int(_count or 1)
+_frozen = os.environ.get("PULSEBRIDGE_KILL_SIGNAL") == "STOP"
 
 
 def reach(point: str) -> None:
@@ -104,6 +106,9 @@ def reach(point: str) -> None:
     _left -= 1
     if _left == 0 and "PULSEBRIDGE_KILL_PID" in os.environ:
         _kill(int(os.environ["PULSEBRIDGE_KILL_PID"]))
+    elif _frozen:
+        if _left == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
     elif _left <= 0 and "PULSEBRIDGE_KILL_PID" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -20,6 +20,9 @@ __all__ = ["PulsarAdmin", "rest_path", "subscription_path"]
 
 _BUSY_ATTEMPTS: Final = 8
 _BUSY_WAIT_S: Final = 0.1
+_PASSES: Final = ("Subscription Busy", "unable to persist")
+"""Of a 412: another process makes or moves the same subscription at this moment, or its cursor could not be written,
+as just after a restart of Pulsar."""
 
 
 class PulsarAdmin:
@@ -50,12 +53,13 @@ class PulsarAdmin:
         """
         for attempt in range(_BUSY_ATTEMPTS):
             answer = self._http.send(method, path, body=body)
-            if answer.status_code != 412 or "Subscription Busy" not in answer.text:
+            if answer.status_code != 412 or not any(why in answer.text for why in _PASSES):
                 break
-            # Another process makes the same subscription at this moment.
             time.sleep(_BUSY_WAIT_S * (1 + attempt) * (0.5 + random.random()))
         else:
-            raise TransientError(f"Pulsar's admin answered 412 to {method} {path}: the subscription is busy")
+            raise TransientError(
+                f"Pulsar's admin answered 412 to {method} {path}: the subscription cannot be moved now"
+            )
         if answer.status_code >= 400 and answer.status_code not in accept:
             raise self._http.refusal(method, path, answer)
         if answer.status_code >= 400 or not answer.content:

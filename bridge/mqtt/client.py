@@ -110,6 +110,7 @@ class Link:
         self._broke: OSError | None = None
         self._keepalive = KeepAlive(float(settings.keep_alive_s))
         self._stopping = threading.Event()
+        self._turning = 0  # the thread that is in ``on_turn``
         self._thread: threading.Thread | None = None
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
@@ -135,7 +136,8 @@ class Link:
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
         self._outbox.put(Outgoing(topic, payload, qos, retain, properties, confirmed))
-        self.wake()
+        if self._turning != threading.get_ident():  # else it is sent at the end of this turn
+            self.wake()
 
     @property
     def unconfirmed(self) -> int:
@@ -195,8 +197,10 @@ class Link:
         if self._sock is not None:
             self._check_time(time.monotonic())
         self._report_loss()
-        self._send_waiting()
+        self._turning = threading.get_ident()
         self.handler.on_turn(time.monotonic())
+        self._turning = 0  # what is published from here on wakes the next turn
+        self._send_waiting()
         if self._sock is not None:
             self._write()
 
@@ -441,14 +445,7 @@ class Link:
         if self.settings.protocol == "5":
             self._paho.subscribe(
                 [
-                    (
-                        s.filter,
-                        SubscribeOptions(
-                            qos=s.qos,
-                            retainAsPublished=s.retain_as_published,
-                            retainHandling=s.retain_handling,
-                        ),
-                    )
+                    (s.filter, SubscribeOptions(s.qos, False, s.retain_as_published, s.retain_handling))
                     for s in subscriptions
                 ]
             )

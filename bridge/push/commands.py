@@ -71,6 +71,7 @@ def _push(
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
 
+    from bridge.collector import look_seldom
     from bridge.health import Health
     from bridge.metrics import serving
     from bridge.push.worker import PushWorker
@@ -81,6 +82,7 @@ def _push(
             f"--trace logs at info, and log.level is {settings.log.level}", remedy="add --set log.level=info"
         )
     health = Health(settings.metrics.stuck_s)
+    look_seldom()
     with serving(settings.metrics, health):
         PushWorker(settings, _numbers(partitions), health=health, stopping=asked, trace=trace).run()
 

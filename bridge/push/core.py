@@ -262,6 +262,7 @@ class PartitionCore(MovingCore):
 
     def _park(self, device: Device, now_us: int) -> None:
         device.mode = Mode.PARKED
+        self._is_back(device, False)
         device.parked.since_us = now_us
         self._rounds += 1
         device.round = self._rounds

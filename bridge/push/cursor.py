@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +54,7 @@ def _tuples(flat: list[Any], width: int) -> list[tuple[int, ...]]:
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
 
-    __slots__ = ("_ids", "_order", "again", "again_from", "capacity", "delivered_at_ms", "position", "sure")
+    __slots__ = ("_ids", "again", "again_from", "back", "capacity", "delivered_at_ms", "position", "sure")
 
     def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
         self.capacity = capacity
@@ -65,12 +64,14 @@ class Cursor:
         them, and the device perhaps not (H26). None: what is parked is above ``position``."""
         self.again: list[ParkedId] = []
         """Those of them, until they are pushed: their segments may not be stored when the owner dies."""
-        self.sure: deque[Sure] = deque(maxlen=SURE)
-        """What the broker confirmed lately without a sign of life of the device since: the last ones, in order."""
+        self.sure: list[Sure] = []
+        """What the broker confirmed lately without a sign of life of the device since: the last ``SURE``, in order."""
         self.delivered_at_ms = 0
         """When the device's last command was confirmed, in ms since the epoch; 0 where none was, or nobody noted it."""
-        self._ids: dict[str, bool] = {}  # digest → whether the device had it
-        self._order: deque[str] = deque()
+        self.back = False
+        """The device was heard of after its commands were parked, and has not gone again: an owner that dies while it
+        sends them leaves that to the next."""
+        self._ids: dict[str, bool] = {}  # digest → whether the device had it; the oldest first
 
     def knows(self, command_id: str) -> bool:
         """Return whether this command was settled lately: the device had it, or it is in the dead letters."""
@@ -88,7 +89,7 @@ class Cursor:
     @property
     def says_anything(self) -> bool:
         """Whether it says more than a new one."""
-        return self.position > NOWHERE or self.again_from is not None or bool(self._order)
+        return self.position > NOWHERE or self.again_from is not None or bool(self._ids) or self.back
 
     def pass_over(self, position: CommandPosition) -> None:
         """Move to ``position``: whatever is at or below it needs no push any more."""
@@ -114,8 +115,13 @@ class Cursor:
 
     def seen(self, at_us: int) -> None:
         """The device gave a sign of life: what was confirmed until then has arrived."""
-        while self.sure and self.sure[0].at_us <= at_us:
-            self.sure.popleft()
+        gone = next((n for n, one in enumerate(self.sure) if one.at_us > at_us), len(self.sure))
+        del self.sure[:gone]
+
+    def trust(self, one: Sure) -> None:
+        """The broker confirmed a command."""
+        self.sure.append(one)
+        del self.sure[:-SURE]
 
     def settle(self, position: CommandPosition, command_id: str, *, delivered: bool, at_us: int = 0) -> None:
         """Move to ``position`` and remember the id: a repetition of it is not for the device. ``at_us``: when it was
@@ -130,21 +136,20 @@ class Cursor:
         if digest in self._ids:
             return
         self._ids[digest] = delivered
-        self._order.append(digest)
-        while len(self._order) > self.capacity:
-            del self._ids[self._order.popleft()]
+        while len(self._ids) > self.capacity:
+            del self._ids[next(iter(self._ids))]
 
     def merge(self, other: Cursor) -> None:
         """Take over what ``other``, a record of the same device, knows beyond this one."""
         self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
-        self.sure = deque(sorted({*self.sure, *other.sure}), maxlen=SURE)
-        for digest in other._order:
-            self._remember(digest, other._ids[digest])
+        self.sure = sorted({*self.sure, *other.sure})[-SURE:]
+        for digest, delivered in other._ids.items():
+            self._remember(digest, delivered)
 
     def encode(self) -> bytes:
         """Return the cursor as the JSON payload of its message."""
-        ids = [digest if self._ids[digest] else _DEAD + digest for digest in self._order]
+        ids = [digest if delivered else _DEAD + digest for digest, delivered in self._ids.items()]
         body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}
         if self.again_from is not None:
             body["again_from"] = list(self.again_from)
@@ -152,6 +157,8 @@ class Cursor:
             body["again"] = [number for one in self.again for number in (*one.position, one.expires_at_ms)]
         if self.sure:
             body["sure"] = [n for s in self.sure for n in (*s.one.position, s.one.expires_at_ms, s.at_us)]
+        if self.back:
+            body["back"] = 1
         if self.delivered_at_ms:
             body["at"] = self.delivered_at_ms
         return json.dumps(body, separators=(",", ":")).encode()
@@ -167,9 +174,9 @@ class Cursor:
                 ledger, entry, index = body["again_from"]
                 cursor.again_from = CommandPosition(int(ledger), int(entry), int(index))
             cursor.again = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
-            cursor.sure.extend(
-                Sure(_again(*numbers[:4]), numbers[4]) for numbers in _tuples(body.get("sure", []), 5)
-            )
+            for numbers in _tuples(body.get("sure", []), 5):
+                cursor.trust(Sure(_again(*numbers[:4]), numbers[4]))
+            cursor.back = body.get("back") == 1
             cursor.delivered_at_ms = int(body.get("at", 0))
             for digest in body["ids"]:
                 cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))

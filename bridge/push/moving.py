@@ -96,6 +96,10 @@ class MovingCore(ReplayCore):
         if self._highest == NOWHERE:
             return None  # what is not acknowledged comes first, and may have to be parked
         kept = self.keeps_from(now_us)
+        if kept is not None:
+            # What a former owner did not acknowledge comes in order; behind the last that came may stand one that is older
+            # than all that is parked.
+            kept = min(kept, self._highest)
         if self._limits.answers or kept is None:
             return kept
         if not self._held_back or self._held_back[-1][1] != kept:

@@ -41,6 +41,7 @@ from bridge.push.actions import FindCommands
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
+from bridge.push.receipt_log import ReceiptLog
 from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
 from bridge.push.taken import Taken, taken
@@ -52,8 +53,10 @@ _READ_PATIENCE_MS: Final = 10_000
 _RECEIVE_MS: Final = 500
 """How long a receive waits before it looks whether the session is over: closing a client while a thread waits in
 its receive can hang both."""
-_QUEUE: Final = 200
-"""Messages that Pulsar's client reads ahead of us: it keeps 3 KB and more of each, and whole batches beyond that."""
+_QUEUE: Final = 20
+"""Entries that Pulsar's client reads ahead of us: it keeps 3 KB and more of each message in them, so of entries with a
+hundred messages 6 MB. The broker counts entries, the client messages.
+"""
 _MAX_INDEX: Final = 2**31 - 1
 
 
@@ -146,10 +149,12 @@ class PartitionLog:
         self._moved = partition_name(settings.system_topic(PARKED_TOPIC), partition)
         self.cursors = partition_name(settings.system_topic(CURSORS_TOPIC), partition)
         self._cursor_producer: Producer | None = None
+        self._unanswered = 0
         self._last_stored: MessageId | None = None
         self._consumer: Consumer | None = None
         self._receiver: threading.Thread | None = None
         self._producers: dict[str, Producer] = {}
+        self.receipts = ReceiptLog(self._client, post)
         self._partitions: dict[str, list[str]] = {}
         self._puller: Puller | None = None
         self._presence: PresenceLog | None = None
@@ -232,6 +237,7 @@ class PartitionLog:
         self._presence = PresenceLog(self._client, self.partition, self._post)
         if self._requests is not None:
             self._requests.start()
+        self._names(RECEIPTS_TOPIC)  # while it is known how many partitions it has
         self._puller = Puller(
             self._client, self.commands, self._moved, self.partition, self._post, self._pull_failed
         )
@@ -294,19 +300,25 @@ class PartitionLog:
         assert self._cursor_producer is not None
         self._send(self._cursor_producer, self.cursors, key, payload, {}, token)
 
+    def stored(self) -> None:
+        """Note that a ``Stored`` was handled."""
+        self._unanswered -= 1
+
+    @property
+    def writing(self) -> bool:
+        """Whether Pulsar has not answered for something that was written."""
+        return self._unanswered > 0 or self.receipts.writing
+
     def write_receipt(self, device: str, payload: bytes, token: object) -> None:
-        """Write one receipt row; ``Stored(token)`` follows."""
-        topic = self._partition(RECEIPTS_TOPIC, device)
-        self._send(self._producer(topic, batching=True), topic, device, payload, {}, token)
+        """Write one receipt row with the next flush of ``receipts``, which tells when it is stored."""
+        self.receipts.write(self._partition(RECEIPTS_TOPIC, device), device, payload, token)
 
     def write_dead_letter(
         self, device: str, payload: bytes, properties: dict[str, str], token: object
     ) -> None:
         """Write one dead letter, unbatched and chunked (H5); ``Stored(token)`` follows."""
         topic = self._partition(DEAD_LETTERS_TOPIC, device)
-        self._send(
-            self._producer(topic, batching=False), topic, device or "unknown", payload, properties, token
-        )
+        self._send(self._producer(topic), topic, device or "unknown", payload, properties, token)
 
     @property
     def last_stored(self) -> MessageId | None:
@@ -330,20 +342,25 @@ class PartitionLog:
             else:
                 self._post(Failed(as_our_error(result, f"writing to {topic}")))
 
+        self._unanswered += 1
         with our_errors(f"writing to {topic}"):
             producer.send_async(payload, callback=answered, partition_key=key, properties=properties)
 
     def _partition(self, local: str, device: str) -> str:
+        names = self._names(local)
+        return names[partition_of(device, len(names))]
+
+    def _names(self, local: str) -> list[str]:
         names = self._partitions.get(local)
         if names is None:
             topic = self._settings.system_topic(local)
             names = self._partitions[local] = self._client.partitions(topic) or [topic]
-        return names[partition_of(device, len(names))]
+        return names
 
-    def _producer(self, topic: str, *, batching: bool) -> Producer:
+    def _producer(self, topic: str) -> Producer:
         found = self._producers.get(topic)
         if found is None:
-            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=60_000)
+            found = self._client.producer(topic, batching=False, chunking=True, max_pending=60_000)
             self._producers[topic] = found
         return found
 

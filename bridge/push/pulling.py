@@ -41,6 +41,8 @@ log = structlog.get_logger("push")
 
 _NEAR: Final = 100
 """Entries that are read and thrown away rather than begin a new reader."""
+_QUEUE: Final = 10
+"""Entries, and not messages, that Pulsar's client reads ahead: it keeps 3 KB and more of each message in them."""
 _PASSED: Final = 4000
 _PASSED_BYTES: Final = 4 * 1024 * 1024
 """What is kept of that."""
@@ -74,7 +76,7 @@ class _Hold:
 
 
 class NothingComes(TransientError):
-    """Raised when for half a minute there is no message at a position, nor behind it."""
+    """Raised when for half a minute no message comes, and Pulsar says that there is one."""
 
 
 class PositionReader:
@@ -93,7 +95,9 @@ class PositionReader:
         over: Callable[[], bool] = lambda: False,
         near: int = _NEAR,
     ) -> None:
-        """``over`` ends a read that waits. At most ``near`` messages wait in the reader's queue."""
+        """``over`` ends a read that waits. Up to ``near`` entries are read and thrown away rather than begin anew; at most
+        so many are read ahead.
+        """
         self._near = near
         self._client = client
         self._topic = topic
@@ -107,7 +111,7 @@ class PositionReader:
         """How many readers it took."""
 
     def read(self, wanted: CommandPosition) -> Taken | None:
-        """Return the message at ``wanted``, None when only later ones are there, or when it is over.
+        """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
 
         Raises NothingComes, and what a reader raises.
         """
@@ -121,11 +125,14 @@ class PositionReader:
             self.close()
             start = message_id(self._partition, *wanted)
             self.opened += 1
-            self._reader = self._client.reader(self._topic, start, queue=self._near)
+            self._reader = self._client.reader(self._topic, start, queue=min(_QUEUE, self._near))
         end = time.monotonic() + _PATIENCE_S
         while not self._over():
             came = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
             if came is None:
+                if not self._more():  # nobody wrote behind what was trimmed
+                    self.close()
+                    return None
                 if time.monotonic() > end:
                     raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
                 continue
@@ -138,6 +145,14 @@ class PositionReader:
                 return None
             self._keep(self._at, message)
         return None
+
+    def _more(self) -> bool:
+        """Whether Pulsar has a message where the reader stands, or behind it, or does not answer for now."""
+        try:
+            with our_errors(f"asking for the end of {self._topic}"):
+                return bool(self._reader.has_message_available())
+        except TransientError:
+            return True
 
     def _keep(self, position: CommandPosition, message: Taken) -> None:
         self._passed[position] = message

@@ -260,9 +260,17 @@ class ReplayCore(LiveCore):
         device.round = self._rounds
         device.probing, device.sweeping = probing, sweeping
         if len(device.parked):
+            if not probing and not sweeping:
+                self._is_back(device, True)
             self._want(device)
         else:
             self._live(device)
+
+    def _is_back(self, device: Device, back: bool) -> None:
+        """Have it in Pulsar whether the next owner may go on without a sign of life."""
+        if device.cursor.back is not back:
+            device.cursor.back = back
+            self._dirty[device.name] = device
 
     def _live(self, device: Device) -> None:
         device.mode = Mode.LIVE
@@ -307,6 +315,8 @@ class ReplayCore(LiveCore):
 
     def _confirmed_of(self, device: Device, item: Item) -> None:
         device.probing = False
+        if item.pulled:
+            device.cursor.back = True  # it is written with what this settles
         device.probe_wait_us = 0
         if item.pulled:
             why = _AGAIN if item.again else ""
@@ -314,7 +324,7 @@ class ReplayCore(LiveCore):
         elif self._limits.park and not self._limits.answers:
             device.cursor.seen(item.confirmed_at_us - self._limits.unsure_us)
             one = ParkedId(item.position, item.command.expires_at_ms, True, True)
-            device.cursor.sure.append(Sure(one, item.confirmed_at_us))
+            device.cursor.trust(Sure(one, item.confirmed_at_us))
 
     def _passed(self, device: Device, stored: list[Item]) -> None:
         done = [item for item in stored if item.pulled or item.listed]

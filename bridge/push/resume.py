@@ -11,8 +11,9 @@ Commit order; the process may die between any two steps
 3. ``StoreSegment``: their ids. Died before 4: they are at or below the cursor, so the next owner drops them.
 4. ``StoreCursor``, gone back to before the first of them → ``cursor_stored``: the next owner replays them as well. This
    write goes through the exclusive producer, so that only the partition's owner comes beyond it (H23).
-5. ``AnswerRequest``, and the device is woken. The request is acknowledged once the MQTT broker has the answer. Died
-   before: the request comes again, and the device gets the same sequence once more.
+5. ``AnswerRequest`` → ``told``, and the device is woken. The request is acknowledged then. Died before: it comes
+   again, and the device gets the same sequence once more. Woken before the broker has the answer, a device gets its
+   first command before it in one of ten cases at Artemis: they are two subscriptions, and MQTT orders one (4.6.0-6).
 
 A further request of the device waits until the one before is answered, and a while; of those that wait the latest counts.
 """
@@ -41,6 +42,8 @@ FOUND_WIDTH: Final = 4
 _AT_ONCE: Final = 16
 """Requests that are under way, so that what was found for them stays small."""
 _REMEMBERED: Final = 10_000
+_HEARD_US: Final = 2_000_000
+"""After this time on a new connection wills are known that the broker retained."""
 _BEYOND: Final = "there is no such command yet: this position is after the last one"
 
 
@@ -48,6 +51,7 @@ class _Step(Enum):
     SETTLING = 1  # parked, something of the device is under way
     FINDING = 2
     STORING = 3
+    TELLING = 4  # all is stored, the MQTT broker has not confirmed the answer
 
 
 @dataclass(slots=True, eq=False)
@@ -87,19 +91,25 @@ class ResumingCore(PartitionCore):
             partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us
         )
 
-        # A former owner was sending them what they had asked for, and nothing else wakes them.
+        # A former owner was sending them what they had asked for, or what was parked: nothing else may wake them.
         self._owed = [
             name
             for name in self._asleep
-            if (cursor := self._cursors.get(name)) is not None and cursor.again_from and not cursor.again
+            if (cursor := self._cursors.get(name)) is not None
+            and (cursor.back or (cursor.again_from and not cursor.again))
         ]
+        self._owed_at_us: int | None = None
 
     # --- events ---
 
     def link_up(self, *, tells_absence: bool = False) -> None:
-        """The MQTT connection stands; what devices had asked for of a former owner goes on."""
+        """The MQTT connection stands; what a former owner was sending goes on soon."""
         super().link_up(tells_absence=tells_absence)
-        owed, self._owed = self._owed, []
+        if self._owed:
+            self._owed_at_us = self._now_us + _HEARD_US
+
+    def _go_on_sending(self) -> None:
+        owed, self._owed, self._owed_at_us = self._owed, [], None
         for name in owed:
             device = self._known(name)
             if device is not None and device.mode is Mode.PARKED and not self._away(device, self._now_us):
@@ -150,9 +160,17 @@ class ResumingCore(PartitionCore):
         if resume is not None and resume.step is _Step.STORING:
             self._resumed(resume, self._devices[device_name])
 
+    def told(self, request: ResumeRequest) -> None:
+        """The MQTT broker has the answer to a request, or cannot have it: what was asked for follows."""
+        resume = self._resumes.get(request.device)
+        if resume is not None and resume.request is request:
+            self._go_on(resume, self._devices[request.device])
+
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far."""
         self._now_us = now_us
+        if self._owed_at_us is not None and self._owed_at_us <= now_us:
+            self._go_on_sending()
         while self._turns and self._turns[0][0] <= now_us and self._has_turn:
             self._begin(heapq.heappop(self._turns)[1], now_us)
         for resume in list(self._settling.values()):
@@ -161,7 +179,8 @@ class ResumingCore(PartitionCore):
 
     def next_time_us(self) -> int | None:
         """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
-        times = [super().next_time_us(), self._turns[0][0] if self._turns and self._has_turn else None]
+        turn = self._turns[0][0] if self._turns and self._has_turn else None
+        times = (super().next_time_us(), turn, self._owed_at_us)
         return min((at for at in times if at is not None), default=None)
 
     def holds_from_now(self) -> CommandPosition | None:
@@ -270,13 +289,16 @@ class ResumingCore(PartitionCore):
             found[:] = sorted([*found, *more])
 
     def _resumed(self, resume: _Resume, device: Device) -> None:
-        name = resume.request.device
-        del self._resumes[name]
         for key in device.removed:
             self._remove(key)
         device.removed.clear()
+        resume.step = _Step.TELLING
         answer = ResumeAnswer(len(device.parked), resume.trimmed, resume.first)
         self._actions.append(AnswerRequest(resume.request, answer))
+
+    def _go_on(self, resume: _Resume, device: Device) -> None:
+        name = resume.request.device
+        del self._resumes[name]
         self.presence.alive(name, resume.request.at_us)
         if self._away(device, self._now_us):
             self._plan_probe(device, self._now_us)

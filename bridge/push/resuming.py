@@ -54,6 +54,7 @@ class Resuming:
         self._metrics = metrics
         self._count = 0
         self._messages: dict[int, Message] = {}  # requests that are not acknowledged
+        self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
         self._answers: dict[int, tuple[str, bytes]] = {}  # topic and payload of those that the broker has not
         self._epoch = 0  # the connection on which answers may go out
         self._denied_at = -_DENIED_EVERY_S
@@ -109,6 +110,7 @@ class Resuming:
             request, answer = action.request, action.answer
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
             self._metrics.resume_answers.labels(result).inc()
+            self._served[request.token] = request
             self._answer(request.token, request.device, answer.payload(request.text, self._log.partition))
 
     def link_up(self) -> None:
@@ -152,6 +154,9 @@ class Resuming:
         self._done(token)
 
     def _done(self, token: int) -> None:
+        request = self._served.pop(token, None)
+        if request is not None:
+            self._core.told(request)
         message = self._messages.pop(token, None)
         if message is not None:
             self._log.acknowledge_request(message)

@@ -52,6 +52,7 @@ from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
+from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.requests import Asked, Found
 from bridge.push.resume import ResumingCore
 from bridge.push.tracing import TracedDoing
@@ -65,6 +66,8 @@ _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
 _WRITTEN_AT_ONCE: Final = 1000
 """Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
+_GATHER_S: Final = 0.005
+"""What Pulsar has stored is looked at together: nobody waits for a cursor or a receipt as for a command."""
 _FIRST_HOLD_S: Final = 5.0
 _HOLD_EVERY_S: Final = 60.0
 
@@ -132,7 +135,11 @@ class Session(LinkHandler):
     def post(self, event: object) -> None:
         """Hand an event to the session's thread."""
         self._inbox.append(event)
-        self.wake()
+        patient = isinstance(event, ReceiptsWritten) or (
+            isinstance(event, Stored) and not isinstance(event.token, _Proof)
+        )
+        if not patient:
+            self.wake()
 
     @property
     def worked(self) -> bool:
@@ -221,7 +228,7 @@ class Session(LinkHandler):
         while not done():
             if self._stopping.is_set():
                 return False
-            self._turn(0.2)
+            self._turn(self._rest(0.2))
         return True
 
     def _turn(self, timeout: float) -> None:
@@ -233,6 +240,9 @@ class Session(LinkHandler):
         if self._link.connected:
             # A successor connects before it writes, and would have cut this connection.
             self._surely_ours = stored or self._surely_ours
+
+    def _rest(self, most: float) -> float:
+        return min(most, _GATHER_S) if self._log.writing else most
 
     def _prove(self) -> None:
         """Have Pulsar confirm that we are the owner, without touching MQTT.
@@ -280,16 +290,17 @@ class Session(LinkHandler):
         assert core is not None
         while not self._stopping.is_set():
             due = core.next_time_us()
-            self._turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+            rest = self._rest(1.0)
+            self._turn(rest if due is None else min(rest, max(0.0, due / 1e6 - time.time())))
         self._gate.close()
         core.drain()
         end = time.monotonic() + self._settings.push.drain_s
         while not core.settled and not self._unproven and time.monotonic() < end:
-            self._link.turn(0.2)
+            self._link.turn(self._rest(0.2))
         if core.clean and not self._unproven:
             proof = self._write_owner(0, clean=True)
             while not proof.stored and not self._unproven and time.monotonic() < end:
-                self._link.turn(0.2)
+                self._link.turn(self._rest(0.2))
 
     # --- the link's hooks, on this thread ---
 
@@ -359,6 +370,7 @@ class Session(LinkHandler):
         assert self._doing is not None
         for action in core.take(now_us):
             self._doing.do(action)
+        self._log.receipts.flush(now)
         while self._to_write and self._being_written < _WRITTEN_AT_ONCE:
             device = self._to_write.popleft()
             self._being_written += 1
@@ -433,7 +445,13 @@ class Session(LinkHandler):
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):
+            self._log.stored()
             self._stored(event.token)
+        elif isinstance(event, ReceiptsWritten):
+            for token in self._log.receipts.written(event):
+                self._stored(token)
+        elif isinstance(event, ReceiptsOpened):
+            self._log.receipts.opened(event, time.monotonic())
         elif isinstance(event, CursorsForgotten) and self._core is not None:
             log.info("the cursors are written again", partition=self._partition)
             self._write_owner(0)  # an owner that left no record counts as none

@@ -161,7 +161,10 @@ class PushSettings(Section):
         description="Commands that wait in Pulsar for one device; newer ones go to the dead letters (receipt overflowed).",
     )
     replay_rate: int = Field(
-        500, ge=1, description="Waiting commands pushed in a second to devices that are back, per partition."
+        100,
+        ge=1,
+        description="Waiting commands pushed in a second to devices that are back, per partition. One worker pushes about a "
+        "thousand commands a second in all: keep this well below, or live devices wait while many come back at once.",
     )
     move_parked_after_s: float = Field(
         86_400.0,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pulsar
 from prometheus_client import CollectorRegistry
 
@@ -281,8 +282,9 @@ class PushProcess:
         name: str = "push",
         kill_at: str = "",
         more: Sequence[str] = (),
+        freeze_at: str = "",
     ) -> None:
-        """``more`` are further arguments of the command line."""
+        """``more`` are further arguments of the command line. At ``freeze_at`` it stands still, see ``frozen``."""
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -296,7 +298,9 @@ class PushProcess:
                 ],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PULSEBRIDGE_KILL_AT": kill_at},
+                env=os.environ
+                | {"PULSEBRIDGE_KILL_AT": kill_at or freeze_at}
+                | ({"PULSEBRIDGE_KILL_SIGNAL": "STOP"} if freeze_at else {}),
             )
 
     def __enter__(self) -> PushProcess:
@@ -330,6 +334,15 @@ class PushProcess:
         """Wait until it has killed itself at its kill point."""
         poll_for(lambda: self._process.poll() is not None, 60, "the push process died")
         assert self._process.returncode == -signal.SIGKILL, self.log
+
+    def frozen(self) -> None:
+        """Wait until it stands still at its point."""
+        process = psutil.Process(self.pid)
+        poll_for(lambda: process.status() == psutil.STATUS_STOPPED, 60, "the push process stands still")
+
+    def goes_on(self) -> None:
+        """Let it go on after ``frozen``."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()

@@ -60,7 +60,7 @@ class PushWorld:
     inbox: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     writes: deque[Action] = field(default_factory=deque)
     socket: deque[Push | AnswerRequest] = field(default_factory=deque)
-    pubacks: deque[tuple[int, int]] = field(default_factory=deque)
+    pubacks: deque[tuple[int | AnswerRequest, int]] = field(default_factory=deque)
     answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
@@ -281,9 +281,7 @@ class PushWorld:
             self.trimmed = max(self.trimmed, min(until, self.held_from))
 
     def _answer_arrives(self, action: AnswerRequest) -> None:
-        if action in self.unanswered:
-            self.unanswered.remove(action)
-            self.requests.remove(action.request)
+        self.pubacks.append((action, 0))
         told = (self.owners, action.request.token)
         if told not in self.answers_got:  # else the PUBACK was lost
             self.answers_got.add(told)
@@ -296,7 +294,12 @@ class PushWorld:
             # A broker may answer in any order.
             self.pubacks.rotate(-(choice % len(self.pubacks)))
             number, reason = self.pubacks.popleft()
-            self.core.confirmed(number, reason, self.now)
+            if isinstance(number, int):
+                self.core.confirmed(number, reason, self.now)
+            elif number in self.unanswered:
+                self.unanswered.remove(number)
+                self.requests.remove(number.request)
+                self.core.told(number.request)
             self.run()
 
     def store(self, _choice: int) -> None:
@@ -401,6 +404,8 @@ class PushWorld:
         elif isinstance(action, Push):
             assert self.connected
             assert not action.command.expired(self.now)
+            waits = [one for one in self.unanswered if one.request.device == action.command.device]
+            assert not any(one.answer.commands for one in waits), "sent before the device was told"
             stored = self.cursors.get(action.command.device)
             if stored is not None:
                 cursor = Cursor.decode(stored, self.limits.remembered_ids)

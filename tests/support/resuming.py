@@ -111,5 +111,8 @@ class OffsetDevice:
     def goes_on_with(self, commands: Iterable[Command], timeout: float = 60) -> None:
         """Wait until it has had exactly these, in order, since the last answer to a request."""
         wanted = [one.payload.decode() for one in commands]
-        poll_for(lambda: len(self.after_told) >= len(wanted), timeout, f"what {self.name} asked for")
+        try:
+            poll_for(lambda: len(self.after_told) >= len(wanted), timeout, f"what {self.name} asked for")
+        except AssertionError as e:
+            raise AssertionError(f"{e}; it got {self.got}") from None
         assert self.after_told == wanted

@@ -12,6 +12,7 @@ from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
 from bridge.groups import entry_of
 from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import GroupRule, PresenceRule
 from tests.support.groups import (
@@ -180,6 +181,41 @@ def test_h23_a_killed_expander_loses_no_member_and_writes_no_second_command(
     assert again <= 1000, "at most a chunk is written again"
     if point == "group_after_entries":
         assert again, "what was written and not noted came again, and was dropped"
+
+
+@pytest.mark.chaos
+def test_h23_a_frozen_expander_that_goes_on_writes_nothing_over_its_successor(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Frozen when a chunk of entries is written and not noted; another does the rest, and leaves; then it goes on."""
+    names = [f"d{n:04}" for n in range(1200)]
+    first, second = group_command(settings, 1), group_command(settings, 2)
+    namespace = f"/namespaces/{settings.pulsar.tenant}/{settings.pulsar.system_namespace}"
+    write_members(settings, "presses", names)
+    write_group_commands(settings, [first])
+    with (
+        Devices(settings) as devices,
+        PushProcess(settings, tmp_path, freeze_at="group_after_entries:1") as frozen,
+        PulsarAdmin(settings.pulsar, timeout_s=30) as admin,
+    ):
+        frozen.frozen()
+        with push_in_thread(settings) as metrics:
+            admin.request("PUT", f"{namespace}/unload")  # as when its keep-alive has run out, only sooner
+            done = metrics.groups.commands.labels("expanded")
+            poll_for(lambda: done._value.get() == 1, 60, "the group command is done")
+            devices.await_all(entries(first, names))
+            all_acknowledged(settings)
+        frozen.goes_on()
+        poll_for(lambda: frozen.log.count("groups are ours") == 2, 60, "the frozen one begins anew")
+        assert "groups went to another process" in frozen.log
+        write_group_commands(settings, [second])
+        devices.await_all(entries(second, names))
+        all_acknowledged(settings)
+        # What was in flight when it froze went again, marked.
+        devices.check([e for one in (first, second) for e in entries(one, names)])
+    told = receipts(settings)
+    assert [r.state for r in told[first.command_id]] == ["expanded"]
+    assert [r.state for r in told[second.command_id]] == ["expanded"]
 
 
 def test_members_that_are_away_get_it_in_order_when_they_are_back(

@@ -11,10 +11,11 @@ import pytest
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, PARKED_TOPIC, partition_name
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning_plan import PARKED_HOLD
+from bridge.provisioning_plan import PARKED_HOLD, rest_path
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.push.parked import decode_segment, segment_device
 from bridge.settings import PulsarSettings, Settings
+from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
     PushProcess,
@@ -29,6 +30,7 @@ from tests.support.push import (
     user,
     write_commands,
 )
+from tests.support.push_commands import asked
 from tests.support.stack import mosquitto_beside
 from tests.support.waiting import poll_for
 
@@ -42,6 +44,26 @@ def stored_ids(settings: Settings) -> int:
         if segment_device(message.partition_key()) is not None:
             segments[message.partition_key()] = len(decode_segment(message.data())) if message.data() else 0
     return sum(segments.values())
+
+
+def trim(settings: Settings) -> None:
+    """Let Pulsar trim the commands that nobody holds, while push moves its hold."""
+    partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+    path = f"/{rest_path(partition)}"
+    namespace = f"/namespaces/{settings.pulsar.tenant}/{settings.pulsar.system_namespace}"
+    nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        admin.request("PUT", f"{path}/unload")  # a new ledger begins
+        admin.request("POST", f"{namespace}/retention", body=nothing)
+        for n in range(2):  # the hold stands before the last one
+            write_commands(settings, [command(settings, "other", n)])
+        first = int(admin.internal_stats(partition)["ledgers"][0]["ledgerId"])
+
+        def trimmed() -> bool:
+            admin.request("POST", f"{path}/trim")
+            return int(admin.internal_stats(partition)["ledgers"][0]["ledgerId"]) > first
+
+        poll_for(trimmed, 60, "the first ledger is trimmed", every=0.5)
 
 
 @pytest.mark.parametrize("confirm", ["device", "broker"])
@@ -229,7 +251,9 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
 ) -> None:
     settings = parking_settings(stack, namespaces, move_parked_after_s=1.0)
     provision(settings)
-    parked = [command(settings, "d", n) for n in range(300)]
+    to_all = group_command(settings, 1)
+    write_members(settings, "presses", ["d"])
+    parked = [*(command(settings, "d", n) for n in range(299)), *entries(to_all, ["d"])]
     live, later = ([command(settings, "live", n) for n in range(first, first + 20)] for first in (0, 20))
     says(settings, "d", b"offline", retain=True)
 
@@ -243,7 +267,10 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
 
     with Devices(settings, lambda _device, _count: True) as devices:
         with push_in_thread(settings):
-            write_commands(settings, [*parked, *live])
+            write_commands(settings, parked[:-1])
+            write_group_commands(settings, [to_all])
+            poll_for(lambda: stored_ids(settings) == 300, 60, "all are parked")
+            write_commands(settings, live)
             devices.await_all(live)
             all_acknowledged(settings)
             last = max(m.message_id() for m in read_topic(settings, COMMANDS_TOPIC))
@@ -254,7 +281,16 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
                 "the hold goes on",
             )
             copies = read_topic(settings, PARKED_TOPIC)
-            assert [m.data() for m in copies] == [one.payload for one in parked]
+            assert [m.data() for m in copies] == [*(one.payload for one in parked[:-1]), b""]
+            trim(settings)
+            shown = asked(settings, "devices", "show", "d", "--limit", "0")
+            assert [(one["id"], one["group"], one["bytes"]) for one in shown["commands"]] == [
+                *((one.command_id, None, len(one.payload)) for one in parked[:-1]),
+                (parked[-1].command_id, "presses", len(to_all.payload)),
+            ]
+            (found,) = (one for one in asked(settings, "devices", "list")["devices"] if one["device"] == "d")
+            assert found["oldest_pending"] == shown["commands"][0]["emitted"]
+            assert found["oldest_pending"] is not None
         with push_in_thread(settings):  # another owner knows where they are
             write_commands(settings, later)
             devices.await_all(later)
@@ -263,4 +299,53 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
             devices.await_all(parked)
             poll_for(lambda: stored_ids(settings) == 0, 30, "no segment is left")
             assert devices.check([*parked, *live, *later]) == 0
-    assert {row.state for rows in receipts(settings).values() for row in rows} == {"answered"}
+    assert {row.state for rows in receipts(settings).values() for row in rows} == {"answered", "expanded"}
+
+
+def test_h27_a_replay_that_is_killed_goes_on_though_the_device_says_nothing_more(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    """Behind a broker that takes commands for nobody (Artemis) the next owner cannot find out by a probe."""
+    settings = parking_settings(stack, namespaces, confirm="broker")
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(60)]
+    says(settings, "d", b"offline", retain=True)
+    with Devices(settings) as devices:
+        with PushProcess(settings, tmp_path, kill_at="after_pull:20") as process:
+            process.owns()
+            write_commands(settings, commands)
+            poll_for(lambda: stored_ids(settings) == 60, 30, "all are parked")
+            says(settings, "d", b"", retain=True)  # nothing is retained that would wake it again
+            says(settings, "d", b"online")
+            process.died()
+        with push_in_thread(settings):
+            devices.await_all(commands)
+            all_acknowledged(settings)
+        devices.check(commands)
+
+
+@pytest.mark.parametrize("point", ["after_copy", "after_move"])
+def test_h30_killed_while_commands_are_moved_the_next_owner_sends_each_once_and_in_order(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, point: str
+) -> None:
+    settings = parking_settings(stack, namespaces, move_parked_after_s=1.0)
+    provision(settings)
+    commands = [command(settings, f"d{n % 2}", n) for n in range(40)]
+    for n in range(2):
+        says(settings, f"d{n}", b"offline", retain=True)
+    write_commands(settings, commands)
+    moves = ("--set", "push.move_parked_after_s=1")
+    with PushProcess(settings, tmp_path, kill_at=f"{point}:1", more=moves) as process:
+        process.died()
+    copied = len(read_topic(settings, PARKED_TOPIC))
+    assert copied > 0
+    with push_in_thread(settings) as metrics, Devices(settings, lambda _device, _count: True) as devices:
+        poll_for(lambda: metrics.parked.labels("0")._value.get() == 40, 30, "the parked ones are known")
+        poll_for(lambda: len(read_topic(settings, PARKED_TOPIC)) >= 40, 60, "a copy of each")
+        for n in range(2):
+            says(settings, f"d{n}", b"online", retain=True)
+        devices.await_all(commands)
+        poll_for(lambda: stored_ids(settings) == 0, 30, "no segment is left")
+        assert devices.check(commands) == 0
+    rows = receipts(settings)
+    assert [row.state for one in commands for row in rows[one.command_id]] == ["answered"] * 40

@@ -8,6 +8,8 @@ import pytest
 
 from bridge.contract import COMMANDS_TOPIC, partition_name
 from bridge.local.stack import LocalStack
+from bridge.provisioning_plan import rest_path
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.push.pulling import PositionReader
 from bridge.push.taken import position_of
@@ -15,6 +17,7 @@ from bridge.settings import PulsarSettings
 from tests.support.command_writer import write_many
 from tests.support.push import command, provision, push_settings, read_topic
 from tests.support.stack import mqtt_settings
+from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -42,4 +45,40 @@ def test_devices_that_wake_together_share_a_reader_and_get_their_own(
             message = reading.read(positions[wanted])
             assert message is not None
             assert (message.key, message.payload) == wanted
+        reading.close()
+
+
+def test_h25_what_was_trimmed_at_the_end_of_a_topic_is_gone_and_nobody_waits_for_it(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+    path, namespace = (
+        f"/{rest_path(partition)}",
+        f"/namespaces/{namespaces.tenant}/{namespaces.system_namespace}",
+    )
+    write_many(settings, (command(settings, "d", n) for n in range(10)))
+    last = position_of(read_topic(settings, COMMANDS_TOPIC)[-1].message_id())
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
+        for subscription in admin.internal_stats(partition)["cursors"]:
+            admin.request("DELETE", f"{path}/subscription/{subscription}?force=true")
+        admin.request(
+            "POST", f"{namespace}/retention", body={"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        )
+        admin.request("PUT", f"{path}/unload")
+
+        def trimmed() -> bool:
+            admin.request("POST", f"{path}/trim")
+            return last.ledger not in {one["ledgerId"] for one in admin.internal_stats(partition)["ledgers"]}
+
+        poll_for(trimmed, 60, "the commands are trimmed", every=0.5)
+        reading = PositionReader(client, partition, 0)
+        assert reading.read(last) is None
+        write_many(settings, [command(settings, "d", 10)])
+        assert reading.read(last) is None, "only a later one is there"
+        (later,) = read_topic(settings, COMMANDS_TOPIC)
+        found = reading.read(position_of(later.message_id()))
+        assert found is not None
+        assert found.payload == later.data()
         reading.close()

@@ -16,6 +16,7 @@ from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
 from bridge.push.presence import Presence, PresenceRules, Sign
 from bridge.push.queues import Limits
+from bridge.push.resume import ResumingCore
 from bridge.settings.push import PresenceRule
 from tests.support.push_world import SECOND, PushWorld
 
@@ -245,14 +246,15 @@ def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
     core = a_core(replace(LIMITS, pending=10))
     for number in range(10):
         core.arrived(position(number), command(number), NOW)
-    core.take(NOW)
-    core.tick(NOW + SECOND)
-    actions = core.take(NOW + SECOND)
-    for segment in of(StoreSegment, actions):
-        core.segment_stored(segment.parked)
-    assert len(of(Ack, core.take(NOW + SECOND))) >= 9
+    acknowledged = 0
+    for later in range(4):
+        core.tick(NOW + later * SECOND)
+        actions = core.take(NOW + later * SECOND)
+        acknowledged += len(of(Ack, actions))
+        stored_as(core, actions, {}, 10)
+    assert acknowledged >= 9
     core.arrived(position(10), command(1, "other"), NOW)
-    assert of(Push, core.take(NOW + SECOND))
+    assert of(Push, core.take(NOW + 4 * SECOND))
 
 
 def test_h26_what_is_parked_twice_is_sent_again_when_one_of_both_says_so() -> None:
@@ -504,17 +506,49 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
     core.alive("d", now + 1)
     asked: list[int] = []
     for later in range(60):
-        for pull in of(Pull, core.take(now + later * SECOND)):
+        actions = core.take(now + later * SECOND)
+        for pull in of(Pull, actions):
             for where, place in zip(pull.positions, pull.places, strict=True):
                 assert (place is None) == (stored == 0 or where.entry >= 256)
                 assert place is None or copies[place] == where.entry
                 asked.append(where.entry)
                 core.pulled("d", pull.round, where, None, now)
                 core.receipt_stored(where)
-        for action in core.take(now + later * SECOND):
+        for action in [*actions, *core.take(now + later * SECOND)]:
             stored_as(core, [action], cursors, 1)
     assert asked == list(range(300))
     assert core.parked == 0
+
+
+@pytest.mark.parametrize("gone_again", [False, True])
+def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the_device_went_again(
+    gone_again: bool,
+) -> None:
+    """Behind a broker that takes commands for nobody there is no probe."""
+    core, cursors = PartitionCore(3, BROKER, {}, None), dict[str, bytes]()
+    core.link_up()
+    core.gone("d", NOW, NOW)
+    for number in range(3):
+        core.arrived(position(number), command(number), NOW)
+    due = core.next_time_us()
+    assert due is not None
+    core.tick(due)
+    stored_as(core, core.take(due), cursors, 1)
+    core.alive("d", NOW + SECOND)
+    actions = core.take(NOW + SECOND)
+    assert of(Pull, actions)
+    stored_as(core, actions, cursors, 1)
+    if gone_again:
+        core.gone("d", NOW + 2 * SECOND, NOW + 2 * SECOND)
+        stored_as(core, core.take(NOW + 2 * SECOND), cursors, 1)
+    segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
+    known = {"d": Cursor.decode(cursors["d"], 256)}
+    now = NOW + 10 * SECOND
+    after = ResumingCore(3, BROKER, known, None, {"d": segments}, owner="2", now_us=now, left_us=now)
+    after.take(now)
+    after.link_up()
+    assert not of(Pull, after.take(now))
+    assert bool(of(Pull, after.take(now + 3 * SECOND))) is not gone_again
 
 
 def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_where_it_stood() -> None:

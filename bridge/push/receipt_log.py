@@ -1,0 +1,170 @@
+"""Writes receipt rows, all of a turn at once: by ``bridge.pulsar_wire``, since Pulsar's client takes 0.1 ms for each.
+
+A row is stored when Pulsar says so of its batch. After an error the next producer is given again what no receipt vouches
+for, in order, so a row may be there twice; the last row of a command counts. All of it runs on the session's thread, but
+what opens a producer, which blocks; what that and Pulsar's connection say is posted as events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.acks import Entry, Lane, Verdict
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminatedError, TransientError
+from bridge.mqtt.keepalive import backoff_s
+from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_errors import as_our_error, names_a_message
+from bridge.pulsar_wire.batches import head_of
+from bridge.pulsar_wire.commands import WireError
+from bridge.pulsar_wire.producer import BatchProducer, Identity
+
+__all__ = ["ReceiptLog", "ReceiptsOpened", "ReceiptsWritten"]
+
+_RETRY_MIN_S: Final = 0.2
+_RETRY_MAX_S: Final = 10.0
+_GONE_ATTEMPTS: Final = 8
+"""Some 20 to 40 seconds; then the partitions are looked up anew."""
+
+
+class _Row(Entry):
+    """A receipt row on its way."""
+
+    __slots__ = ("event_ms", "head", "payload", "token")
+
+    def __init__(self, key: str, payload: bytes, token: object) -> None:
+        super().__init__(0, 0)
+        self.head = head_of(key, {})
+        self.payload = payload
+        self.event_ms = 0
+        self.token = token
+
+
+class _Partition:
+    """A partition of the receipts, and its producer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lane = Lane()
+        self.producer: BatchProducer | None = None
+        self.identity: Identity | None = None  # of the next producer
+        self.opening = False
+        self.attempts = 0
+        self.retry_at = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptsWritten:
+    """Pulsar has stored a batch up to ``row``, or its producer has ended with ``error``."""
+
+    partition: _Partition
+    generation: int
+    row: _Row
+    error: WireError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptsOpened:
+    """A producer is open, or was not let in."""
+
+    partition: _Partition
+    producer: BatchProducer | None
+    error: PulsebridgeError | None
+
+
+class ReceiptLog:
+    """The receipts that one session writes. ``post`` hands over events from other threads."""
+
+    def __init__(self, client: PulsarClient, post: Callable[[object], None]) -> None:
+        self._client = client
+        self._post = post
+        self._partitions: dict[str, _Partition] = {}
+
+    @property
+    def writing(self) -> bool:
+        """Whether Pulsar has not answered for a batch."""
+        return any(partition.lane.sent for partition in self._partitions.values())
+
+    def write(self, partition: str, key: str, payload: bytes, token: object) -> None:
+        """Take a row; it leaves with the next ``flush``. ``written`` returns ``token`` once it is stored."""
+        known = self._partitions.get(partition)
+        if known is None:
+            known = self._partitions[partition] = _Partition(partition)
+        known.lane.put(_Row(key, payload, token))
+
+    def flush(self, now: float) -> None:
+        """Send what waits. ``now`` is the monotonic clock, in seconds."""
+        for partition in self._partitions.values():
+            if not partition.lane.waiting:
+                continue
+            if partition.producer is None:
+                if not partition.opening and now >= partition.retry_at:
+                    self._open(partition)
+            elif batch := partition.lane.to_send():
+                row = batch[-1]
+                assert isinstance(row, _Row)
+                receipt = self._receipt_of(partition, partition.lane.generation, row)
+                partition.producer.send(batch, receipt)  # type: ignore[arg-type]
+
+    def written(self, event: ReceiptsWritten) -> list[object]:
+        """Take what Pulsar said of a batch. Returns the tokens of what is stored by it, in order.
+
+        Raises PulsebridgeError when Pulsar refuses a row for good.
+        """
+        partition, lane = event.partition, event.partition.lane
+        if event.error is None:
+            partition.attempts = 0
+            return [row.token for row in lane.receipt(event.generation, event.row) if isinstance(row, _Row)]
+        verdict = lane.failed(event.generation, refused=names_a_message(event.error))
+        if verdict is Verdict.REFUSED:
+            raise as_our_error(event.error, f"writing to {partition.name}")
+        if verdict is Verdict.RETIRED:
+            self._open(partition)
+        return []
+
+    def opened(self, event: ReceiptsOpened, now: float) -> None:
+        """Take a producer. Raises PulsebridgeError when Pulsar will not let us in later either.
+
+        A topic that is not there is waited for, as one that was deleted is made anew; ending the session at once would
+        send again what was confirmed just now.
+        """
+        partition = event.partition
+        partition.opening = False
+        if event.producer is not None:
+            partition.producer = event.producer
+            partition.lane.reopened()
+            return
+        error = event.error
+        assert error is not None
+        gone = isinstance(error, RefusedError) and not isinstance(error, (DeniedError, TerminatedError))
+        if not isinstance(error, TransientError) and not (gone and partition.attempts < _GONE_ATTEMPTS):
+            raise error
+        partition.retry_at = now + backoff_s(partition.attempts, _RETRY_MIN_S, _RETRY_MAX_S, 0.5)
+        partition.attempts += 1
+
+    def _receipt_of(
+        self, partition: _Partition, generation: int, row: _Row
+    ) -> Callable[[WireError | None], None]:
+        def receipt(error: WireError | None) -> None:  # on the connection's thread
+            self._post(ReceiptsWritten(partition, generation, row, error))
+
+        return receipt
+
+    def _open(self, partition: _Partition) -> None:
+        former, partition.producer = partition.producer, None
+        partition.opening = True
+
+        def opening() -> None:
+            try:
+                if former is not None:
+                    former.close()
+                    partition.identity = former.successor()
+                producer = self._client.batch_producer(partition.name, partition.identity)
+            except PulsebridgeError as e:
+                self._post(ReceiptsOpened(partition, None, e))
+            else:
+                self._post(ReceiptsOpened(partition, producer, None))
+
+        threading.Thread(target=opening, name=f"push-receipts-{partition.name[-4:]}", daemon=True).start()

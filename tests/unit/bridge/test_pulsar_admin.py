@@ -1,0 +1,68 @@
+"""Answers of Pulsar's admin that pass by themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from bridge import pulsar_admin
+from bridge.errors import RefusedError, TransientError
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings.pulsar import PulsarSettings
+
+NOT_NOW = (
+    "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"
+)
+"""As Pulsar 4.0.8 answered a reset of a cursor, seconds after it had been killed and started again."""
+
+
+@contextmanager
+def admin_that_answers(text: str, times: int) -> Iterator[tuple[PulsarAdmin, list[str]]]:
+    """An admin that answers 412 with a text so many times, then 204; and the requests that came."""
+    came: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(self.path)
+            body = f'{{"reason": "{text}"}}'.encode() if len(came) <= times else b""
+            self.send_response(412 if body else 204)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with PulsarAdmin(PulsarSettings(admin_url=f"http://127.0.0.1:{server.server_port}")) as admin:
+            yield admin, came
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("text", [NOT_NOW, "Subscription Busy"])
+def test_a_cursor_that_cannot_be_moved_now_is_asked_for_again(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulsar_admin, "_BUSY_WAIT_S", 0.001)
+    with admin_that_answers(text, 3) as (admin, came):
+        admin.request("POST", "/there/resetcursor")
+        assert len(came) == 4
+    with admin_that_answers(text, 100) as (admin, _), pytest.raises(TransientError, match="cannot be moved"):
+        admin.request("POST", "/there/resetcursor")
+
+
+def test_another_412_is_refused_at_once() -> None:
+    with admin_that_answers("Position is not there", 1) as (admin, came):
+        with pytest.raises(RefusedError, match="Position is not there"):
+            admin.request("POST", "/there/resetcursor")
+        assert len(came) == 1
