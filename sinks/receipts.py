@@ -81,9 +81,8 @@ def by_group(receipts: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     told = _parsed(receipts).where("r.group != '' AND r.device != ''")
-    last = told.groupBy("r.command_id").agg(
-        F.max_by(F.struct("r.group", "r.group_command_id", "r.state"), _place()).alias("last")
-    )
+    kept = _struct((name, F.col(f"r.{name}")) for name in ("group", "group_command_id", "state"))
+    last = told.groupBy("r.command_id").agg(F.max_by(kept, _place()).alias("last"))
     return last.groupBy("last.group", "last.group_command_id", "last.state").agg(
         F.count("*").alias("devices")
     )
@@ -101,7 +100,15 @@ def _parsed(receipts: DataFrame) -> DataFrame:
 def _place() -> Column:
     from pyspark.sql import functions as F
 
-    return F.struct((F.col("r.state") != "duplicate").alias("settles"), *(name for name, _ in _ORDER[1:]))
+    places = [(name, F.col(name)) for name, _ in _ORDER[1:]]
+    return _struct([(_ORDER[0][0], F.col("r.state") != "duplicate"), *places])
+
+
+def _struct(fields: Iterable[tuple[str, Column]]) -> Column:
+    """Return a struct of these fields. Spark 4.0 forgets the alias of an expression in ``struct``, here and there."""
+    from pyspark.sql import functions as F
+
+    return F.named_struct(*(part for name, value in fields for part in (F.lit(name), value)))
 
 
 def _check(commands: DataFrame, receipts: DataFrame) -> None:
@@ -126,11 +133,11 @@ def _of_commands(commands: DataFrame) -> DataFrame:
 
     def column(name: str, kind: str) -> Column:
         if name not in commands.columns:
-            return F.lit(None).cast(kind).alias(name)
-        return (F.unix_micros(name) if name in _TIMES else F.col(name)).alias(name)
+            return F.lit(None).cast(kind)
+        return F.unix_micros(name) if name in _TIMES else F.col(name)
 
     emitted = F.col("emitted_at") if "emitted_at" in commands.columns else F.lit(None)
-    command = F.struct(*(column(name, kind) for name, kind in _KEPT))
+    command = _struct((name, column(name, kind)) for name, kind in _KEPT)
     return commands.select(
         "command_id", emitted.cast("timestamp").alias("emitted_at"), command.alias("command")
     )
@@ -143,7 +150,7 @@ def _of_receipts(receipts: DataFrame) -> DataFrame:
 
     def told(name: str) -> Column:
         micros = F.col(f"r.{name}_us") if name in _TIMES else F.col(f"r.{name}")
-        return (F.when(micros > 0, micros) if name in _TIMES else micros).alias(name)
+        return F.when(micros > 0, micros) if name in _TIMES else micros
 
     emitted, own, first = F.col("r.emitted_at_us"), F.col("r.command_id"), F.col("r.resend_of")
     # What became of a command that was sent again became of the first one, too.
@@ -151,7 +158,7 @@ def _of_receipts(receipts: DataFrame) -> DataFrame:
     return read.where("r.command_id IS NOT NULL").select(
         F.explode(ids).alias("command_id"),
         F.when(emitted > 0, F.timestamp_micros(emitted)).alias("emitted_at"),
-        F.struct(*(told(name) for name, _ in _TOLD)).alias("told"),
+        _struct((name, told(name)) for name, _ in _TOLD).alias("told"),
         _place().alias("place"),
     )
 

@@ -210,21 +210,18 @@ class PushTopics:
         """
         wanted = [one for one in devices if one.oldest is not None and not one.oldest_us][:OLDEST]
         for partition in sorted({one.partition for one in wanted}):
-            reader = self._positions(partition)
-            try:
-                mine = [(one.oldest, one) for one in wanted if one.partition == partition and one.oldest]
-                for count, (position, one) in enumerate(sorted(mine, key=lambda pair: pair[0])):
-                    message = reader.read(position)
-                    if message is not None:
-                        command = decode_command(message.properties, message.payload)
-                        one.oldest_us = emitted_us(command, message.published_ms)
-                    self._progress(f"the oldest commands of partition {partition}", count)
-            finally:
-                reader.close()
+            mine = [(one.oldest, one) for one in wanted if one.partition == partition and one.oldest]
+            mine.sort(key=lambda pair: pair[0].position)
+            read = self.read(partition, [waiting for waiting, _ in mine])
+            for count, ((_, one), (_, message)) in enumerate(zip(mine, read, strict=True)):
+                if message is not None:
+                    command = decode_command(message.properties, message.payload)
+                    one.oldest_us = emitted_us(command, message.published_ms)
+                self._progress(f"the oldest commands of partition {partition}", count)
 
     def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, Taken | None]]:
         """Read commands that wait; None for a message that Pulsar does not have any more."""
-        reader = self._positions(partition)
+        reader = PositionReader(self.client, partition_name(self.commands, partition), partition)
         moved = partition_name(self._admin.settings.system_topic(PARKED_TOPIC), partition)
         copies = PositionReader(self.client, moved, partition)
         try:
@@ -237,9 +234,6 @@ class PushTopics:
         finally:
             reader.close()
             copies.close()
-
-    def _positions(self, partition: int) -> PositionReader:
-        return PositionReader(self.client, partition_name(self.commands, partition), partition)
 
     def last_receipts(self, device: str, most: int) -> ReceiptsRead:
         """Return the last ``most`` receipts of a device, looking back from the end of its partition as far as need be."""

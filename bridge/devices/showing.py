@@ -116,8 +116,9 @@ def pending_json(
     one = waiting.parked
     return {
         "id": command.command_id if command is not None else None,
+        "group": command.ref.group if command is not None and command.ref is not None else None,
         "topic": command.mqtt_topic if command is not None else None,
-        "bytes": len(command.payload) if command is not None else None,
+        "bytes": command.size if command is not None else None,
         "position": waiting.position.encode(partition),
         "state": "parked" if one is not None else "waiting",
         "emitted": _time(emitted_us),
@@ -154,7 +155,7 @@ def device_text(told: dict[str, Any]) -> str:
     if told["commands"]:
         rows = [
             (
-                one["id"] or "(not in Pulsar any more)",
+                (one["id"] or "(not in Pulsar any more)") + f", to group {one['group']}" * bool(one["group"]),
                 one["state"] + (", maybe seen" if one["maybe_seen"] else ""),
                 one["emitted"] or "-",
                 one["expires"] or "-",
@@ -210,7 +211,7 @@ def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
         "state": copy.state,
         "queue": queue,
         "topic": command.mqtt_topic if command is not None else None,
-        "bytes": len(command.payload) if command is not None else None,
+        "bytes": command.size if command is not None else None,
         "emitted": _time(command.emitted_at_us) if command is not None else None,
         "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
         "positions": [place.encode(partition) for partition, place in copy.positions],

@@ -46,7 +46,7 @@ class DeviceView:
     parked: int = 0
     pending: int = 0
     """Commands that wait, the parked ones among them."""
-    oldest: CommandPosition | None = None
+    oldest: Waiting | None = None
     oldest_us: int = 0
     """When the oldest of them was emitted, or published where it does not say."""
 
@@ -138,8 +138,8 @@ class PartitionView:
         cursor = self._records.by_device.get(name)
         parked, live = self.parked(name), self._live.get(name, [])
         del self._parked[name]  # one for each device would be many
-        firsts = [parked.position(0)] if len(parked) else []
-        firsts += [live[0].position] if live else []
+        firsts = [Waiting(parked.position(0), parked[0])] if len(parked) else []
+        firsts += live[:1]
         return DeviceView(
             name,
             self.partition,
@@ -148,7 +148,7 @@ class PartitionView:
             self._seen.get(name, 0),
             len(parked),
             len(parked) + len(live),
-            min(firsts, default=None),
+            min(firsts, key=lambda one: one.position, default=None),
         )
 
     def devices(self) -> Iterator[DeviceView]:
