@@ -9,6 +9,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql import GroupedData
 from pyspark.sql.datasource import DataSourceReader
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class SparkFeatures:
     filters_kept_apart: bool
     """What was pushed is kept with each scan (after 4.2.0). Before SPARK-58551, which brought ``pushLimit``, all uses
     of a DataFrame shared what was pushed last: with a self-union, or the next query, rows were missing."""
+    state: bool
+    """``transformWithState`` takes rows of Python (4.1); the query alerts counts on it."""
 
 
 def spark_features() -> SparkFeatures:
@@ -40,6 +43,7 @@ def spark_features() -> SparkFeatures:
         limits=importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None,
         filters=hasattr(DataSourceReader, "pushFilters"),
         filters_kept_apart=hasattr(DataSourceReader, "pushLimit"),
+        state=hasattr(GroupedData, "transformWithState"),
     )
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.loading import conf_path
+from streaming.python_start import local_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def local_session(
 ) -> SparkSession:
     """Return a session in this process, for notebooks and tests, with Delta's jars from the cache."""
     # The workers must be this very Python, with the same packages.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", local_python() if master.startswith("local[") else sys.executable)
     pairs = spark_defaults()
     pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
     pairs.update(more or {})

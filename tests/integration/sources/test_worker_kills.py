@@ -18,6 +18,7 @@ import sources
 from bridge.killpoints import SOURCE_TASK_KILL_POINTS
 from bridge.settings import Settings, StreamingSettings
 from bridge.settings.pulsar import PulsarSettings
+from sources.spark_features import spark_features
 from streaming import bronze
 from streaming.tables import Tables
 from tests.support import bronze_driver
@@ -82,6 +83,8 @@ class World:
         while failure is not None and _starved(failure):
             failure = self.run()
         assert failure is None
+        if not spark_features().limits:  # Trigger.AvailableNow repeats an unfinished batch there, and ends
+            assert self.run() is None
         rows = self.tables.bronze.read(self.spark).select("payload").collect()
         assert Counter(bytes(row.payload) for row in rows) == self.wanted
 
@@ -135,12 +138,17 @@ def test_a_worker_killed_in_a_task_loses_and_repeats_nothing(
 ) -> None:
     worker_environment["PULSEBRIDGE_KILL_AT"] = f"{point}:2"
     sources.register(world.spark)
-    killed = 0
+    killed = passed = 0
     while killed < NAMED_KILLS:
         world.publish()
         failure = world.run()
-        assert failure is not None, "no worker came to the point"
-        killed += not _starved(failure)
+        if (
+            failure is None
+        ):  # each of two workers had one partition, or an older Spark repeated a batch and no more
+            passed += 1
+            assert passed < 10, "no worker came to the point"
+        else:
+            killed += not _starved(failure)
     del worker_environment["PULSEBRIDGE_KILL_AT"]
     sources.register(world.spark)
     world.check()

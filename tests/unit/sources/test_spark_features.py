@@ -5,8 +5,8 @@ from dataclasses import replace
 from sources.options import SourceOptions, parse
 from sources.spark_features import SparkFeatures, lacking_in_batch, lacking_in_stream, spark_features
 
-SPARK_40 = SparkFeatures("4.0.3", limits=False, filters=False, filters_kept_apart=False)
-SPARK_42 = SparkFeatures("4.2.0", limits=True, filters=True, filters_kept_apart=False)
+SPARK_40 = SparkFeatures("4.0.3", limits=False, filters=False, filters_kept_apart=False, state=False)
+SPARK_42 = SparkFeatures("4.2.0", limits=True, filters=True, filters_kept_apart=False, state=True)
 
 
 def options(*, streaming: bool, **more: str) -> SourceOptions:
