@@ -1,39 +1,40 @@
 """The query alerts: silver's deduplicated readings, through the rules, to commands.
 
-It binds ``streaming.rules`` to Spark: state per device, rows in, command rows out. Spark's state store keeps what was
-last seen of each device, versioned by batch, and the offsets of a batch are fixed before it runs: a batch that is
-run again sees the same rows and the same state and gives the same commands (H19). All rows of a device are handled
-in one task, one after the other, so its commands leave in order (H22).
+It binds ``streaming.judging`` to Spark's ``transformWithState``: state and a timer per device, rows in, command rows
+out. Spark's state store keeps what was last seen of each device, versioned by batch; the offsets and the watermark of
+a batch are fixed before it runs. So a batch that is run again sees the same rows, the same state and the same time,
+and gives the same commands (H19). All rows of a device are handled in one task, one after the other, so its commands
+leave in order (H22).
+
+The watermark is of arrival, and no row is dropped by it: it serves the timers alone.
 """
 
 from __future__ import annotations
 
-import json
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from bridge.contract import COMMAND_COLUMNS
+from bridge.errors import ConfigError, MissingExtraError
 from sources.options import connection_options
-from streaming.rules import Alert, AlertRule, Reading, command_payload, judge
+from sources.spark_features import spark_features
+from streaming.rules import AlertRule
 from streaming.tables import Tables
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
     from bridge.settings import PulsarSettings
 
-__all__ = ["commands", "judge_device", "query", "sink_options"]
+__all__ = ["FORGET_DAYS", "GRACE_S", "commands", "empty_batches", "query", "sink_options"]
 
-State = str
-"""JSON: version, and the newest reading of each metric."""
-_STATE_VERSION: Final = 1
-_EPOCH: Final = datetime(1970, 1, 1)
-_MICROSECOND: Final = timedelta(microseconds=1)
+GRACE_S: Final = 30.0
+FORGET_DAYS: Final = 30.0
+_DAY_US: Final = 86_400_000_000
+_PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+_EMPTY: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 # As the rules give them; times are bigint µs until Spark makes timestamps of them.
 _OUTPUT: Final = tuple((n, "bigint" if t == "timestamp" else t) for n, t in COMMAND_COLUMNS)
@@ -49,26 +50,45 @@ def sink_options(pulsar: PulsarSettings) -> dict[str, str]:
     }
 
 
-def commands(silver: DataFrame, rules: tuple[AlertRule, ...]) -> DataFrame:
-    """Return the stream of commands (``contract.COMMAND_COLUMNS``) that the rules make of the stream of silver."""
+def commands(
+    silver: DataFrame,
+    rules: tuple[AlertRule, ...],
+    *,
+    grace_s: float = GRACE_S,
+    forget_days: float = FORGET_DAYS,
+) -> DataFrame:
+    """Return the stream of commands (``contract.COMMAND_COLUMNS``) that the rules make of the stream of silver.
+
+    ``grace_s``: how far the clock of silence is behind the latest arrival. ``forget_days``: how long a device may be
+    away, by that clock, until nothing is kept of it. Raises ConfigError where Spark cannot keep the state.
+    """
     from pyspark.sql import functions as F
 
-    metrics = sorted({rule.metric for rule in rules})
-    readings = silver.where(F.col("metric").isin(metrics)).select(
-        "device",
-        "metric",
-        "reading_id",
-        F.unix_micros("event_time").alias("event_us"),
-        "value",
-        "unit",
-        "command_topic",
-    )
-    found = readings.groupBy("device").applyInPandasWithState(
-        judge_device(rules),
-        outputStructType=", ".join(f"{name} {kind}" for name, kind in _OUTPUT),
-        stateStructType="newest string",
-        outputMode="append",
-        timeoutConf="NoTimeout",
+    _check(silver.sparkSession)
+    from streaming.alert_processor import AlertProcessor
+
+    # A clock of ingest that is ahead must not make the whole fleet late (H20).
+    readings = silver.withColumn("clock", F.least("arrival_time", "processed_at"))
+    readings = _of_rules(readings.withWatermark("clock", f"{round(grace_s * 1000)} milliseconds"), rules)
+    found = (
+        readings.select(
+            "device",
+            "metric",
+            "reading_id",
+            F.unix_micros("event_time").alias("event_us"),
+            # As a number it is not the watermark's column any more, so that Spark takes no row for late.
+            F.unix_micros("clock").alias("arrived_us"),
+            "value",
+            "unit",
+            "command_topic",
+        )
+        .groupBy("device")
+        .transformWithState(
+            AlertProcessor(rules, round(forget_days * _DAY_US)),
+            outputStructType=", ".join(f"`{name}` {kind}" for name, kind in _OUTPUT),
+            outputMode="append",
+            timeMode="eventTime",
+        )
     )
     return found.select(
         *(
@@ -78,74 +98,55 @@ def commands(silver: DataFrame, rules: tuple[AlertRule, ...]) -> DataFrame:
     )
 
 
-def judge_device(rules: tuple[AlertRule, ...]) -> Callable[..., Iterator[pd.DataFrame]]:
-    """Return the function that Spark calls for each device of a micro-batch, on an executor, with its new rows."""
+def _of_rules(readings: DataFrame, rules: tuple[AlertRule, ...]) -> DataFrame:
+    """Leave out readings of metrics that no rule names."""
+    from pyspark.sql import functions as F
 
-    def call(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        # Spark's own serializer concatenates frames in a way that pandas warns of, once per task, on stderr.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
-        import pandas as pd
-
-        device = str(key[0])
-        newest = _state_read(state.get[0] if state.exists else None, device)
-        topics: dict[str, str | None] = {}
-        by_metric: dict[str, list[Reading]] = {}
-        for chunk in chunks:
-            for row in chunk.itertuples(index=False):
-                at = _EPOCH + int(row.event_us) * _MICROSECOND
-                reading = Reading(device, row.metric, row.reading_id, at, float(row.value), row.unit)
-                by_metric.setdefault(row.metric, []).append(reading)
-                topics[row.reading_id] = row.command_topic
-        alerts: list[Alert] = []
-        for metric, readings in by_metric.items():
-            more, last = judge(rules, newest.get(metric), readings)
-            alerts += more
-            if last is not None:
-                newest[metric] = last
-        state.update((_state_written(newest),))
-        alerts.sort(key=lambda a: (*a.reading.order, a.rule.name))
-        rows = [
-            _row(alert, topics.get(alert.reading.reading_id), time.time_ns() // 1000)
-            for alert in alerts
-            if topics.get(alert.reading.reading_id)
-        ]
-        if rows:
-            yield pd.DataFrame(rows, columns=[name for name, _ in COMMAND_COLUMNS])
-
-    return call
+    metrics = {rule.metric for rule in rules}
+    if None in metrics:
+        return readings
+    wanted = F.col("metric").isin(sorted(metrics - {None}))
+    # With the watermark's column in it Spark leaves the condition behind the watermark: all readings move the clock.
+    return readings.where(wanted | F.col("clock").isNull() if _of_silence(rules) else wanted)
 
 
-def _row(alert: Alert, topic: str | None, now_us: int) -> tuple[Any, ...]:
-    """Return a row in the order of COMMAND_COLUMNS; a device without a command topic takes no commands."""
-    expires = None if alert.rule.expires_s is None else now_us + int(alert.rule.expires_s * 1e6)
-    reading = alert.reading
-    cause = f"{alert.rule.name}/{reading.reading_id}"
-    return (
-        alert.command_id,
-        reading.device,
-        topic,
-        command_payload(alert),
-        1,
-        False,
-        expires,
-        now_us,
-        cause,
-        None,
-    )
+def _of_silence(rules: tuple[AlertRule, ...]) -> bool:
+    return any(rule.kind == "silence" for rule in rules)
 
 
-def _state_read(text: State | None, device: str) -> dict[str, Reading]:
-    if text is None:
-        return {}
-    return {
-        metric: Reading(device, metric, reading_id, _EPOCH + at_us * _MICROSECOND, value)
-        for metric, (reading_id, at_us, value) in json.loads(text)["newest"].items()
-    }
+def _check(spark: SparkSession) -> None:
+    """Raise ConfigError where this Spark, or its settings, cannot keep the state."""
+    features = spark_features()
+    if not features.state:
+        raise ConfigError(
+            f"Spark {features.version} has no transformWithState for rows in Python, which the query alerts needs",
+            remedy="use Spark 4.2, or take alerts out of streaming.queries",
+        )
+    try:
+        from pyspark.sql.streaming.proto import StateMessage_pb2  # noqa: F401 — what its workers need
+    except Exception as e:  # ImportError, or protobuf's own for one that is too old
+        raise MissingExtraError(
+            f"Spark's transformWithState cannot be used: {e}", remedy="pip install 'pulsebridge[spark]'"
+        ) from e
+    provider = str(spark.conf.get(_PROVIDER, ""))
+    if not provider.endswith("RocksDBStateStoreProvider"):
+        raise ConfigError(
+            f"the query alerts needs the state store RocksDB, {_PROVIDER} is {provider or 'not set'}",
+            remedy="take the lines of conf/spark-defaults.conf into the session's settings",
+        )
 
 
-def _state_written(newest: dict[str, Reading]) -> State:
-    body = {m: (r.reading_id, (r.event_time - _EPOCH) // _MICROSECOND, r.value) for m, r in newest.items()}
-    return json.dumps({"v": _STATE_VERSION, "newest": body}, separators=(",", ":"))
+@contextmanager
+def empty_batches(spark: SparkSession, rules: tuple[AlertRule, ...]) -> Iterator[None]:
+    """Start a query within this: with a rule of silence, a batch that moved the clock is followed by one without data,
+    if there is none with data. Otherwise timers would wait for the next reading of any device.
+    """
+    before = str(spark.conf.get(_EMPTY))
+    spark.conf.set(_EMPTY, "true" if _of_silence(rules) else before)
+    try:
+        yield
+    finally:
+        spark.conf.set(_EMPTY, before)
 
 
 def query(found: DataFrame, tables: Tables, pulsar: PulsarSettings) -> DataStreamWriter:

@@ -14,6 +14,7 @@ import typer
 
 from bridge.errors import MissingExtraError
 from bridge.options import ConfigOption, SetOption
+from streaming.submission import Target
 
 if TYPE_CHECKING:  # building the models takes longer than showing a help page
     from bridge.settings import Settings
@@ -27,6 +28,8 @@ class Query(str, Enum):
     bronze = "bronze"
     silver = "silver"
     alerts = "alerts"
+    gold = "gold"
+    latest = "latest"
 
 
 def submit_command(
@@ -72,14 +75,17 @@ def java_options() -> str:
     return f"{spark_defaults()['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log}"
 
 
-def submit_environment() -> dict[str, str]:
+def submit_environment(master: str) -> dict[str, str]:
     """Return the environment of spark-submit: driver and workers are this very Python, with the same packages."""
+    from streaming.python_start import local_python
+
+    here = local_python()
     packages = str(Path(__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": here if master.startswith("local[") else sys.executable,
+        "PYSPARK_DRIVER_PYTHON": here,
         "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
         # A busy machine takes its time to start a Python worker.
         "SPARK_AUTH_SOCKET_TIMEOUT": os.environ.get("SPARK_AUTH_SOCKET_TIMEOUT", "60"),
@@ -89,6 +95,12 @@ def submit_environment() -> dict[str, str]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this tier to the command line."""
+    from streaming import quality_commands, tables_commands
+    from streaming.quarantine import commands as quarantine_commands
+
+    tables_commands.register(app)
+    quality_commands.register(app)
+    quarantine_commands.register(app)
 
     @app.command("stream", help=_HELP)
     def stream(
@@ -96,7 +108,7 @@ def register(app: typer.Typer) -> None:
         sets: SetOption = None,
         only: Annotated[
             list[Query] | None,
-            typer.Option("--only", help="Run this query only; may be repeated. Default: all three."),
+            typer.Option("--only", help="Run this query only; may be repeated. Default: streaming.queries."),
         ] = None,
         available_now: Annotated[
             bool, typer.Option("--available-now", help="Process what is there, then end.")
@@ -109,35 +121,61 @@ def register(app: typer.Typer) -> None:
 
     @app.command("package")
     def package(
-        out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(
-            "dist/pulsebridge.pex"
-        ),
+        target: Annotated[Target, typer.Option("--for", help="The kind of cluster.")] = Target.standalone,
+        out: Annotated[
+            Path,
+            typer.Option("--out", metavar="FILE", help="The packed file; the rest goes into its folder."),
+        ] = Path("dist/pulsebridge.pex"),
         extras: Annotated[
             list[str] | None,
             typer.Option("--extra", help="An extra to pack; may be repeated. Default: spark and avro."),
         ] = None,
-        master: Annotated[str, typer.Option("--master", help="The cluster of the printed submission.")] = (
-            "spark://HOST:7077"
-        ),
+        master: Annotated[
+            str | None, typer.Option("--master", help="The cluster of the printed submission.")
+        ] = None,
     ) -> None:
-        """Pack Pulsebridge with what it needs into one file (PEX) for a standalone Spark cluster.
+        """Pack the jobs with what they need for a Spark cluster, and print how to submit them there.
 
-        The machines need a Python of the same minor version and nothing installed. Spark itself is not packed.
+        For standalone, yarn and k8s that is one file (PEX), which needs a Python of the same minor version on each
+        machine and nothing installed; for databricks the wheel and a job in JSON. Spark itself is not packed. Verdicts
+        of Great Expectations need --extra quality, payloads in CBOR, zstd or protobuf --extra decoders.
 
-        Example: pulsebridge package --extra spark --extra quality
+        Example: pulsebridge package --for yarn --extra spark --extra quality
         """
-        from streaming import packing
-        from streaming.session import delta_jars
-
-        pex = packing.pack(out, extras=extras or packing.EXTRAS)
-        words = packing.submit_words(pex, master, delta_jars())
-        typer.echo(f"cd {shlex.quote(str(pex.parent))} && {shlex.join([*words, 'JOB.py'])}")
+        _package(target, out, extras, master)
 
 
-_HELP = """Run the Spark jobs: bronze, silver with quarantine, and alerts.
+_HELP = """Run the Spark jobs: bronze, silver with quarantine, alerts, gold with the readings that were late, and the latest state.
 
-Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only bronze --print
+Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only gold --print
 """
+
+
+def _package(target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
+    from bridge.settings.loading import conf_path
+    from streaming import packing, submission
+    from streaming.session import delta_jars, spark_defaults
+
+    wanted = extras or packing.EXTRAS
+    job: dict[str, object] = {}
+    if target is Target.databricks:
+        artefact = packing.build_wheel(out.absolute().parent)
+        job = submission.databricks_job(artefact.name, packing.needs_of(wanted), spark_defaults())
+    else:
+        artefact = packing.pack(out, extras=wanted)
+    jars = [] if target is Target.databricks else delta_jars()
+    written = submission.write_beside(
+        target, artefact, jars=jars, properties=conf_path("spark-defaults.conf"), job=job
+    )
+    for file in (artefact, *written):
+        typer.echo(f"# wrote {file}")
+    for note in submission.notes(target):
+        typer.echo(f"# {note}")
+    if target is not Target.databricks:
+        typer.echo(
+            f"cd {shlex.quote(str(artefact.parent))} && "
+            f"{submission.line(target, artefact, master or target.master, jars)}"
+        )
 
 
 def _stream(
@@ -164,4 +202,4 @@ def _stream(
         return
     sys.stdout.flush()
     # This process becomes spark-submit, so that a signal to it reaches the driver.
-    os.execve(command[0], command, submit_environment())
+    os.execve(command[0], command, submit_environment(settings.streaming.master))

@@ -20,7 +20,7 @@ from bridge.topic_templates import Filter, Template
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["RuleFields", "by_rule", "rule_fields", "rule_says"]
+__all__ = ["RuleFields", "by_rule", "json_steps", "rule_fields", "rule_says"]
 
 Part = Literal["id", "time"]
 _LEVEL: Final = "level"
@@ -71,6 +71,19 @@ def rule_says(fields: Iterable[RuleFields], part: Part, mqtt_filter: str) -> boo
         and any(meet(a, b) for a in wanted for b in Filter.parse(one.filter).patterns)
         for one in fields
     )
+
+
+def json_steps(fields: Iterable[RuleFields], part: Part, mqtt_filter: str) -> list[tuple[str | int, ...]]:
+    """Return the places in payloads that rules name for the id, or time, of messages of a filter, as steps."""
+    wanted = Filter.parse(mqtt_filter).patterns
+    found: list[tuple[str | int, ...]] = []
+    for one in fields:
+        template = one.template(part)
+        if template is not None and any(
+            meet(a, b) for a in wanted for b in Filter.parse(one.filter).patterns
+        ):
+            found += [field.steps for field in template.fields if field.property is None]
+    return found
 
 
 def by_rule(fields: Sequence[RuleFields], part: Part) -> Column:

@@ -1,0 +1,86 @@
+"""The stateful processor on Spark's own tester of state: what it keeps, its one timer, and the rows that it gives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql.streaming.tws_tester", reason="this Spark has no tester of state")
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from bridge.contract import COMMAND_COLUMNS
+from streaming.alert_processor import STATE, AlertProcessor
+from streaming.rules import AlertRule, command_id
+
+MINUTE = 60_000
+LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, clear=80)
+QUIET = AlertRule(name="quiet", kind="silence", after_minutes=10)
+
+
+def row(name: str, value: float | None, minute: float, topic: str | None = "devices/d/commands") -> Row:
+    return Row(
+        metric="glucose",
+        reading_id=name,
+        event_us=round(minute * MINUTE * 1000),
+        arrived_us=round(minute * MINUTE * 1000),
+        value=value,
+        unit="mg/dL",
+        command_topic=topic,
+    )
+
+
+def processing(*rules: AlertRule, forget_minutes: int = 1000) -> Any:
+    processor = AlertProcessor(rules, forget_minutes * MINUTE * 1000)
+    return TwsTester(processor, timeMode="eventTime", eventTimeExtractor=lambda row: 2**62)
+
+
+def causes(rows: list[Row]) -> list[tuple[str, str]]:
+    return [(r.cause, json.loads(r.payload)["state"]) for r in rows]
+
+
+def test_commands_have_the_contracts_columns_and_state_lasts_from_batch_to_batch() -> None:
+    tested = processing(LOW)
+    (found,) = tested.test("d", [row("a", 90.0, 1), row("b", 60.0, 2)])
+    assert list(found.__fields__) == [name for name, _ in COMMAND_COLUMNS]
+    assert (found.command_id, found.mqtt_topic) == (command_id("low", "d", "b"), "devices/d/commands")
+    assert found.expires_at == found.emitted_at + 3600 * 10**6
+    assert tested.test("d", [row("c", 75.0, 3), row("d", 60.0, 4)]) == []
+    assert causes(tested.test("e", [row("x", 60.0, 5), row("y", 60.0, 6, None)])) == [("low/x", "raised")]
+    assert causes(tested.test("d", [row("e", 80.0, 7), row("f", 60.0, 8)])) == [("low/f", "raised")]
+    assert json.loads(tested.peekValueState(STATE, "d")[0])["newest"]["glucose"][0] == "f"
+
+
+def test_a_silent_device_is_told_by_its_timer_and_has_one_timer_only() -> None:
+    tested = processing(QUIET)
+    tested.test("d", [row("a", 1.0, 100)])
+    for minute in (101, 104, 108):
+        assert tested.test("d", [row(f"a{minute}", 1.0, minute)]) == []
+    timers = tested.handle._timers
+    assert list(timers.listTimers("d")) == [110 * MINUTE], "a reading moves no timer"
+    assert tested.setWatermark(111 * MINUTE) == []
+    assert list(timers.listTimers("d")) == [118 * MINUTE]
+    tested.test("other", [row("o", 1.0, 119)])
+    assert causes(tested.setWatermark(118 * MINUTE)) == [("quiet/a108", "raised")]
+    assert causes(tested.setWatermark(130 * MINUTE)) == [("quiet/o", "raised")]
+    assert causes(tested.test("d", [row("back", 1.0, 131)])) == [("quiet/back", "cleared")]
+    assert list(timers.listTimers("d")) == [141 * MINUTE]
+
+
+def test_a_device_that_takes_no_commands_gets_none_by_a_timer_either() -> None:
+    tested = processing(QUIET)
+    tested.test("d", [row("a", 1.0, 100, None)])
+    assert tested.setWatermark(200 * MINUTE) == []
+
+
+def test_the_state_of_a_device_that_is_long_gone_is_deleted_with_its_timer() -> None:
+    tested = processing(LOW, forget_minutes=60)
+    tested.test("d", [row("a", 60.0, 100)])
+    assert list(tested.handle._timers.listTimers("d")) == [160 * MINUTE]
+    tested.setWatermark(160 * MINUTE)
+    assert tested.peekValueState(STATE, "d") is None
+    assert list(tested.handle._timers.listTimers("d")) == []
+    assert causes(tested.test("d", [row("b", 60.0, 500)])) == [("low/b", "raised")], "as a new device"
