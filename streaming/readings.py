@@ -7,24 +7,27 @@ suite (``predicates``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bridge.errors import ConfigError
-from streaming.decoders import forms
+from streaming.decoders import forms, leftovers
 from streaming.decoders.paths import JsonPath
 from streaming.decoders.settings import NO_ID, Decoder
+from streaming.decoders.times import MICROS, as_timestamp, words_for
 from streaming.rule_fields import RuleFields, by_rule
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["UNDECODABLE", "UNKNOWN_TOPIC", "decode", "topic_pattern"]
+__all__ = ["BAD_TIME", "UNDECODABLE", "UNKNOWN_TOPIC", "decode", "topic_pattern"]
 
 UNKNOWN_TOPIC: Final = "unknown_topic"
 """Rule that a row fails when no decoder's filter matches its MQTT topic."""
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload is not of the decoder's form."""
+BAD_TIME: Final = "bad_time"
+"""Rule that a row fails when its time is there and cannot be read as the decoder's ``time_unit`` says."""
 
 
 class _Said(NamedTuple):
@@ -75,11 +78,18 @@ def _anchored(levels: list[str], body: str) -> str:
     return f"^{guard}{body}$"
 
 
-def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFields] = ()) -> DataFrame:
+def decode(
+    rows: DataFrame,
+    decoders: Sequence[Decoder],
+    rules: Sequence[RuleFields] = (),
+    added: Mapping[str, str] | None = None,
+    schema_evolution: str = "rescue",
+) -> DataFrame:
     """Add silver's columns to bronze rows, a row for each reading, and what the readings did not meet.
 
-    ``decoding_failures``: names of the rules not met; ``fault``: why the payload did not decode, in words, else null;
-    ``no_id``: whether the reading has no id but its place.
+    ``decoding_failures``: names of the rules not met; ``fault``: why the payload did not decode, ``time_fault``: why
+    its time is none, in words, else null; ``no_id``: whether the reading has no id but its place; ``decoder``: its
+    number; ``notes`` and what the fields that no decoder knows become: see ``leftovers.of_reading``.
     The first decoder that matches a row's MQTT topic decodes it. A field that is absent or of another type is null.
     ``rules`` say where the id and the time are that a decoder names no path for. The payload of an element of an
     array becomes that element, as JSON: a message with many bad ones must not be kept once for each.
@@ -91,21 +101,40 @@ def decode(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFie
     told = _Told(decoders, rules)
     # What all readings of a message share is taken before it is taken apart, so that no copy of it goes with each.
     rows = rows.withColumns(told.columns(of_message=True))
-    rows = forms.elements(rows, decoders)
+    rows = leftovers.of_message(rows, decoders, rules)
+    rows = forms.elements(rows, decoders, leftovers.MESSAGE_PARTS)
     rows = rows.withColumns(told.columns(of_message=False))
+    rows = leftovers.of_reading(rows, decoders, rules, added or {}, schema_evolution)
     without_id = [n for n, decoder in enumerate(decoders) if decoder.id == NO_ID]
     unknown = F.when(F.col("decoder").isNull(), F.lit(UNKNOWN_TOPIC))
     undecodable = F.when(F.col("fault").isNotNull(), F.lit(UNDECODABLE))
+    rows = _timed(rows, decoders)
+    bad_time = F.when(F.col("time_fault").isNotNull(), F.lit(BAD_TIME))
     return (
-        rows.withColumn("event_time", F.try_to_timestamp("event_time").cast("timestamp"))
-        .withColumn("event_day", F.to_date("event_time"))
-        .withColumn("sent_at", F.timestamp_micros(F.col("sent_at").cast("bigint")))
+        rows.withColumn("event_day", F.to_date("event_time"))
+        .withColumn(
+            "sent_at", F.timestamp_micros(F.when(F.col("sent_at").between(*MICROS), F.col("sent_at")))
+        )
         .withColumn("publish_time", F.col("__publishTime"))
         .withColumn("processed_at", F.current_timestamp())
         .withColumn("no_id", F.coalesce(F.col("decoder").isin(without_id), F.lit(False)))
-        .withColumn("decoding_failures", F.array_compact(F.array(unknown, undecodable)))
-        .drop("item", "decoder", *told.shared)
+        .withColumn("decoding_failures", F.array_compact(F.array(unknown, undecodable, bad_time)))
+        .drop("item", *told.shared)
     )
+
+
+def _timed(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
+    """Replace the text ``event_time`` by the time that it says, and add ``time_fault``."""
+    from pyspark.sql import functions as F
+
+    time, fault = F.lit(None).cast("timestamp"), F.lit(None).cast("string")
+    for unit in sorted({d.time_unit for d in decoders}):
+        of_unit = F.col("decoder").isin([n for n, d in enumerate(decoders) if d.time_unit == unit])
+        time = F.when(of_unit, as_timestamp("event_time", unit)).otherwise(time)
+        fault = F.when(of_unit, words_for("event_time", unit)).otherwise(fault)
+    rows = rows.withColumns({"time_text": F.col("event_time"), "event_time": time, "time_fault": fault})
+    unread = F.col("event_time").isNull() & F.col("time_text").isNotNull()
+    return rows.withColumn("time_fault", F.when(unread, F.col("time_fault"))).drop("time_text")
 
 
 class _Told:

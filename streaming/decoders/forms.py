@@ -80,10 +80,10 @@ def _csv(decoder: Decoder) -> Column:
     return F.try_parse_json(F.when(all_fit, objects))
 
 
-def elements(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
+def elements(rows: DataFrame, decoders: Sequence[Decoder], once: Sequence[str] = ()) -> DataFrame:
     """Replace ``json`` by ``item``, a row for each reading, and ``element``, its place in the message.
 
-    A message whose array is empty holds no reading, and gives no row.
+    ``once``: columns of the message that go with its first reading alone, where they are there. A message whose array is empty holds no reading, and gives no row.
     """
     from pyspark.sql import functions as F
 
@@ -110,8 +110,14 @@ def elements(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
     # No copy of the whole payload goes with each of its readings.
     rows = rows.withColumn("payload", F.when(~F.coalesce(apart, F.lit(False)), F.col("payload")))
     rows = rows.where(F.col("readings").isNull() | (held > 0)).drop("json")
-    kept = [F.col(f"`{name}`") for name in rows.columns if name != "readings"]
-    rows = rows.select(*kept, F.posexplode_outer("readings").alias("element", "item"))
+    once = [name for name in once if name in rows.columns]
+    kept = [F.col(f"`{name}`") for name in rows.columns if name not in ("readings", *once)]
+
+    def reading(item: Column, place: Column) -> Column:
+        return F.struct(item.alias("item"), *(F.when(place == 0, F.col(name)).alias(name) for name in once))
+
+    rows = rows.select(*kept, F.posexplode_outer(F.transform("readings", reading)).alias("element", "one"))
+    rows = rows.withColumns({name: F.col("one")[name] for name in ("item", *once)}).drop("one")
     own = F.coalesce("payload", F.encode(F.to_json("item"), "UTF-8"))
     return rows.withColumn("payload", own).withColumn("element", F.coalesce("element", F.lit(0)))
 

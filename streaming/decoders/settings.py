@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bridge.errors import ConfigError
 from streaming.decoders.paths import JsonPath
+from streaming.decoders.times import TimeUnit
+from streaming.evolution import Evolution
 from streaming.rule_fields import Part, RuleFields, rule_says
 
 __all__ = ["NO_ID", "Decoder", "as_recipe", "check_rules", "load_decoders", "parse_decoders"]
@@ -52,6 +54,10 @@ class Decoder(BaseModel):
     time: str | None = Field(
         None, description="Path of the reading's time; none leaves it to the topic rule's reading_time."
     )
+    time_unit: TimeUnit = Field(
+        "iso",
+        description="How the time is given: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: by its size.",
+    )
     unit: str | None = Field(None, description="Unit of the value, or its path.")
     sent: str | None = Field(None, description="Path of the time of publishing, µs since the epoch.")
     elements: str | None = Field(
@@ -59,6 +65,14 @@ class Decoder(BaseModel):
     )
     max_elements: int = Field(
         10_000, ge=1, description="Elements that one message may hold; beyond it: quarantine."
+    )
+
+    ignored: tuple[str, ...] = Field(
+        (), description="Paths of fields that are known and not wanted; others are unknown ones."
+    )
+    schema_evolution: Evolution | None = Field(
+        None,
+        description="What becomes of unknown fields: rescue, add_columns or fail; none: streaming.schema_evolution.",
     )
 
     format: Literal["json", "csv", "cbor", "protobuf", "raw", "python"] = Field(
@@ -96,6 +110,13 @@ class Decoder(BaseModel):
     @classmethod
     def _path_or_none(cls, text: str | None) -> str | None:
         return text if text == NO_ID else cls._path(text)
+
+    @field_validator("ignored")
+    @classmethod
+    def _paths(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            JsonPath.parse(text)
+        return texts
 
     @field_validator("metric", "unit")
     @classmethod
