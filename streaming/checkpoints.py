@@ -17,12 +17,12 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.errors import TerminalError
+from bridge.errors import ContractError, TerminalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Checkpoint", "CheckpointLock", "recipe_hash"]
+__all__ = ["Checkpoint", "CheckpointLock", "recipe_hash", "watermark_in"]
 
 _OURS: Final = "pulsebridge"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -33,6 +33,18 @@ _KEPT_BATCHES: Final = 100
 def recipe_hash(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a recipe in canonical JSON."""
     return hashlib.sha256(_canonical(recipe).encode()).hexdigest()
+
+
+def watermark_in(text: str) -> int:
+    """Return the watermark of a batch, in ms since the epoch, from its file in Spark's offset log; 0 without one yet.
+
+    Raises ContractError when the file is not written as Spark writes it.
+    """
+    lines = text.split("\n")
+    try:
+        return int(json.loads(lines[1])["batchWatermarkMs"])
+    except (ValueError, LookupError, TypeError, OverflowError) as e:
+        raise ContractError(f"Spark's offset log names no watermark: {text[:80]!r}") from e
 
 
 def _canonical(recipe: Mapping[str, Any]) -> str:
@@ -59,34 +71,89 @@ class Checkpoint:
             self._app_id = found
         return self._app_id
 
-    def recipe_for(self, batch_id: int, current: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe that a batch began with, or store the current one for it, before its first write.
+    def begun(self, batch_id: int) -> dict[str, Any] | None:
+        """Return the recipe that a batch began with, None when it has not begun.
 
         A record that was not written to its end counts as none: then nothing of the batch was written either.
         """
         known = self._read(f"batches/{batch_id}").strip()
-        if _HASH.fullmatch(known):
-            text = self._read(f"recipes/{known}.json")
-            if hashlib.sha256(text.encode()).hexdigest() != known:
-                raise TerminalError(
-                    f"{self.folder}/{_OURS}/recipes/{known}.json is gone or was changed, batch {batch_id} needs it",
-                    remedy="put the file back: it is the copy of the rules that the batch began with",
-                )
-            stored: dict[str, Any] = json.loads(text)
-            return stored
-        text, name = _canonical(current), recipe_hash(current)
+        if not _HASH.fullmatch(known):
+            return None
+        text = self._read(f"recipes/{known}.json")
+        if hashlib.sha256(text.encode()).hexdigest() != known:
+            raise TerminalError(
+                f"{self.folder}/{_OURS}/recipes/{known}.json is gone or was changed, batch {batch_id} needs it",
+                remedy="put the file back: it is the copy of the rules that the batch began with",
+            )
+        stored: dict[str, Any] = json.loads(text)
+        return stored
+
+    def begin(self, batch_id: int, recipe: Mapping[str, Any]) -> None:
+        """Store the recipe of a batch that has not begun, before its first write."""
+        text, name = _canonical(recipe), recipe_hash(recipe)
         if self._read(f"recipes/{name}.json") != text:
             self._write(f"recipes/{name}.json", text)
         self._write(f"batches/{batch_id}", name)
         if batch_id >= _KEPT_BATCHES:
             self._fs.delete(self._path(f"batches/{batch_id - _KEPT_BATCHES}"), False)
-        return dict(current)
+
+    def intend(self, body: Mapping[str, Any]) -> None:
+        """Store what somebody is about to do beside the query, before the first write; one at a time."""
+        text = _canonical(body)
+        self._write("intent", f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+
+    def intent(self) -> dict[str, Any] | None:
+        """Return what was begun and not ended, None where there is nothing.
+
+        A record that was not written to its end counts as none: nothing was written after it either.
+        """
+        name, _, text = self._read("intent").partition("\n")
+        if hashlib.sha256(text.encode()).hexdigest() != name:
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def settle(self) -> None:
+        """Forget what was begun: it is done."""
+        self._fs.delete(self._path("intent"), False)
+
+    def begin_at(self, version: int) -> None:
+        """Store the version of its table at which the query begins while it has no offsets."""
+        self._write("first_version", str(version))
+
+    def first_version(self) -> int | None:
+        """Return that version, None where none is stored."""
+        text = self._read("first_version").strip()
+        return int(text) if text.isdecimal() else None
+
+    def spark_text(self, name: str) -> str:
+        """Return a file of Spark's own, by its name below the folder; empty where it is not there."""
+        return self._text(self._spark_path(name))
+
+    def set_aside(self, name: str, below: str) -> None:
+        """Move a file or folder of Spark's own into a folder of ours. Nothing is done where it is not there."""
+        found = self._spark_path(name)
+        if self._fs.exists(found):
+            self._fs.mkdirs(self._path(below))
+            self._fs.rename(found, self._path(f"{below}/{name}"))
+
+    def watermark_ms(self, batch_id: int) -> int:
+        """Return the watermark that Spark fixed for a batch before it ran, in ms since the epoch.
+
+        A batch that is run again has the same one: Spark writes it with the batch's offsets.
+        """
+        return watermark_in(self.spark_text(f"offsets/{batch_id}"))
+
+    def _spark_path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.folder}/{name}")
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.folder}/{_OURS}/{name}")
 
     def _read(self, name: str) -> str:
-        path = self._path(name)
+        return self._text(self._path(name))
+
+    def _text(self, path: Any) -> str:
         if not self._fs.exists(path):
             return ""
         stream = self._fs.open(path)
@@ -107,10 +174,14 @@ class CheckpointLock:
     """Holds a checkpoint folder for one driver. The kernel frees it when the driver's JVM ends, however it ends.
 
     Only local folders are locked; on an object store Spark itself stops the second query, at its first commit.
+    ``name``: what is held of it, the whole for its query, or something that one at a time does beside the query.
+    ``by``: what the holder does, for whoever is refused meanwhile.
     """
 
-    def __init__(self, spark: SparkSession, folder: str) -> None:
+    def __init__(self, spark: SparkSession, folder: str, name: str = "running", by: str = "") -> None:
         self.folder = folder
+        self._name = name
+        self._by = by
         self._jvm: Any = spark.sparkContext._jvm
         self._file: Any = None
 
@@ -119,7 +190,7 @@ class CheckpointLock:
         if "://" in self.folder:
             return
         os.makedirs(f"{self.folder}/{_OURS}", exist_ok=True)  # noqa: PTH103 — a Spark path, kept as text
-        name = f"{self.folder}/{_OURS}/running"
+        name = f"{self.folder}/{_OURS}/{self._name}"
         deadline = time.monotonic() + wait_s
         # The JVM holds the lock, not Python: it is the JVM that goes on writing when Python alone was killed.
         self._file = self._jvm.java.io.RandomAccessFile(name, "rw")
@@ -128,14 +199,18 @@ class CheckpointLock:
                 holder = self._file.readLine() or "another driver"
                 self._file.close()
                 self._file = None
-                raise TerminalError(
-                    f"checkpoint {self.folder} is in use by {holder}",
-                    remedy="stop that driver, or give this one a streaming.root of its own",
-                )
+                raise self._refused(holder)
             time.sleep(0.2)
         pid = self._jvm.java.lang.ProcessHandle.current().pid()
         self._file.setLength(0)
-        self._file.writeBytes(f"pid {pid} on {socket.gethostname()}\n")
+        by = f"{self._by}, " if self._by else ""
+        self._file.writeBytes(f"{by}pid {pid} on {socket.gethostname()}\n")
+
+    def _refused(self, holder: str) -> TerminalError:
+        return TerminalError(
+            f"checkpoint {self.folder} is in use by {holder}",
+            remedy="stop that driver, or give this one a streaming.root of its own",
+        )
 
     def _try(self) -> bool:
         from py4j.protocol import Py4JJavaError

@@ -16,16 +16,20 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ConfigError, MissingExtraError
+from streaming.data_docs import PAGES, offline
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame
 
     from streaming.predicates import Suite
 
-__all__ = ["Verdict", "check_suite", "verdicts"]
+__all__ = ["Validation", "Verdict", "check_suite", "validate", "verdicts"]
 
 # Read when the package is imported: nothing is sent to anybody.
 os.environ["GX_ANALYTICS_ENABLED"] = "false"
@@ -48,21 +52,58 @@ class Verdict:
     observed: str
 
 
-def verdicts(rows: DataFrame, suite: Suite) -> list[Verdict]:
-    """Validate rows by every expectation of the suite, in its order; the caller caches the rows, if it likes.
+@dataclass(frozen=True)
+class Validation:
+    """What a suite says of a table: the verdicts in its order, and the same for people, as Data Docs."""
 
-    It takes seconds, whatever the number of rows. Raises ConfigError when Great Expectations refuses the suite,
-    MissingExtraError when it is not installed.
+    verdicts: tuple[Verdict, ...]
+    _result: Any
+    _suite: Any
+
+    def write_docs(self, out: Path, title: str) -> None:
+        """Write the pages of this validation and of its suite into a folder (``data_docs.PAGES``); what is there of
+        them is replaced.
+        """
+        from great_expectations.core.run_identifier import RunIdentifier
+        from great_expectations.render import renderer, view
+
+        show: Any = view
+        made: Any = renderer
+        with _lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._result.meta["run_id"] = RunIdentifier(run_name=title, run_time=datetime.now(timezone.utc))
+            rendered = (
+                made.ValidationResultsPageRenderer(run_info_at_end=True).render(self._result),
+                made.ExpectationSuitePageRenderer().render(self._suite),
+            )
+            pages = [show.DefaultJinjaPageView().render(one, show_how_to_buttons=False) for one in rendered]
+        out.mkdir(parents=True, exist_ok=True)
+        for name, page in zip(PAGES, pages, strict=True):
+            (out / name).write_text(offline(page, title), encoding="utf-8")
+
+
+def verdicts(rows: DataFrame, suite: Suite) -> list[Verdict]:
+    """Return the verdicts of ``validate``."""
+    return list(validate(rows, suite).verdicts)
+
+
+def validate(rows: DataFrame, suite: Suite) -> Validation:
+    """Validate rows by every expectation of the suite; the caller caches the rows, if it likes.
+
+    It takes seconds, whatever the number of rows; no values of rows are kept. Raises ConfigError when Great
+    Expectations refuses the suite, MissingExtraError when it is not installed.
     """
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batch = _asset().get_batch({"dataframe": rows})
-        result = batch.validate(
-            _suite(suite), result_format={"result_format": "BASIC", "partial_unexpected_count": 0}
+        made = _suite(suite)
+        result = (
+            _asset()
+            .get_batch({"dataframe": rows})
+            .validate(made, result_format={"result_format": "BASIC", "partial_unexpected_count": 0})
         )
     # Great Expectations sorts its results; the metadata says which rule each belongs to.
     by_rule = {_position(entry): entry for entry in result.results}
-    return [_verdict(suite, n, by_rule[n]) for n in range(len(suite.rules))]
+    return Validation(tuple(_verdict(suite, n, by_rule[n]) for n in range(len(suite.rules))), result, made)
 
 
 def check_suite(suite: Suite) -> None:

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,20 +22,22 @@ import yaml
 from bridge.errors import TerminalError, TransientError
 from bridge.settings import Settings
 from bridge.settings.loading import conf_path, load
-from streaming.tables import Tables
+from streaming.plots import plot_commands, plot_device, plot_failures, plot_live, plot_versions
+from streaming.tables import Table, Tables
 
 if TYPE_CHECKING:
-    import altair as alt
     import pandas as pd
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from bridge.local.stack import LocalStack
     from streaming.demo.processes import Child
+    from streaming.lab_commands import CommandDesk
 
-__all__ = ["Lab", "plot_device", "plot_live"]
+__all__ = ["Lab", "plot_commands", "plot_device", "plot_failures", "plot_live", "plot_versions"]
 
 _SERVERS: Final = "PULSEBRIDGE_PULSAR__SERVICE_URL"
 _WAIT_S: Final = 120.0
+_ALL_ROWS: Final = 1_000_000
 
 
 class Lab:
@@ -56,9 +59,11 @@ class Lab:
         self._payload = payload
         self._stack: LocalStack | None = None
         self._ingest: Child | None = None
+        self._desk: CommandDesk | None = None
         self._spark: SparkSession | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="pulsebridge-lab-"))
         (self.folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")  # as the local stack does
+        self._file = self.folder / "pulsebridge.yaml"
         self.settings = Settings()
 
     def __enter__(self) -> Lab:
@@ -73,14 +78,14 @@ class Lab:
         from streaming.demo.processes import Child, pulsebridge_command
 
         try:
-            file = self._write_settings(self._servers())
-            self.settings = load(file)
+            self._write_settings(self._servers())
+            self.settings = load(self._file)
             with PulsarAdmin(self.settings.pulsar, timeout_s=30.0) as admin:
                 admin.provision_namespaces()
                 admin.create_partitioned(self._topic, self.settings.pulsar.partitions)
             self._ingest = Child(
                 "ingest",
-                pulsebridge_command("ingest", "--config", str(file)),
+                pulsebridge_command("ingest", "--config", str(self._file)),
                 self.folder / "ingest.log",
                 _environment(),
             )
@@ -92,6 +97,9 @@ class Lab:
 
     def close(self) -> None:
         """End what this lab started, and remove its folder."""
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
         if self._spark is not None:
             self._spark.stop()
             self._spark = None
@@ -118,33 +126,76 @@ class Lab:
         """The tables of this run."""
         return Tables.of(self.settings.streaming)
 
-    def replay(self, devices: int = 2, readings: int = 288) -> int:
-        """Publish real glucose readings over MQTT as some devices; 288 are a day. Return how many were acknowledged.
+    @property
+    def desk(self) -> CommandDesk:
+        """The way of commands, started when it is first asked for (see ``streaming.lab_commands``)."""
+        if self._desk is None:
+            from streaming.lab_commands import CommandDesk
+
+            desk = CommandDesk(self.settings, self._file, _environment(), lambda: self.spark, self._options)
+            try:
+                desk.start()
+            except BaseException:
+                desk.close()
+                raise
+            self._desk = desk
+        return self._desk
+
+    def sink_options(self) -> dict[str, str]:
+        """Return the options of ``format("pulsebridge_commands")`` for this lab."""
+        from streaming.alerts import sink_options
+
+        return sink_options(self.settings.pulsar)
+
+    def publish(self, device: str, *payloads: bytes) -> int:
+        """Publish payloads over MQTT as a device. Return how many the broker acknowledged.
+
+        Raises TransientError when the broker did not take them all.
+        """
+        self._await_ingest()
+        return self._published((f"wearables/{device}/glucose", payload) for payload in payloads)
+
+    def replay(self, devices: int = 2, readings: int = 288, fault_every: int = 0) -> int:
+        """Publish real glucose readings over MQTT as some devices; 288 are a day. After each ``fault_every`` of a device
+        follows a faulty one: a value that no sensor measures, none at all, or JSON that was cut. Return how many were
+        acknowledged.
 
         Raises MissingExtraError without the recordings, TransientError when the broker did not take them all.
         """
-        from bridge.mqtt.device import DeviceClient
-        from streaming.demo.payloads import encode
+        from streaming.demo.payloads import FAULTS, encode, encode_fault
         from streaming.demo.recordings import GLUCOSE, cut
         from streaming.demo.recordings import load as load_recording
 
         chosen = cut(GLUCOSE, load_recording(GLUCOSE), 100)[:devices]
         self._await_ingest()
+
+        def messages() -> Iterator[tuple[str, bytes]]:
+            for device in chosen:
+                for n, row in enumerate(device.readings[:readings], 1):
+                    ts, now_us = row.ts.isoformat() + "Z", time.time_ns() // 1000
+                    name = device.reading_id(row.seq)
+                    yield device.topic, encode(name, ts, "glucose", row.value, now_us)
+                    if fault_every and n % fault_every == 0:
+                        kind = FAULTS[n // fault_every % len(FAULTS)]
+                        yield device.topic, encode_fault(kind, f"{name}-x", ts, "glucose", now_us)
+
+        return self._published(messages())
+
+    def _published(self, messages: Iterable[tuple[str, bytes]]) -> int:
+        from bridge.mqtt.device import DeviceClient
+
         client = DeviceClient(self.settings.mqtt, f"lab-{uuid.uuid4().hex[:8]}", window=100)
         client.connect()
+        count = 0
         try:
-            for device in chosen:
-                for row in device.readings[:readings]:
-                    ts = row.ts.isoformat() + "Z"
-                    body = encode(
-                        device.reading_id(row.seq), ts, "glucose", row.value, time.time_ns() // 1000
-                    )
-                    client.publish(device.topic, body)
+            for topic, payload in messages:
+                client.publish(topic, payload)
+                count += 1
             if not client.flush(_WAIT_S):
                 raise TransientError("the MQTT broker did not acknowledge all readings")
         finally:
             client.close()
-        return sum(len(device.readings[:readings]) for device in chosen)
+        return count
 
     def process(self, at_least: int = 0) -> None:
         """Run the jobs on what has arrived, until bronze holds ``at_least`` rows.
@@ -185,11 +236,53 @@ class Lab:
             .toPandas()
         )
 
-    def readings(self, device: str) -> pd.DataFrame:
-        """Return a device's readings in the order of its own time."""
-        silver = self.tables.silver.read(self.spark).where(f"device = '{_quoted(device)}'")
+    def readings(self, device: str, version: int | None = None) -> pd.DataFrame:
+        """Return a device's readings in the order of its own time, as silver has them or had them at a version."""
+        silver = _at(self.spark, self.tables.silver, version).where(f"device = '{_quoted(device)}'")
         names = ("event_time", "metric", "value", "unit", "reading_id")
         return silver.select(*names).orderBy("event_time").toPandas()
+
+    def history(self) -> pd.DataFrame:
+        """Return the versions of silver, the oldest first: when each was made, by what, and with how many rows."""
+        from pyspark.sql import functions as F
+
+        found = self.spark.sql(f"DESCRIBE HISTORY {self.tables.silver.sql}")
+        metrics = F.col("operationMetrics")
+        rows = F.coalesce(metrics["numTargetRowsInserted"], metrics["numOutputRows"]).cast("bigint")
+        return (
+            found.select("version", "timestamp", "operation", rows.alias("rows"))
+            .orderBy("version")
+            .toPandas()
+        )
+
+    def origin(self, device: str, reading_id: str) -> pd.DataFrame:
+        """Return where a reading of silver came from: its message in bronze, with its place in Pulsar and its times."""
+        from streaming.tables import POSITION_COLUMNS
+
+        found = self.tables.silver.read(self.spark).where(
+            f"device = '{_quoted(device)}' AND reading_id = '{_quoted(reading_id)}'"
+        )
+        message = self.tables.bronze.read(self.spark).join(
+            found.select(*POSITION_COLUMNS), list(POSITION_COLUMNS), "left_semi"
+        )
+        times = ("mqtt_topic", "arrival_time", "__publishTime AS publish_time")
+        text = "CAST(payload AS STRING) AS payload"
+        rows: pd.DataFrame = message.selectExpr(*POSITION_COLUMNS, *times, text).toPandas()
+        return rows.T.rename(columns=lambda _: reading_id)
+
+    def verdicts(self) -> pd.DataFrame:
+        """Let Great Expectations judge all that the jobs have judged so far; a row for each rule of the suite."""
+        from streaming.job import plan_of
+        from streaming.quality import make_verdicts
+
+        suite = plan_of(self.settings).suite
+        make_verdicts(self.spark, self.tables, suite, datetime.fromtimestamp(0, timezone.utc), _ALL_ROWS)
+        results = self.tables.quality_results.read(self.spark)
+        last = results.agg({"run_at": "max"}).first()
+        assert last is not None  # an aggregate without keys gives one row
+        names = ("rule", "expectation", "splits_rows", "success", "evaluated", "unexpected")
+        rows: pd.DataFrame = results.where(results["run_at"] == last[0]).select(*names).toPandas()
+        return rows.sort_values("rule", ignore_index=True)
 
     def quarantine(self) -> pd.DataFrame:
         """Return what was held back, and why."""
@@ -274,7 +367,9 @@ class Lab:
         self._stack.start()
         return self._stack.settings_overrides()
 
-    def _write_settings(self, servers: Mapping[str, Any]) -> Path:
+    def _write_settings(self, servers: Mapping[str, Any]) -> None:
+        from streaming.lab_commands import PRESENCE, command_topic
+
         body: dict[str, dict[str, Any]] = {
             "mqtt": {"client_id": f"lab-ingest-{uuid.uuid4().hex[:8]}"},
             "ingest": {
@@ -284,11 +379,16 @@ class Lab:
                         "filter": self._filter,
                         "topic": "lab",
                         "device": "{device}",
-                        "command_topic": "devices/{device}/commands",
+                        "command_topic": command_topic("{device}"),
                     }
                 ]
             },
-            "streaming": {"root": str(self.folder / "lakehouse"), "topics": ["lab"], "quality_interval_s": 0},
+            "push": {"presence": [{"filter": PRESENCE}]},
+            "streaming": {
+                "root": str(self.folder / "lakehouse"),
+                "topics": ["lab"],
+                "quality_interval_s": 0,
+            },
         }
         for path, value in servers.items():
             section, _, name = path.partition(".")
@@ -298,9 +398,7 @@ class Lab:
             body["mqtt"] |= {"host": host, "port": int(port or 1883)}
         if self._payload is not None:
             body["streaming"]["rules"] = str(self._write_rules(self._payload))
-        file = self.folder / "pulsebridge.yaml"
-        file.write_text(yaml.safe_dump(body), encoding="utf-8")
-        return file
+        self._file.write_text(yaml.safe_dump(body), encoding="utf-8")
 
     def _write_rules(self, payload: Mapping[str, str]) -> Path:
         rules = yaml.safe_load(conf_path("rules.yaml").read_text(encoding="utf-8"))
@@ -322,51 +420,10 @@ class Lab:
             time.sleep(0.1)
 
 
-def plot_device(readings: pd.DataFrame, alerts: pd.DataFrame, limit: float = 70.0) -> alt.LayerChart:
-    """Return a device's readings as a line, the limit, and each alert as a mark with what it said."""
-    import altair as alt
-    import pandas as pd
-
-    time_axis = alt.X("event_time:T", title="device's own time")
-    line = (
-        alt.Chart(readings)
-        .mark_line(color="#35608d", strokeWidth=1.5)
-        .encode(x=time_axis, y=alt.Y("value:Q", title="glucose, mg/dL", scale=alt.Scale(zero=False)))
-    )
-    rule = (
-        alt.Chart(pd.DataFrame({"limit": [limit]}))
-        .mark_rule(color="#b0413e", strokeDash=[4, 4])
-        .encode(y="limit:Q")
-    )
-    marks = (
-        alt.Chart(alerts)
-        .mark_point(size=70, filled=True, opacity=0.9)
-        .encode(
-            x=time_axis,
-            y="value:Q",
-            color=alt.Color("rule:N", title="alert", scale=alt.Scale(range=["#e0a03b", "#b0413e"])),
-            tooltip=["rule:N", "message:N", "event_time:T"],
-        )
-    )
-    chart: alt.LayerChart = alt.layer(line, rule, marks).properties(width=760, height=280)
-    return chart
-
-
-def plot_live(rows: pd.DataFrame) -> alt.Chart:
-    """Return the readings as they arrived, straight from the stream."""
-    import altair as alt
-
-    chart: alt.Chart = (
-        alt.Chart(rows)
-        .mark_circle(size=18, color="#35608d")
-        .encode(
-            x=alt.X("arrival_time:T", title="arrival at ingest"),
-            y=alt.Y("value:Q", title="glucose, mg/dL", scale=alt.Scale(zero=False)),
-            tooltip=["reading_id:N", "event_time:T", "value:Q"],
-        )
-        .properties(width=760, height=200)
-    )
-    return chart
+def _at(spark: SparkSession, table: Table, version: int | None) -> DataFrame:
+    if version is None:
+        return table.read(spark)
+    return spark.sql(f"SELECT * FROM {table.sql} VERSION AS OF {version}")
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The job that spark-submit runs: bronze, silver and alerts in one driver, until it is stopped or all is done.
+"""The job that spark-submit runs: all queries in one driver, or some, until it is stopped or all is done.
 
 ``spark-submit --properties-file conf/spark-defaults.conf --jars DELTA_JARS streaming/job.py [--config PATH]``; on a
 cluster with ``--py-files`` of a zip of the four packages. ``pulsebridge stream`` writes that line for this machine.
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,12 +28,19 @@ from bridge.errors import ConfigError, PulsebridgeError, TerminalError, Transien
 from bridge.readings_topics import topics_to_read
 from bridge.settings import Settings
 from bridge.settings.loading import conf_path, load
-from streaming import alerts, bronze, silver
+from bridge.settings.streaming import QUERIES
+from bridge.silver_metrics import SilverMetrics
+from streaming import alerts, bronze, device_changes, gold, latest, silver
+from streaming.alert_checkpoint import first_version
+from streaming.batch_figures import observed
 from streaming.checkpoints import Checkpoint, CheckpointLock
 from streaming.decoders.settings import Decoder, check_rules, load_decoders
 from streaming.decoders.unpacking import check_packages
+from streaming.evolving import FieldNews
+from streaming.holding import HoldWatch
 from streaming.predicates import Suite, load_suite
 from streaming.quality import QualityWatch
+from streaming.quality_gate import BadShareGate
 from streaming.rule_fields import RuleFields, rule_fields
 from streaming.rules import AlertRule, load_rules
 from streaming.stopping import StopRequest
@@ -42,12 +50,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["QUERIES", "Job", "Plan", "await_pulsar", "main", "plan_of", "topics_of"]
+__all__ = ["Job", "Plan", "await_pulsar", "main", "plan_of", "topics_of"]
 
-QUERIES: Final = ("bronze", "silver", "alerts")
 _PULSAR_WARN_S: Final = 20.0
 _RESTARTS: Final = 5
 """How often a query is started again in the life of a driver before its failure ends the job."""
+_SCHEMA_CHANGED: Final = "DELTA_SCHEMA_CHANGED"
+"""Delta ends a stream so when its table gets a column, which silver may; nothing is wrong then."""
 _log = structlog.get_logger("stream")
 
 
@@ -61,6 +70,15 @@ class Plan:
     suite: Suite
     rules: tuple[AlertRule, ...]
     rule_fields: tuple[RuleFields, ...]
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides where a row of silver goes, as ``silver.recipe_of`` makes it."""
+        streaming = self.settings.streaming
+        return silver.recipe_of(
+            self.decoders, self.suite, streaming.clock_skew_s, self.rule_fields,
+            streaming.schema_evolution, streaming.max_added_columns,
+        )  # fmt: skip
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -98,21 +116,36 @@ class Job:
 
     spark: SparkSession
     plan: Plan
-    only: Sequence[str] = QUERIES
+    only: Sequence[str] = ()
+    """The queries to run; those of the settings where it is empty."""
     available_now: bool = False
     after_silver_step: Callable[[str], None] = lambda step: None
-    suspects: Callable[[int], object] = lambda count: None
+    metrics: SilverMetrics | None = None
+    written: Callable[[str, str, int], object] = lambda query, table, rows: None
+    """Told how many rows a batch of a query has written to a table, where the query's sink does not say so itself."""
     queries: list[StreamingQuery] = field(default_factory=list)
     _locks: list[CheckpointLock] = field(default_factory=list)
     _quality: QualityWatch | None = None
     _restarts: dict[str, int] = field(default_factory=dict)
+    _hold: HoldWatch | None = None
+    _paused: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # One for the life of the job: a query that is started again goes on with the same window.
+        self._gate = BadShareGate(self.plan.settings.streaming, self.metrics)
+        self._news = FieldNews(self.metrics)
+        chosen = self.only or self.plan.settings.streaming.queries
+        self.only = [name for name in QUERIES if name in chosen]
 
     def prepare(self) -> None:
         """Take the checkpoints: nobody else may run these queries on them."""
+        if "silver" in self.only:
+            _log.info("suite", **self.plan.suite.kinds)
         for name in self.only:
             lock = CheckpointLock(self.spark, self.plan.tables.checkpoint(name))
             lock.acquire()
             self._locks.append(lock)
+        self._hold = HoldWatch(self.spark, self.plan.tables.root)
         streaming = self.plan.settings.streaming
         if "silver" in self.only and streaming.quality_interval_s > 0:
             self._quality = QualityWatch(
@@ -160,6 +193,10 @@ class Job:
     def _watch(self, stop: StopRequest) -> bool:
         """Return True when all queries have ended, False when somebody asked to stop."""
         while True:
+            if self._held():
+                if stop.wait(0.2):
+                    return False
+                continue
             for query in list(self.queries):
                 failure: Any = query.exception()
                 if failure is not None:
@@ -169,31 +206,61 @@ class Job:
             if stop.wait(0.2):
                 return False
 
+    def _held(self) -> bool:
+        """Whether a change of tables wants the queries to pause: then they are stopped between two batches, and started
+        again when it is done.
+        """
+        if self._hold is not None and self._hold.wanted():
+            for query in [q for q in self.queries if q.isActive]:
+                _end_batch(query)
+                query.stop()
+                self.queries.remove(query)
+                self._paused.append(str(query.name))
+                _log.info("paused for a change of tables", query=query.name)
+            return True
+        for name in self._paused:
+            self._start(name)
+        self._paused.clear()
+        return False
+
     def _again(self, query: StreamingQuery, cause: Cause) -> None:
         """Start a failed query again from its checkpoint; raise TerminalError where that cannot help.
 
         A worker that did not come up in time on a busy machine, or a server that was away, is no reason to end.
         """
         name = str(query.name)
-        self._restarts[name] = self._restarts.get(name, 0) + 1
-        if cause.terminal or self._restarts[name] > _RESTARTS:
+        changed = _SCHEMA_CHANGED in cause.text
+        counted, allowed = name, _RESTARTS
+        if changed:
+            counted = f"{name}, new columns"
+            allowed += self.plan.settings.streaming.max_added_columns
+        self._restarts[counted] = self._restarts.get(counted, 0) + 1
+        if cause.terminal or self._restarts[counted] > allowed:
             raise TerminalError(f"query {name} failed: {cause.text}")
-        _log.warning(
-            "query failed and is started again; see the error if it repeats", query=name, error=cause.text
-        )
+        if changed:
+            _log.info("query starts again, the table that it reads has new columns", query=name)
+        else:
+            _log.warning(
+                "query failed and is started again; see the error if it repeats", query=name, error=cause.text
+            )
         self.queries.remove(query)
         self._start(name)
 
     def _start(self, name: str) -> None:
         self._create_tables(name)
         writer = self._writer(name)
-        seconds = self.plan.settings.streaming.trigger_s
+        streaming = self.plan.settings.streaming
+        slow = {"gold": streaming.gold_trigger_s, "latest": streaming.latest_trigger_s}
+        seconds = slow.get(name, streaming.trigger_s)
         if self.available_now:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{seconds * 1000:.0f} milliseconds")
         bronze_table = self.plan.tables.bronze
-        if name != "bronze":
+        if name == "alerts":
+            with alerts.empty_batches(self.spark, self.plan.rules):
+                self.queries.append(writer.start())
+        elif name != "bronze":
             self.queries.append(writer.start())
         elif bronze_table.by_name:
             self.queries.append(writer.toTable(bronze_table.sql))
@@ -204,8 +271,12 @@ class Job:
         """Create the tables that a query reads and writes, just before it: the query before it runs already."""
         if name in ("bronze", "silver"):
             bronze.create_tables(self.spark, self.plan.tables)
-        if name in ("silver", "alerts"):
+        if name != "bronze":
             silver.create_tables(self.spark, self.plan.tables)
+        if name == "gold":
+            gold.create_tables(self.spark, self.plan.tables)
+        if name == "latest":
+            latest.create_table(self.spark, self.plan.tables)
 
     def _writer(self, name: str) -> DataStreamWriter:
         plan = self.plan
@@ -213,16 +284,47 @@ class Job:
             messages = bronze.source(self.spark, plan.settings, topics_of(plan.settings))
             return bronze.query(messages, plan.tables)
         if name == "silver":
-            recipe = silver.recipe_of(
-                plan.decoders, plan.suite, plan.settings.streaming.clock_skew_s, plan.rule_fields
-            )
             checkpoint = Checkpoint(self.spark, plan.tables.checkpoint("silver"))
-            batches = silver.SilverBatches(
-                plan.tables, checkpoint, recipe, self.after_silver_step, self.suspects
-            )
+            batches = silver.SilverBatches(plan.tables, checkpoint, plan.recipe, self.after_silver_step)
+            batches.written = partial(self.written, "silver")
+            if self.metrics is not None:
+                batches.suspects = self.metrics.suspects.inc
+            batches.heard = self._news
+            batches.admit = self._gate
             return silver.query(self.spark, plan.tables, batches)
-        found = alerts.commands(plan.tables.silver.read_stream(self.spark), plan.rules)
-        return alerts.query(found, plan.tables, plan.settings.pulsar)
+        if name == "gold":
+            return self._gold()
+        if name == "latest":
+            return self._latest()
+        return self._alerts()
+
+    def _alerts(self) -> DataStreamWriter:
+        tables, streaming = self.plan.tables, self.plan.settings.streaming
+        first = first_version(self.spark, tables.checkpoint("alerts"))
+        found = alerts.commands(
+            observed(silver.judged_by_the_query(self.spark, tables, first), "processed_at"),
+            self.plan.rules,
+            grace_s=streaming.silence_grace_s,
+            forget_days=streaming.alert_state_days,
+        )
+        return alerts.query(found, tables, self.plan.settings.pulsar)
+
+    def _gold(self) -> DataStreamWriter:
+        streaming, tables = self.plan.settings.streaming, self.plan.tables
+        checkpoint = Checkpoint(self.spark, tables.checkpoint("gold"))
+        batches = gold.GoldBatches(
+            tables, checkpoint, gold.recipe_of(streaming), written=partial(self.written, "gold")
+        )
+        return gold.query(self.spark, tables, streaming.gold_watermark_s, batches)
+
+    def _latest(self) -> DataStreamWriter:
+        tables = self.plan.tables
+        checkpoint = Checkpoint(self.spark, tables.checkpoint("latest"))
+        # What a rebuild brings may be the newest, too.
+        readings = device_changes.of_silver(observed(tables.silver.read_stream(self.spark), "processed_at"))
+        told = device_changes.of_topics(device_changes.topics(self.spark, self.plan.settings))
+        batches = latest.LatestBatches(tables, checkpoint, written=partial(self.written, "latest"))
+        return latest.query(readings.unionByName(told), tables, batches)
 
 
 def _end_batch(query: StreamingQuery, timeout_s: float = 60.0) -> None:
@@ -264,8 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load(given.config, given.set)
         logs.configure(settings.log)
         plan = plan_of(settings)
-        only = [name for name in QUERIES if name in (given.only or QUERIES)]
-        return _run(plan, only, given.available_now)
+        return _run(plan, given.only or (), given.available_now)
     except PulsebridgeError as e:
         _log.error(str(e))
         return 1
@@ -293,19 +394,22 @@ def await_pulsar(settings: Settings, stop: StopRequest) -> None:
 
 def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
     from bridge.metrics import serving
-    from bridge.silver_metrics import SilverMetrics
+    from bridge.stream_metrics import StreamMetrics
     from sources.progress import SourceProgress
+    from streaming.query_progress import QueryProgress
     from streaming.session import job_session
 
     spark = job_session(plan.tables.root)
+    metrics = StreamMetrics()
     spark.streams.addListener(SourceProgress())
+    spark.streams.addListener(QueryProgress(metrics))
     stop = StopRequest()
     stop.listen(spark)
-    job = Job(spark, plan, only, available_now, suspects=SilverMetrics().suspects.inc)
+    job = Job(spark, plan, only, available_now, metrics=SilverMetrics(), written=metrics.written)
     try:
         job.prepare()
         with serving(plan.settings.metrics):
-            if "bronze" in only:
+            if {"bronze", "latest"} & set(job.only):
                 await_pulsar(plan.settings, stop)
             job.run(stop)
     finally:

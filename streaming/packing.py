@@ -11,6 +11,7 @@ once for each machine.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from bridge.errors import MissingExtraError, TerminalError
 
-__all__ = ["EXTRAS", "pack", "pex_arguments", "requirements", "submit_words"]
+__all__ = ["EXTRAS", "build_wheel", "needs_of", "pack", "pex_arguments", "requirements", "submit_words"]
 
 EXTRAS = ("spark", "avro")
 """The extras that executors need; the jobs of ``pulsebridge stream`` need quality on the driver, too."""
@@ -85,10 +86,7 @@ def pack(out: Path, *, extras: Sequence[str] = EXTRAS, compress: bool = True) ->
         raise MissingExtraError("packing needs pex", remedy="pip install 'pulsebridge[package]'")
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        metadata = requires(_DISTRIBUTION) or []
-    except PackageNotFoundError as e:
-        raise TerminalError("pulsebridge is not installed in this Python", remedy="run `make setup`") from e
+    metadata = _metadata()
     with tempfile.TemporaryDirectory(prefix="pulsebridge-pack-") as folder:
         wanted, code = [f"{_DISTRIBUTION}[{','.join(extras)}]"], _checkout_code(Path(folder))
         if code is not None:
@@ -100,23 +98,44 @@ def pack(out: Path, *, extras: Sequence[str] = EXTRAS, compress: bool = True) ->
     return out
 
 
-def _checkout_code(folder: Path) -> Path | None:
-    """Return the packages as a wheel has them, where they are used from a checkout; None where they are installed."""
+def _metadata() -> list[str]:
+    try:
+        return requires(_DISTRIBUTION) or []
+    except PackageNotFoundError as e:
+        raise TerminalError("pulsebridge is not installed in this Python", remedy="run `make setup`") from e
+
+
+def needs_of(extras: Sequence[str]) -> list[str]:
+    """Return what these extras need beside the core's own. Raises TerminalError when Pulsebridge is not installed."""
+    core = set(requirements((), _metadata()))
+    return [need for need in requirements(extras, _metadata()) if need not in core]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Write this project's wheel into a folder and return its path.
+
+    Raises TerminalError where the packages are installed, not used from a checkout: then there is one already.
+    """
     root = Path(__file__).resolve().parents[1]
     if not (root / "pyproject.toml").is_file():
+        raise TerminalError(
+            "these packages are installed from a wheel already",
+            remedy="give that wheel: pip download pulsebridge",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pulsebridge-wheel-") as empty:
+        _run(
+            "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", empty, str(root)
+        )  # fmt: skip
+        (wheel,) = Path(empty).glob("*.whl")
+        return Path(shutil.copy(wheel, folder))
+
+
+def _checkout_code(folder: Path) -> Path | None:
+    """Return the packages as a wheel has them, where they are used from a checkout; None where they are installed."""
+    if not (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file():
         return None
-    _run(
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(root),
-    )
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(folder)
     code = folder / "code"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(code)

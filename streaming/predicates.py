@@ -50,6 +50,16 @@ class Suite:
         """The rules that split rows."""
         return tuple(rule for rule in self.rules if rule.predicate is not None)
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Return, for a line of log, which rules split rows and which are verdicts on the table only."""
+        only = [rule.name for rule in self.rules if rule.predicate is None]
+        return {
+            "name": self.name,
+            "split_rows": ", ".join(rule.name for rule in self.row_rules) or "none",
+            "verdicts_only": ", ".join(only) or "none",
+        }
+
 
 def load_suite(path: Path) -> Suite:
     """Read a suite in Great Expectations' own JSON. Raises ConfigError naming the file and all problems."""

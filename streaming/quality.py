@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streaming.expectations import Verdict
     from streaming.predicates import Suite
 
-__all__ = ["QualityWatch", "judged_rows", "make_verdicts"]
+__all__ = ["QualityWatch", "append_results", "judged_rows", "make_verdicts"]
 
 _log = structlog.get_logger("stream")
 
@@ -54,18 +54,20 @@ def make_verdicts(
         found = verdicts(rows, suite)
     finally:
         rows.unpersist()
-    _append(spark, tables, suite, found, since, until)
+    append_results(spark, tables, suite, found, since, until, "silver+quarantine")
     return until
 
 
-def _append(
+def append_results(
     spark: SparkSession,
     tables: Tables,
     suite: Suite,
     found: Sequence[Verdict],
-    since: datetime,
-    until: datetime,
+    since: datetime | None,
+    until: datetime | None,
+    judged: str,
 ) -> None:
+    """Append verdicts to the table of results. ``judged`` names what was judged; the times may be unknown."""
     create(
         spark,
         tables.quality_results,
@@ -88,6 +90,7 @@ def _append(
             v.observed,
             since,
             until,
+            judged,
         )
         for v in found
     ]

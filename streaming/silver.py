@@ -2,9 +2,12 @@
 
 One micro-batch, in this order; a test cuts it after each step:
 
-1. *recipe*: the decoders, the suite and the limits that judge the batch are stored beside the checkpoint, unless the
-   batch was begun before: then the stored ones are taken (H18).
-2. *judged*: rows are decoded, and the names of the rules that each fails are computed once, as a column.
+1. *judged*: rows are decoded, and the names of the rules that each fails are computed once, as a column; by the
+   present recipe (decoders, suite, limits), or by the stored one where the batch was begun before (H18). A batch that
+   has not begun is shown to ``admit``, which may stop the query: then nothing of it is stored, and the next start
+   judges it by the rules of then. Where unknown fields are to have columns, these become part of the recipe, and where
+   they are to stop the query, they do so here (``evolving``).
+2. *recipe*: the recipe is stored beside the checkpoint. The batch has begun. *columns*: silver has those of the recipe.
 3. *silver*: rows that fail none are merged into silver, insert only, on device, reading id and event day (H17: no
    watermark, so nothing is too late). Of several in one batch the first in Pulsar's order is kept.
    Where a decoder says that its readings have no id, each is kept, and those that equal an earlier one are counted.
@@ -17,31 +20,41 @@ it has committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming import rule_fields
+from streaming.batch_figures import observed
 from streaming.checkpoints import Checkpoint, recipe_hash
+from streaming.conflicts import retrying
 from streaming.decoders.settings import Decoder, as_recipe, parse_decoders
+from streaming.evolving import Evolving, Heard, nobody_hears
 from streaming.predicates import Suite, failed_rules, parse_suite
-from streaming.readings import UNDECODABLE, UNKNOWN_TOPIC, decode
+from streaming.readings import BAD_TIME, UNDECODABLE, UNKNOWN_TOPIC, decode
 from streaming.rule_fields import RuleFields
 from streaming.tables import POSITION_COLUMNS, QUARANTINE_COLUMNS, SILVER_COLUMNS, Table, Tables, create
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
 __all__ = [
     "CLOCK_SKEW",
     "CONTENT",
     "KEY",
+    "Admit",
     "SilverBatches",
+    "as_silver",
+    "by_rule",
     "create_tables",
     "first_of_each",
+    "held",
     "judged",
+    "judged_by_the_query",
+    "merge",
     "query",
+    "reason_of",
     "recipe_of",
     "suspects_of",
 ]
@@ -53,6 +66,10 @@ KEY: Final = ("device", "reading_id", "event_day")
 
 CONTENT: Final = ("device", "mqtt_topic", "metric", "event_day", "event_time", "value")
 """What is the same in a reading without an id and in the one that it may be a repetition of."""
+
+Admit = Callable[[int, int, int, Callable[[], Mapping[str, int]]], None]
+"""Called with a batch's number, how many of its rows pass and how many fail, and a function that counts these by rule.
+What it raises stops the query before anything of the batch is written."""
 
 _REASONS: Final = {
     UNKNOWN_TOPIC: "no decoder's filter matches the MQTT topic",
@@ -67,7 +84,7 @@ def create_tables(spark: SparkSession, tables: Tables) -> None:
         tables.silver,
         SILVER_COLUMNS,
         comment="Readings that passed every rule, each once",
-        statistics=("event_day", "event_time", "device", "reading_id", "processed_at"),
+        statistics=("event_day", "event_time", "device", "reading_id", "processed_at", "arrival_time"),
     )
     create(
         spark,
@@ -79,17 +96,31 @@ def create_tables(spark: SparkSession, tables: Tables) -> None:
 
 
 def recipe_of(
-    decoders: tuple[Decoder, ...], suite: Suite, clock_skew_s: float, rules: Sequence[RuleFields] = ()
+    decoders: tuple[Decoder, ...],
+    suite: Suite,
+    clock_skew_s: float,
+    rules: Sequence[RuleFields] = (),
+    schema_evolution: str = "rescue",
+    max_added_columns: int = 0,
 ) -> dict[str, Any]:
     """Return all that decides where a row goes, as plain data. ``rules``: what the topic rules say of readings."""
-    recipe = {"v": 1, "readings": as_recipe(decoders), "suite": suite.body, "clock_skew_s": clock_skew_s}
+    recipe = {
+        "v": 1,
+        "readings": as_recipe(decoders),
+        "suite": suite.body,
+        "clock_skew_s": clock_skew_s,
+        "schema_evolution": schema_evolution,
+        "max_added_columns": max_added_columns,
+    }
     if all(d.id and d.time for d in decoders):
         return recipe
     return recipe | {"rules": rule_fields.as_recipe(rules)}
 
 
 def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
-    """Decode bronze rows and add ``failed_rules``: what a row failed, empty for silver."""
+    """Decode bronze rows and add ``failed_rules``: what a row failed, empty for silver. Columns of the recipe are there
+    by their names.
+    """
     from pyspark.sql import functions as F
 
     decoders = parse_decoders(recipe["readings"], "recipe")
@@ -100,7 +131,11 @@ def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
         F.col("event_time") > F.coalesce("arrival_time", "publish_time") + limit, F.lit(CLOCK_SKEW)
     )
     failed = F.concat("decoding_failures", F.array_compact(F.array(skewed)), failed_rules(suite))
-    return decode(bronze, decoders, rules).withColumn("failed_rules", failed).drop("decoding_failures")
+    added = recipe.get("columns")
+    rows = decode(bronze, decoders, rules, added, recipe.get("schema_evolution", "rescue"))
+    rows = rows.select("*", "added.*").drop("added") if added else rows
+    rows = rows.withColumn("rebuilt_at", F.lit(None).cast("timestamp"))
+    return rows.withColumn("failed_rules", failed).drop("decoding_failures")
 
 
 def first_of_each(rows: DataFrame) -> DataFrame:
@@ -140,13 +175,42 @@ def reason_of(suite: Suite) -> Any:
         ).otherwise(text)
     for name, words in _REASONS.items():
         text = F.when(first == name, F.lit(words)).otherwise(text)
+    text = F.when(first == BAD_TIME, F.col("time_fault")).otherwise(text)
     return F.when(first == UNDECODABLE, F.col("fault")).otherwise(text)
+
+
+def as_silver(passed: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
+    """Return judged rows with silver's columns, those of the recipe among them."""
+    return passed.select(*(c.name for c in SILVER_COLUMNS), *recipe.get("columns", ()))
+
+
+def held(failed: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
+    """Return judged rows that failed as quarantine keeps them: with the reason in words, and what judged them."""
+    from pyspark.sql import functions as F
+
+    suite = parse_suite(recipe["suite"], "recipe")
+    told = failed.withColumn("reason", reason_of(suite)).withColumn("recipe", F.lit(recipe_hash(recipe)))
+    return told.select(*(c.name for c in QUARANTINE_COLUMNS))
+
+
+def by_rule(split: DataFrame) -> dict[str, int]:
+    """Count judged rows by the rules that they fail, most first."""
+    from pyspark.sql import functions as F
+
+    rows = split.select(F.explode("failed_rules").alias("rule")).groupBy("rule").count().collect()
+    return {row["rule"]: row["count"] for row in sorted(rows, key=lambda r: (-r["count"], r["rule"]))}
+
+
+def _admit_all(batch_id: int, good: int, bad: int, rules: Callable[[], Mapping[str, int]]) -> None:
+    """Without a limit, every batch is written."""
 
 
 @dataclass
 class SilverBatches:
     """Writes the micro-batches of silver. ``after`` is told each step that is done, by its name in the module's text;
-    ``suspects`` how many readings without an id may be repetitions, in batches where there are any.
+    ``suspects`` how many readings without an id may be repetitions, ``heard`` which unknown fields and unfit values there
+    are, with the filters of the decoders; both in batches where there are any; ``written`` how many rows a batch has
+    written to ``silver`` or ``quarantine``.
     """
 
     tables: Tables
@@ -154,47 +218,76 @@ class SilverBatches:
     recipe: Mapping[str, Any]
     after: Callable[[str], None] = lambda step: None
     suspects: Callable[[int], object] = lambda count: None
+    admit: Admit = _admit_all
+    heard: Heard = nobody_hears
+    written: Callable[[str, int], object] = lambda table, rows: None
+    _evolving: Evolving = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._evolving = Evolving(self.tables.silver)
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. Called by Spark's query thread; what it raises stops the query, and the batch
         is run again at the next start.
         """
-        from pyspark.sql import functions as F
-
         spark = rows.sparkSession
-        recipe = self.checkpoint.recipe_for(batch_id, self.recipe)
-        self.after("recipe")
-        # Delta's log remembers both per table; the session is this query's own.
-        spark.conf.set("spark.databricks.delta.write.txnAppId", self.checkpoint.app_id())
-        spark.conf.set("spark.databricks.delta.write.txnVersion", str(batch_id))
+        begun = self.checkpoint.begun(batch_id)
+        recipe = self._evolving.current(spark, self.recipe) if begun is None else begun
         split = judged(rows, recipe).persist()
         try:
-            good = F.size("failed_rules") == 0
-            counts = split.agg(
-                F.count_if(good).alias("good"),
-                F.count_if(~good).alias("bad"),
-                F.count_if(good & F.col("no_id")).alias("without_id"),
-                F.min(F.when(good, F.col("event_day"))).alias("first_day"),
-                F.max(F.when(good, F.col("event_day"))).alias("last_day"),
-            ).first()
-            assert counts is not None  # an aggregate without keys gives one row
+            counts = self._counts(split)
+            if begun is None and counts["noted"]:
+                evolved = self._evolving.decided(split, recipe, self.heard)
+                if evolved != recipe:
+                    recipe = evolved
+                    split.unpersist()
+                    split = judged(rows, recipe).persist()
+                    counts = self._counts(split)
+            if begun is None:
+                self.admit(batch_id, counts["good"], counts["bad"], lambda: by_rule(split))
             self.after("judged")
-            if counts["without_id"]:
-                self._suspect(split.where(good).where("no_id"), counts["first_day"], counts["last_day"])
-            if counts["good"]:
-                passed = split.where(good).select(*(c.name for c in SILVER_COLUMNS))
-                _merge(
-                    self.tables.silver,
-                    first_of_each(passed),
-                    str(counts["first_day"]),
-                    str(counts["last_day"]),
-                )
-            self.after("silver")
-            if counts["bad"]:
-                self._quarantine(split.where(~good), recipe, batch_id)
-            self.after("quarantine")
+            if begun is None:
+                self.checkpoint.begin(batch_id, recipe)
+            self.after("recipe")
+            self._evolving.ready(spark, recipe)
+            self.after("columns")
+            # Delta's log remembers both per table; the session is this query's own.
+            spark.conf.set("spark.databricks.delta.write.txnAppId", self.checkpoint.app_id())
+            spark.conf.set("spark.databricks.delta.write.txnVersion", str(batch_id))
+            self._write(split, counts, recipe)
         finally:
             split.unpersist()
+
+    def _counts(self, split: DataFrame) -> Row:
+        from pyspark.sql import functions as F
+
+        good = F.size("failed_rules") == 0
+        counts = split.agg(
+            F.count_if(good).alias("good"),
+            F.count_if(~good).alias("bad"),
+            F.count_if(good & F.col("no_id")).alias("without_id"),
+            F.count_if(F.col("notes").isNotNull()).alias("noted"),
+            F.min(F.when(good, F.col("event_day"))).alias("first_day"),
+            F.max(F.when(good, F.col("event_day"))).alias("last_day"),
+        ).first()
+        assert counts is not None  # an aggregate without keys gives one row
+        return counts
+
+    def _write(self, split: DataFrame, counts: Row, recipe: Mapping[str, Any]) -> None:
+        from pyspark.sql import functions as F
+
+        good = F.size("failed_rules") == 0
+        if counts["without_id"]:
+            self._suspect(split.where(good).where("no_id"), counts["first_day"], counts["last_day"])
+        if counts["good"]:
+            passed = first_of_each(as_silver(split.where(good), recipe))
+            days = counts["first_day"], counts["last_day"]
+            self.written("silver", merge(self.tables.silver, passed, *days))
+        self.after("silver")
+        if counts["bad"]:
+            self._quarantine(split.where(~good), recipe)
+            self.written("quarantine", counts["bad"])
+        self.after("quarantine")
 
     def _suspect(self, rows: DataFrame, first_day: date, last_day: date) -> None:
         from pyspark.sql import functions as F
@@ -204,17 +297,8 @@ class SilverBatches:
         if count:
             self.suspects(count)
 
-    def _quarantine(self, rows: DataFrame, recipe: Mapping[str, Any], batch_id: int) -> None:
-        from pyspark.sql import functions as F
-
-        suite = parse_suite(recipe["suite"], "recipe")
-        failed = rows.withColumn("reason", reason_of(suite)).withColumn("recipe", F.lit(recipe_hash(recipe)))
-        writer = (
-            failed.select(*(c.name for c in QUARANTINE_COLUMNS))
-            .coalesce(1)
-            .write.format("delta")
-            .mode("append")
-        )
+    def _quarantine(self, rows: DataFrame, recipe: Mapping[str, Any]) -> None:
+        writer = held(rows, recipe).coalesce(1).write.format("delta").mode("append")
         table = self.tables.quarantine
         if table.by_name:
             writer.saveAsTable(table.sql)
@@ -222,20 +306,50 @@ class SilverBatches:
             writer.save(table.where)
 
 
-def _merge(silver: Table, rows: DataFrame, first_day: str, last_day: str) -> None:
+def merge(
+    silver: Table,
+    rows: DataFrame,
+    first_day: date,
+    last_day: date,
+    write: Callable[[Callable[[], object], str], object] = retrying,
+) -> int:
+    """Insert those of the rows whose key silver does not have, each key once; all are of the days between these two.
+
+    Return how many were inserted. ``write`` makes the write, and again where another writer was first; it is told the
+    table.
+    """
     same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
     # The batch's own days as literals let Delta skip the files of all other days.
     days = f"t.event_day BETWEEN DATE '{first_day}' AND DATE '{last_day}'"
-    rows.sparkSession.sql(
-        f"MERGE INTO {silver.sql} t USING {{rows}} s ON {same} AND {days} WHEN NOT MATCHED THEN INSERT *",
-        rows=rows,
+    # By name, since the table may have columns that the rows lack: those of its owner, or of another batch.
+    names = ", ".join(f"`{name}`" for name in rows.columns)
+    values = ", ".join(f"s.`{name}`" for name in rows.columns)
+    statement = (
+        f"MERGE INTO {silver.sql} t USING {{rows}} s ON {same} AND {days} "
+        f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})"
     )
+    inserted: list[int] = []
+
+    def insert() -> None:
+        done = rows.sparkSession.sql(statement, rows=rows).first()
+        inserted.append(0 if done is None else int(done["num_affected_rows"]))
+
+    # A rebuild, or somebody's DELETE or OPTIMIZE, may commit in between; the batch must not end for that.
+    write(insert, silver.where)
+    return inserted[-1] if inserted else 0
+
+
+def judged_by_the_query(spark: SparkSession, tables: Tables, first_version: int | None = None) -> DataFrame:
+    """Return the stream of readings as the query silver let them through, without what a rebuild or a replay puts
+    in: a command must not come of the past.
+    """
+    return tables.silver.read_stream(spark, first_version).where("rebuilt_at IS NULL")
 
 
 def query(spark: SparkSession, tables: Tables, batches: SilverBatches) -> DataStreamWriter:
     """Return the writer of the query; the caller sets its trigger and starts it."""
     return (
-        tables.bronze.read_stream(spark)
+        observed(tables.bronze.read_stream(spark), "stored_at")
         .writeStream.queryName("silver")
         .foreachBatch(batches)
         .option("checkpointLocation", tables.checkpoint("silver"))

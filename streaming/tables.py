@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError
+from streaming.evolution import RESCUED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,9 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BRONZE_COLUMNS",
+    "COMMAND_FIELDS",
+    "DEVICE_FIELDS",
+    "DEVICE_LATEST_COLUMNS",
+    "GOLD_COLUMNS",
+    "LATE_COLUMNS",
     "POSITION_COLUMNS",
+    "PRESENCE_FIELDS",
     "QUALITY_COLUMNS",
     "QUARANTINE_COLUMNS",
+    "READING_FIELDS",
+    "RECEIPT_FIELDS",
     "SILVER_COLUMNS",
     "Column",
     "Table",
@@ -33,6 +42,7 @@ __all__ = [
     "create",
     "resolve_root",
     "schema_of",
+    "table_of",
 ]
 
 
@@ -96,12 +106,22 @@ SILVER_COLUMNS: Final = (
     Column("sent_at", "timestamp", "when the device published, where the payload says so"),
     Column("arrival_time", "timestamp", _MEANINGS["arrival_time"]),
     Column("publish_time", "timestamp", _MEANINGS["__publishTime"]),
-    Column("processed_at", "timestamp", "start of the micro-batch that judged the row"),
+    Column("processed_at", "timestamp", "start of the micro-batch, rebuild or replay that judged the row"),
+    Column(
+        "rebuilt_at",
+        "timestamp",
+        "start of the rebuild or replay that wrote the row, null where the query silver wrote it",
+    ),
     Column("mqtt_topic", "string", _MEANINGS["mqtt_topic"]),
     Column("command_topic", "string", _MEANINGS["command_topic"]),
     Column("retained", "boolean", _MEANINGS["retained"]),
     *_POSITION,
     Column("element", "int", "place of the reading in its message, 0 where the message is one reading"),
+    Column(
+        RESCUED,
+        "string",
+        "JSON of the payload's fields that the decoder does not know and of values that do not fit, null for none",
+    ),
 )
 
 QUARANTINE_COLUMNS: Final = (
@@ -110,6 +130,97 @@ QUARANTINE_COLUMNS: Final = (
     Column("reason", "string", "the first of them, in words"),
     Column("payload", "binary", "payload as it came; of an element of an array that element, as JSON"),
     Column("recipe", "string", "SHA-256 of the decoders and the suite that judged the row"),
+)
+
+GOLD_COLUMNS: Final = (
+    Column("device", "string", _MEANINGS["device"]),
+    Column("metric", "string", "what was measured"),
+    Column("window_start", "timestamp", "begin of the window of event time; the first moment in it"),
+    Column("window_end", "timestamp", "end of the window; the first moment after it"),
+    Column("readings", "bigint", "readings in the window"),
+    Column("measured", "bigint", "of these, how many have a value"),
+    Column("min_value", "double", "lowest value"),
+    Column("max_value", "double", "highest value"),
+    Column("mean_value", "double", "sum_value by measured"),
+    Column("sum_value", "double", "sum of the values"),
+    Column(
+        "first_time", "timestamp", "event time of the first reading; of several the one with the lowest id"
+    ),
+    Column("first_id", "string", "its reading_id"),
+    Column("first_value", "double", "its value"),
+    Column(
+        "last_time", "timestamp", "event time of the last reading; of several the one with the highest id"
+    ),
+    Column("last_id", "string", "its reading_id"),
+    Column("last_value", "double", "its value"),
+    Column("unit", "string", "its unit"),
+    Column("updated_at", "timestamp", "start of the micro-batch that changed the row last"),
+)
+
+LATE_COLUMNS: Final = (
+    *SILVER_COLUMNS,
+    Column("window_start", "timestamp", "begin of the window of gold that the reading came too late for"),
+    Column("window_end", "timestamp", "end of that window"),
+    Column("watermark", "timestamp", "gold's watermark when the reading came; not before window_end"),
+)
+
+_NOT_LATEST: Final = ("device", "metric", "event_day", "command_topic", "retained", "rebuilt_at", RESCUED)
+READING_FIELDS: Final = tuple(c for c in SILVER_COLUMNS if c.name not in _NOT_LATEST)
+"""What of a reading stands in the table of the latest."""
+
+_MESSAGE: Final = (
+    Column("ledger_id", "bigint", "ledger of the message that says so"),
+    Column("entry_id", "bigint", "entry in the ledger"),
+    Column("batch_index", "int", "index in the producer's batch"),
+)
+
+PRESENCE_FIELDS: Final = (
+    Column("seen_at", "timestamp", "when a message of the device arrived at ingest"),
+    Column("link", "string", "name of the link that brought it"),
+    *_MESSAGE,
+)
+
+COMMAND_FIELDS: Final = (
+    Column("command_id", "string", "identity of the command"),
+    Column("mqtt_topic", "string", "MQTT topic that it is pushed to"),
+    Column("qos", "int", "QoS of the push; null where its receipt alone is known"),
+    Column("emitted_at", "timestamp", "when it was emitted"),
+    Column("expires_at", "timestamp", "when it expires, null for never"),
+    Column("cause", "string", "what caused it"),
+    Column("group", "string", "the group that it was for"),
+)
+
+RECEIPT_FIELDS: Final = (
+    Column("state", "string", "what became of the command"),
+    Column("reason", "string", "why"),
+    Column("attempts", "int", "how often it was pushed"),
+    Column("pushed_at", "timestamp", "when it was pushed first"),
+    Column("confirmed_at", "timestamp", "when its PUBACK came"),
+    Column("answered_at", "timestamp", "when the device answered"),
+    *_MESSAGE,
+)
+
+
+def _struct(fields: Iterable[Column]) -> str:
+    return f"struct<{', '.join(f'`{c.name}`: {c.type}' for c in fields)}>"
+
+
+_FACTS: Final = (
+    Column("presence", _struct(PRESENCE_FIELDS), "its last sign of life, as ingest notes it: seen_at, link"),
+    Column("command", _struct(COMMAND_FIELDS), "the command that was emitted last for the device"),
+    Column("receipt", _struct(RECEIPT_FIELDS), "that command's receipt, null while it is under way"),
+)
+
+DEVICE_FIELDS: Final = (Column("reading", _struct(READING_FIELDS), "a reading"), *_FACTS)
+"""What may change the latest of a device."""
+
+DEVICE_LATEST_COLUMNS: Final = (
+    Column("device", "string", _MEANINGS["device"]),
+    Column(
+        "metric", "string", "what was measured; with device the key. Null while the device has no reading"
+    ),
+    *READING_FIELDS,
+    *_FACTS,
 )
 
 QUALITY_COLUMNS: Final = (
@@ -125,6 +236,7 @@ QUALITY_COLUMNS: Final = (
     Column("observed", "string", "the observed value, or why there is no verdict"),
     Column("rows_since", "timestamp", "the rows judged were processed after this"),
     Column("rows_until", "timestamp", "and not after this"),
+    Column("judged", "string", "the table that was judged; silver+quarantine: what the suite judged"),
 )
 
 # Many small commits: check-pointed rarely, statistics on few columns, small files merged as they pile up.
@@ -148,13 +260,33 @@ class Table:
             return ".".join(f"`{part}`" for part in self.where.split("."))
         return f"delta.`{self.where}`"
 
+    def exists(self, spark: SparkSession) -> bool:
+        """Whether it is there, as a Delta table."""
+        if self.by_name:
+            return spark.catalog.tableExists(self.where)
+        jvm: Any = spark.sparkContext._jvm
+        log = jvm.org.apache.hadoop.fs.Path(f"{self.where}/_delta_log")
+        return bool(log.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(log))
+
     def read(self, spark: SparkSession) -> DataFrame:
         """Return its rows."""
         return spark.table(self.sql) if self.by_name else spark.read.format("delta").load(self.where)
 
-    def read_stream(self, spark: SparkSession) -> DataFrame:
-        """Return the stream of what is appended to it, from its first row."""
-        reader = spark.readStream.format("delta")
+    def read_at(self, spark: SparkSession, version: int) -> DataFrame:
+        """Return its rows as they were at a version of its log."""
+        reader = spark.read.format("delta").option("versionAsOf", version)
+        return reader.table(self.sql) if self.by_name else reader.load(self.where)
+
+    def read_stream(self, spark: SparkSession, first_version: int | None = None) -> DataFrame:
+        """Return the stream of what is appended to it, from its first row, or from a version of the table on. Where
+        the query's checkpoint has offsets, these count.
+
+        A commit that takes rows away or rewrites them is passed over, whole: its other rows were streamed when they
+        came. Without that, deleting a row would stop every query that reads the table.
+        """
+        reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
+        if first_version is not None:
+            reader = reader.option("startingVersion", str(first_version))
         return reader.table(self.sql) if self.by_name else reader.load(self.where)
 
 
@@ -167,6 +299,9 @@ class Tables:
     silver: Table
     quarantine: Table
     quality_results: Table
+    gold: Table
+    late: Table
+    device_latest: Table
 
     @classmethod
     def of(cls, settings: StreamingSettings) -> Tables:
@@ -178,7 +313,15 @@ class Tables:
             _table(settings.silver, root, "streaming.silver"),
             _table(settings.quarantine, root, "streaming.quarantine"),
             _table(settings.quality_results, root, "streaming.quality_results"),
+            _table(settings.gold, root, "streaming.gold"),
+            _table(settings.late, root, "streaming.late"),
+            _table(settings.device_latest, root, "streaming.device_latest"),
         )
+
+    def named(self) -> dict[str, Table]:
+        """Return every table by its name in the settings, bronze first: what goes over all tables goes over these."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Table)}
 
     def checkpoint(self, query: str) -> str:
         """Return the checkpoint folder of a query."""
@@ -190,6 +333,11 @@ def resolve_root(root: str) -> str:
     if "://" in root:
         return root.rstrip("/")
     return str(Path(root.removeprefix("file:")).expanduser().absolute())
+
+
+def table_of(text: str, root: str, setting: str) -> Table:
+    """Read a table as the settings name one, for an option. Raises ConfigError naming it."""
+    return _table(text, root, setting)
 
 
 def _table(text: str, root: str, setting: str) -> Table:

@@ -8,7 +8,6 @@ not acknowledged and comes again.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import queue
 import secrets
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
+from bridge.collector import look_seldom
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.health import Health
@@ -332,10 +332,7 @@ class IngestService:
 def run(settings: Settings, *, shares_ports: bool = False) -> bool:
     """Run ingest in the foreground until SIGTERM or SIGINT. Returns whether Pulsar's client has ended cleanly."""
     service = IngestService(settings, shares_ports=shares_ports)
-    # What is imported stays: it need not be looked at again. Readings come and go by the thousand without cycles, so
-    # a small threshold would only have the collector walk over them.
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    look_seldom()
     with stopping_on_signals(service.stop, settings.ingest.drain_s + CLOSE_S):
         service.run()
     return service.closed

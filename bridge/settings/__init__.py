@@ -94,6 +94,16 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _heard_in_time(self) -> Settings:
+        silence_s, every_s = self.push.silence_s, self.ingest.presence_every_s
+        if 0 < silence_s < 2 * every_s:
+            raise ValueError(
+                f"push.silence_s {silence_s:g}: a device that publishes all the time is noted every {every_s:g} s "
+                "(ingest.presence_every_s) and would count as absent in between: set at least twice that"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _resumable(self) -> Settings:
         asks = self.ingest.resume_topic
         if asks is None:

@@ -25,10 +25,12 @@ def build_session(
     folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]"
 ) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
-    from streaming.session import local_session
+    from streaming.session import local_session, spark_defaults
 
     jars = os.environ.get(DELTA_JARS)
-    (folder / "events").mkdir(parents=True, exist_ok=True)
+    for name in ("events", "tmp"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    java_options = spark_defaults()["spark.driver.extraJavaOptions"]
     return local_session(
         "pulsebridge-tests",
         master=master,
@@ -36,6 +38,7 @@ def build_session(
         more={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "scratch"),
+            "spark.driver.extraJavaOptions": f"{java_options} -Djava.io.tmpdir={folder / 'tmp'}",
             "spark.eventLog.enabled": "true",  # a test looks for secrets in it
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": (folder / "events").as_uri(),

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 
 from bridge.errors import ConfigError
 
 __all__ = ["Rule", "Sample", "command_id", "expected_commands", "load_rules", "read_rules"]
+
+_NOT_RECOMPUTED: Final = {"clear", "for_minutes", "over_minutes", "tell_cleared"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ def read_rules(body: Mapping[str, Any], origin: str) -> list[Rule]:
             raise ConfigError(
                 f"{origin}: alert {entry['name']} has kind {entry['kind']!r}, which the audit cannot recompute",
                 remedy="use below or falling, or teach streaming.demo.audit.expected the new kind",
+            )
+        unknown = sorted(_NOT_RECOMPUTED & entry.keys())
+        if unknown:
+            raise ConfigError(
+                f"{origin}: alert {entry['name']} has {', '.join(unknown)}, which the audit cannot recompute",
+                remedy="take that out, or teach streaming.demo.audit.expected what it means",
             )
         rules.append(
             Rule(

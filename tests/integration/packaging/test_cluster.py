@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,20 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
+import yaml
+from deltalake import DeltaTable
 
+from bridge import contract
+from bridge.provisioning import provision_commands
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.loading import conf_path
 from bridge.settings.pulsar import PulsarSettings
+from streaming.session import delta_jars
+from streaming.submission import Target, line, write_beside
 from tests.support import cluster_job
+from tests.support.bronze_rows import reading
 from tests.support.folders import own_folder
 from tests.support.pulsar_topics import topic_of
 from tests.support.spark_cluster import SparkHome, standalone
@@ -30,6 +40,9 @@ MASTERS = [
     "standalone",
     *(["local-cluster[2,1,1024]"] if os.environ.get("PULSEBRIDGE_CLUSTERS") == "all" else []),
 ]
+
+QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Executors that live for seconds: what conf/spark-defaults.conf says for the driver."""
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -64,12 +77,79 @@ def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
             only_the_packed(probe, folder)
 
 
+def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
+    packed: Path, namespaces: PulsarSettings
+) -> None:
+    """Bronze, silver, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes."""
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        admin.create_partitioned(namespaces.readings_topic("wearables"), 1)
+        provision_commands(admin)
+    publish_readings(namespaces, [100, 60, 5])
+    with own_folder("jobs") as folder:
+        home, place = SparkHome.made_in(folder), folder / "dist"
+        place.mkdir()
+        (place / packed.name).hardlink_to(packed)
+        properties = folder / "properties"
+        properties.write_text(
+            conf_path("spark-defaults.conf").read_text(encoding="utf-8")
+            + f"spark.executor.memory 1g\nspark.local.dir {folder / 'scratch'}\n"
+            f"spark.executor.extraJavaOptions {QUICK}\n"
+            f"spark.executorEnv.PEX_ROOT {folder / 'executors'}\n",
+            encoding="utf-8",
+        )
+        write_beside(Target.standalone, place / packed.name, jars=[], properties=properties, job={})
+        wanted = {
+            "pulsar": {
+                name: getattr(namespaces, name)
+                for name in ("service_url", "admin_url", "namespace", "system_namespace")
+            },
+            "streaming": {"root": str(folder / "tables"), "topics": ["wearables"], "quality_interval_s": 0},
+        }
+        (place / "pulsebridge.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
+        with standalone(home, folder) as url:
+            words = shlex.split(line(Target.standalone, packed, url, delta_jars()))
+            done = subprocess.run(
+                [*words, "--available-now"],
+                cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=600, check=False,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-6000:]
+        rows = {
+            name: DeltaTable(str(folder / "tables" / name)).to_pyarrow_table(columns=["device"]).num_rows
+            for name in ("bronze", "silver", "quarantine")
+        }
+    assert rows == {"bronze": 3, "silver": 2, "quarantine": 1}
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        commands = namespaces.system_topic(contract.COMMANDS_TOPIC)
+        stored = [
+            admin.stats(p)["msgInCounter"]
+            for p in contract.partition_names(commands, admin.partition_count(commands))
+        ]
+    assert sum(stored) == 2, "the reading of 60 fell too fast and is too low"
+
+
+def publish_readings(settings: PulsarSettings, values: list[int]) -> None:
+    """Publish readings of device a, as ingest would, the first value first."""
+    client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(contract.partition_name(settings.readings_topic("wearables"), 0))
+    for n, value in enumerate(values):
+        message = reading(n, "a", n, value)
+        properties = {
+            contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),
+            contract.P_DEVICE: "a",
+            contract.P_TOPIC: message.row()["mqtt_topic"],
+            contract.P_COMMAND_TOPIC: message.row()["command_topic"],
+        }
+        at = int(message.arrival.timestamp() * 1000)
+        producer.send(message.payload, partition_key="a", properties=properties, event_timestamp=at)
+    client.close()
+
+
 def submitted(
     home: SparkHome, folder: Path, master: str, packed: Path, options: dict[str, str]
 ) -> dict[str, Any]:
     """Submit the job as the docs say, from a folder with the packed file and the job, and return what it found."""
     from streaming.packing import submit_words
-    from streaming.session import delta_jars
 
     place = folder / "submit"
     place.mkdir()
@@ -81,6 +161,7 @@ def submitted(
             *words,
             "--properties-file", str(conf_path("spark-defaults.conf")),
             "--executor-memory", "1g",
+            "--conf", f"spark.executor.extraJavaOptions={QUICK}",
             "--conf", f"spark.executorEnv.PEX_ROOT={folder / 'executors'}",
             "--conf", f"spark.local.dir={folder / 'scratch'}",
             job.name, json.dumps(options), str(folder),

@@ -21,6 +21,7 @@ from bridge.errors import TerminalError
 from bridge.local.ports import free_ports
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings.loading import conf_path
 from streaming.checkpoints import CheckpointLock
 from tests.support.bronze_rows import reading
 from tests.support.endpoint import Endpoint
@@ -35,10 +36,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
 
+TABLES = ("bronze", "silver", "quarantine", "gold", "late")
+ONCE = "  - {name: once, metric: glucose, kind: below, limit: 70, clear: 1000}\n"
+"""An alert that is never over, after those that are shipped."""
+
+
 class Driver:
     """``pulsebridge stream`` as a process; its command becomes spark-submit's JVM."""
 
-    def __init__(self, settings: PulsarSettings, root: Path, log: Path) -> None:
+    def __init__(self, settings: PulsarSettings, root: Path, log: Path, rules: Path) -> None:
         self.root = root
         self.log = log
         (port,) = free_ports(1)
@@ -52,19 +58,36 @@ class Driver:
             "streaming.root": str(root),
             "streaming.topics": '["wearables"]',
             "streaming.quality_interval_s": "0",
+            "streaming.gold_trigger_s": "2",
+            "streaming.queries": '["bronze", "silver", "alerts", "gold"]',
+            "streaming.rules": str(rules),
         }
         pairs = [word for path, value in sets.items() for word in ("--set", f"{path}={value}")]
-        self._command = [sys.executable, "-c", "from bridge.cli import main; main()", "stream", *pairs]
+        self._cli = [sys.executable, "-c", "from bridge.cli import main; main()"]
+        self._command = [*self._cli, "stream", *pairs]
+        self._pairs = pairs
 
-    def start(self) -> None:
+    def start(self, master: str = "local[2]") -> None:
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, "--set", f"streaming.master={master}"],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ},
                 start_new_session=True,
             )
+
+    def tables(self, command: str, *words: str) -> str:
+        """Run ``pulsebridge tables`` to its end, by spark-submit as users do; return what it prints."""
+        ended = subprocess.run(
+            [*self._cli, "tables", command, *self._pairs, *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
     def kill(self) -> None:
         """Kill -9 the JVM alone, and wait until the Python beside it has noticed."""
@@ -94,6 +117,13 @@ class Driver:
         if table != "bronze":
             return [str(v) for v in rows["reading_id"].to_pylist()]
         return [json.loads(v)["id"] for v in rows["payload"].to_pylist()]
+
+    def read(self, table: str) -> list[dict[str, Any]]:
+        self.check()
+        if not list((self.root / table / "_delta_log").glob("*.json")):
+            return []
+        rows: list[dict[str, Any]] = DeltaTable(str(self.root / table)).to_pyarrow_table().to_pylist()
+        return rows
 
 
 def publish(client: pulsar.Client, topic: str, numbers: range) -> list[str]:
@@ -136,15 +166,17 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)
         provision_commands(admin)
-    driver = Driver(namespaces, tmp_path / "lakehouse", tmp_path / "driver.log")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(conf_path("rules.yaml").read_text("utf-8") + ONCE, "utf-8")
+    driver = Driver(namespaces, tmp_path / "lakehouse", tmp_path / "driver.log", rules)
     client = pulsar.Client(namespaces.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     try:
         driver.start()
         sent = publish(client, topic, range(1, 301))
-        poll_for(lambda: driver.ids("bronze"), 240, "first rows in bronze")
+        poll_for(lambda: commands(client, namespaces), 240, "first commands")
         driver.kill()
 
-        driver.start()
+        driver.start(master="local[1]")
         sent += publish(client, topic, range(301, 401))
         poll_for(lambda: len(set(driver.ids("silver"))) >= len(sent), 240, "all readings in silver")
         rows = driver.endpoint.value("pulsebridge_source_rows_total", query="bronze")
@@ -157,14 +189,38 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
         poll_for(
             lambda: commands(client, namespaces).keys() >= expected, 120, "the commands of all low readings"
         )
+        poll_for(
+            lambda: sum(r["readings"] for r in driver.read("gold")) + len(driver.read("late")) >= len(sent),
+            120,
+            "all readings in gold",
+        )
+        query = {"query": "gold"}
+        assert driver.endpoint.value("pulsebridge_stream_rows_total", **query) >= 100
+        assert driver.endpoint.value("pulsebridge_stream_written_rows_total", **query, table="gold") > 0
+        once = {cause for cause in commands(client, namespaces) if cause.startswith("once/")}
+        assert once == {"once/a-10"}, "the state of alerts outlived its driver and one core"
         bronze, silver = driver.ids("bronze"), driver.ids("silver")
+        windows, late = driver.read("gold"), driver.read("late")
         assert driver.end() == 0, driver.log.read_text()
         lock.acquire()
         lock.release()
+        # what came in by the commands that it caused is Pulsar's, and is told with its end
+        told = driver.tables("forget", "--yes", "--wait", "0", "--", "a")
     finally:
         client.close()
         driver.kill()
     assert Counter(bronze) == Counter(sent)
     assert Counter(silver) == Counter(sent)
+    assert sum(r["readings"] for r in windows) + len(late) == len(sent)
+    assert len({(r["device"], r["metric"], r["window_start"]) for r in windows}) == len(windows)
+    left = {name: len(DeltaTable(str(driver.root / name)).to_pyarrow_table()) for name in TABLES}
+    assert left == dict.fromkeys(TABLES, 0)
+    assert f"bronze: {len(sent)} rows deleted\nsilver: {len(sent)} rows deleted" in told
+    assert f"gold: {len(windows)} rows deleted\nlate: {len(late)} rows deleted" in told
+    _, _, remains = told.partition("what is left:")
+    assert "bronze: old files keep the deleted rows, for time travel, until VACUUM" in remains
+    for namespace in namespaces.all_namespaces:
+        assert f"Pulsar {namespace}: what every subscription has read" in remains
+    assert f"Pulsar {contract.COMMANDS_TOPIC}" in remains
     said = [line for line in driver.log.read_text().splitlines() if " INFO " in line or "WARN " in line]
     assert said == []

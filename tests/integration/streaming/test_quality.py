@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
+from click.testing import Result
 from pyspark.sql import functions as F
+from typer.testing import CliRunner
 
 from bridge.errors import ConfigError
 from bridge.settings import StreamingSettings
 from streaming import bronze, silver
 from streaming.checkpoints import Checkpoint
+from streaming.data_docs import PAGES
 from streaming.decoders.settings import load_decoders
 from streaming.expectations import check_suite, verdicts
 from streaming.predicates import ROW_FORMS, failed_rules, load_suite, parse_suite
 from streaming.quality import make_verdicts
+from streaming.quality_commands import register
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import reading
@@ -107,3 +114,34 @@ def test_verdicts_on_what_was_judged_land_in_their_table(spark: SparkSession, tm
     failed = {name: r["unexpected"] for name, r in results.items() if not r["success"]}
     assert failed == {"glucose_range": 1}
     assert [name for name, r in results.items() if not r["splits_rows"]] == ["some_rows"]
+    run_and_docs(spark, tables, tmp_path)
+
+
+def run_and_docs(spark: SparkSession, tables: Tables, folder: Path) -> None:
+    """The commands judge what they are told to, append it, and the pages say the same and load nothing."""
+    app = typer.Typer()
+    register(app)
+
+    def command(*words: str) -> Result:
+        return CliRunner().invoke(app, ["quality", *words, "--set", f"streaming.root={folder}"])
+
+    passed = command("run", "--json")
+    assert passed.exit_code == 0, passed.output
+    body = json.loads(passed.output)
+    assert (body["success"], body["table"], body["rows"]) == (True, "silver", 3)
+    out = folder / "docs"
+    failed = command("docs", "--table", "silver+quarantine", "--since", "1h", "--out", str(out))
+    assert failed.exit_code == 1, failed.output
+    assert re.search(r"glucose_range +splits rows +failed +4 +1", failed.output)
+    assert re.search(r"some_rows +verdict only +ok", failed.output)
+    pages = {name: (out / name).read_text(encoding="utf-8") for name in PAGES}
+    for page in pages.values():
+        assert not re.search(r"<(script|link|img|iframe)|(src|href)=.(https?:)?//|url\(", page)
+    assert "silver+quarantine: 4 rows" in pages["index.html"]
+    assert re.search(r"Unsuccessful Expectations\D+1\D", pages["index.html"])
+    results = tables.quality_results.read(spark).groupBy("judged").agg(F.count_if(~F.col("success")))
+    assert {row[0]: row[1] for row in results.collect()} == {"silver": 0, "silver+quarantine": 2}
+    for words, said in ((("--table", "x"), "no Delta table"), (("--suite", str(folder / "none")), "none")):
+        wrong = command("run", *words)
+        assert isinstance(wrong.exception, ConfigError)
+        assert said in str(wrong.exception)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -259,7 +258,6 @@ def test_h18_a_driver_killed_between_the_tables_while_the_rules_are_edited(world
     code = "from tests.support.silver_driver import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", code, world.tables.root, "silver"],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=150,

@@ -73,3 +73,8 @@ def test_the_rules_as_shipped_are_all_known_here() -> None:
 def test_a_rule_that_cannot_be_computed_again_is_refused() -> None:
     with pytest.raises(ConfigError, match="rising"):
         read_rules({"alerts": [{"name": "x", "metric": "m", "kind": "rising"}]}, "rules.yaml")
+    with pytest.raises(ConfigError, match="clear, for_minutes"):
+        read_rules(
+            {"alerts": [{"name": "x", "metric": "m", "kind": "below", "clear": 1, "for_minutes": 5}]},
+            "rules.yaml",
+        )
