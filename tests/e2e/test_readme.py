@@ -19,6 +19,7 @@ from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
+from streaming.rules import load_rules
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
 
@@ -49,7 +50,7 @@ def blocks(stack: LocalStack, folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def command(line: str) -> list[str]:
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     assert words[0] == "pulsebridge"
     return [sys.executable, "-c", "from bridge.cli import main; main()", *words[1:]]
 
@@ -106,12 +107,14 @@ def test_the_examples_run_in_their_order(
     (_, settings), (_, shell), (_, publish) = found["Ingest"]
     (tmp_path / "pulsebridge.yaml").write_text(settings, encoding="utf-8")
     explain, ingest = shell.splitlines()
-    (_, source), (_, stream), (_, silver) = found["Source"] + found["Streaming"]
+    (_, source), (_, stream), (_, silver), (_, rules), (_, care) = found["Source"] + found["Streaming"]
     ((_, sink),) = found["Sink"]
     (_, push), (_, presence), *_ = found["Push"]  # its device is run by test_resume.py
 
     (tmp_path / "presence.yaml").write_text(presence, encoding="utf-8")
     assert "devices/+device/status" in run("pulsebridge config show --config presence.yaml", tmp_path)
+    (tmp_path / "rules.yaml").write_text(rules, encoding="utf-8")
+    assert [rule.kind for rule in load_rules(tmp_path / "rules.yaml")] == ["above", "rising", "silence"]
     explained = run(explain, tmp_path)
     assert "devices/press-3/commands" in explained
 
@@ -140,6 +143,8 @@ def test_the_examples_run_in_their_order(
         assert [tuple(v) for v in values] == [
             ("press-3", 41.5)
         ]  # however often it was published: one id, one row
+        for line in care.splitlines():
+            run(line, tmp_path)
         exec(sink, here)
         with running(push.strip(), tmp_path):
             poll_for(lambda: received, 60, "the command at the device")
