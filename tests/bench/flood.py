@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ __all__ = [
     "Protocol",
     "field",
     "flood",
+    "paced",
     "packet",
     "payload",
     "prepared",
@@ -115,6 +117,30 @@ def flood(
         if acks.seen < count:
             raise ConnectionError(f"{acks.seen} of {count} publishes acknowledged within {timeout_s} s")
         return Flood(count, time.monotonic() - started)
+
+
+def paced(host: str, port: int, packets: Sequence[bytes], rate: float, *, timeout_s: float = 30) -> float:
+    """Send packets (MQTT 3.1.1) when they are due, whatever happens behind them: open loop.
+
+    Returns when the first was due, in seconds since the epoch; packet n was due n / rate later. Raises ConnectionError
+    when not all were acknowledged in the end.
+    """
+    with socket.create_connection((host, port), timeout=timeout_s) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _connect(sock, "3.1.1")
+        acks = _AckCounter(sock, len(packets))
+        acks.start()
+        begin, sent = time.time(), 0
+        while sent < len(packets):
+            due = min(len(packets), int((time.time() - begin) * rate) + 1)
+            if due > sent:
+                sock.sendall(b"".join(packets[sent:due]))
+                sent = due
+            time.sleep(0.002)
+        acks.join(timeout_s)
+        if acks.seen < len(packets):
+            raise ConnectionError(f"{acks.seen} of {len(packets)} publishes acknowledged")
+        return begin
 
 
 class _AckCounter(threading.Thread):

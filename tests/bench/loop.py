@@ -26,7 +26,7 @@ from tests.bench.results import Figure, percentile
 from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
-__all__ = ["measure"]
+__all__ = ["config_of", "measure"]
 
 RATE = 200
 DEVICES = 20
@@ -43,7 +43,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         LocalStack(LocalSettings(quick_start=False)) as stack,
         ExitStack() as run,
     ):
-        config = _config(stack, folder)
+        config = config_of(stack, folder)
         fleet = _Fleet(stack)
         run.callback(fleet.close)
         for part in ("ingest", "push", "stream"):
@@ -66,7 +66,8 @@ def measure() -> tuple[list[Figure], list[str]]:
     ], []
 
 
-def _config(stack: LocalStack, folder: Path) -> Path:
+def config_of(stack: LocalStack, folder: Path) -> Path:
+    """Write the settings of all tiers for a stack, as the demo has them. Returns the file."""
     settings = yaml.safe_load(conf_path("demo.yaml").read_text())
     settings.setdefault("mqtt", {}).update(host=stack.mqtt_host, port=stack.mqtt_port)
     settings.setdefault("pulsar", {}).update(service_url=stack.pulsar_url, admin_url=stack.admin_url)

@@ -1,4 +1,4 @@
-"""Push to devices that are there: latency, sustained rate beside a bare paho loop, and what idle devices cost.
+"""Push to devices that are there: latency, sustained rate beside a bare paho loop, a command to a group, idle devices.
 
 The latency counts from the moment a command was due at Pulsar, not from when its write got out, to the moment its device
 had read it from its socket; devices are connections of their own in a process of their own, on the same machine.
@@ -29,6 +29,7 @@ from bridge.contract import (
     ORIGIN_PUSH,
     partition_name,
 )
+from bridge.groups import GroupCommand
 from bridge.local.stack import LocalStack
 from bridge.murmur3 import partition_of
 from bridge.pulsar_client import PulsarClient
@@ -42,6 +43,7 @@ from tests.support.command_writer import write_many
 from tests.support.device_fleet import DeviceEvent, FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.folders import own_folder
+from tests.support.groups import write_group_commands, write_members
 from tests.support.push import provision, push_settings
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
@@ -60,6 +62,8 @@ IDLE = "PULSEBRIDGE_BENCH_IDLE_DEVICES"
 """Environment variable: devices that have nothing to do, 10,000 by default."""
 IDLE_S = 30.0
 PAYLOAD_BYTES = 128
+_HEAP_MB = 2048
+"""Of the MQTT broker: with its usual heap it ends at some 5,700 connections."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,9 @@ def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iter
 
 
 def measure() -> tuple[list[Figure], list[str]]:
-    """Return ``push.pulsar_to_device.p50`` and ``.p99``, ``push.rate`` and ``push.idle_cpu``."""
+    """Return ``push.pulsar_to_device.p50`` and ``.p99``, ``push.rate``, ``push.idle_cpu`` and ``push.group_rate``."""
     idle = int(os.environ.get(IDLE, "10000"))
-    with own_folder("bench") as folder, place(folder) as at, ExitStack() as run:
+    with own_folder("bench") as folder, place(folder, mqtt_heap_mb=_HEAP_MB) as at, ExitStack() as run:
         process = run.enter_context(at.push())
         (folder / "live").mkdir()
         with device_processes(at.fleet(DEVICES), folder / "live") as fleet:
@@ -144,7 +148,8 @@ def measure() -> tuple[list[Figure], list[str]]:
         with device_processes(at.fleet(idle, keep_alive_s=600), folder / "idle", 2) as fleet:
             fleet.all_there(timeout=300)
             figures.append(Figure("push.idle_cpu", _idle(at, fleet, process, idle), "share"))
-    return figures, ["push.group_rate: push has no commands for groups yet"]
+            figures.append(Figure("push.group_rate", _group_rate(at, fleet, idle), "1/s", "push.rate", rate))
+    return figures, []
 
 
 def _live(at: Place, fleet: DeviceProcesses, process: psutil.Process) -> tuple[list[float], float]:
@@ -157,7 +162,11 @@ def _live(at: Place, fleet: DeviceProcesses, process: psutil.Process) -> tuple[l
     cost = (cpu_seconds(process) - cpu) / sent * 1e6
     late = latencies_ms(fleet.events(), since=begin)
     assert len(late) == sent, f"{sent} sent, {len(late)} arrived"
-    print(f"  live: {len(late)} commands, max {max(late):.0f} ms, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(
+        f"  live: {len(late)} commands, p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f} ms, at most "
+        f"{max(late):.0f} ms, {cost:.0f} µs of CPU each; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
     return late, cost
 
 
@@ -258,6 +267,18 @@ def _idle(at: Place, fleet: DeviceProcesses, process: psutil.Process, devices: i
     cpu, begin = cpu_seconds(process), time.monotonic()
     poll_for(_after(IDLE_S), IDLE_S + 30, "the end of the idle time")
     return (cpu_seconds(process) - cpu) / (time.monotonic() - begin)
+
+
+def _group_rate(at: Place, fleet: DeviceProcesses, devices: int) -> float:
+    """Return at how many members a second a command to all devices arrives, from the first one on."""
+    write_members(at.settings, "bench", map(device_name, range(devices)))
+    before = fleet.arrivals()
+    payload = at.command(0, 5_000_000).payload
+    write_group_commands(
+        at.settings, [GroupCommand("bench-1", "bench", f"{at.root}/cmd/{{device}}", payload)]
+    )
+    poll_for(lambda: fleet.arrivals() >= before + devices, 240, "the command at each member", every=0.5)
+    return _arrival_rate(fleet, before)
 
 
 def _after(seconds: float) -> Callable[[], bool]:

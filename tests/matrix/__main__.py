@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 from bridge.local.preflight import find_java
@@ -64,7 +65,7 @@ def _cells(spark: str | None) -> list[Cell]:
         return list(CELLS)
     minor = ".".join(spark.split(".")[:2])
     known = [cell for cell in CELLS if cell.spark.startswith(minor + ".")]
-    return known if spark == minor else [Cell(spark, cell.delta, cell.python) for cell in known]
+    return known if spark == minor else [replace(cell, spark=spark) for cell in known]
 
 
 def _run(cell: Cell, interpreter: Path, tests: list[str], stack: str) -> dict[str, object]:

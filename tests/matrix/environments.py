@@ -37,6 +37,8 @@ class Cell:
     delta: str
     python: str
     """Such as 3.11."""
+    others: tuple[str, ...] = ()
+    """What stands for the lock's versions of these packages."""
 
     def interpreter(self) -> Path | None:
         """Return the cell's Python where it is on the PATH and runs."""
@@ -49,9 +51,10 @@ class Cell:
         return Path(found) if done.returncode == 0 else None
 
 
+_PYARROW_OF_4_0 = ("pyarrow==25.0.0",)  # with 26 Spark 4.0's own applyInPandasWithState ends with a TypeError
 CELLS = (
-    Cell("4.0.3", "4.4.0", "3.10"),
-    Cell("4.0.3", "4.4.0", "3.11"),
+    Cell("4.0.3", "4.4.0", "3.10", _PYARROW_OF_4_0),
+    Cell("4.0.3", "4.4.0", "3.11", _PYARROW_OF_4_0),
     Cell("4.1.4", "4.4.0", "3.11"),
     Cell("4.1.4", "4.4.0", "3.12"),
     Cell("4.2.0", "4.4.0", "3.11"),
@@ -65,7 +68,7 @@ def environment(cell: Cell, interpreter: Path) -> Path:
     cell's pyspark and delta-spark, and what the tests need. The project itself is not in it.
     """
     wanted = [f"pyspark=={cell.spark}", f"delta-spark=={cell.delta}", *_dependencies(), *_TOOLS]
-    pins = _pins()
+    pins = _pins(cell)
     mark = hashlib.sha256("\n".join([*wanted, *pins, str(interpreter.resolve())]).encode()).hexdigest()[:12]
     folder = default_cache_dir() / "matrix" / f"spark-{cell.spark}-py{cell.python}-{mark}"
     python = folder / "bin/python"
@@ -91,7 +94,8 @@ def _dependencies() -> list[str]:
     return [name for name in found if not name.startswith(("pulsebridge", *_OWN))]
 
 
-def _pins() -> list[str]:
+def _pins(cell: Cell) -> list[str]:
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pins = [line.removesuffix(" \\") for line in lines if "==" in line and not line.startswith(" ")]
-    return [pin for pin in pins if pin.partition("==")[0] not in _OWN]
+    chosen = {*_OWN, *(pin.partition("==")[0] for pin in cell.others)}
+    return [*(pin for pin in pins if pin.partition("==")[0] not in chosen), *cell.others]
