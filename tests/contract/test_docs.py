@@ -16,6 +16,7 @@ import typer
 from bridge.cli import COMMANDS_GROUP, register_commands
 from bridge.provisioning_plan import RIGHTS
 from bridge.settings.loading import load_with_origins
+from streaming.rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -148,7 +149,10 @@ def test_settings_examples_load(document: str, tmp_path: Path) -> None:
     for block in blocks(document, "yaml"):
         file = tmp_path / "pulsebridge.yaml"
         file.write_text(block, encoding="utf-8")
-        assert load_with_origins(file, environ={}).origins
+        if block.startswith("# rules.yaml"):
+            assert load_rules(file)
+        else:
+            assert load_with_origins(file, environ={}).origins
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
