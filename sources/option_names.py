@@ -94,14 +94,14 @@ _READER_NO_EFFECT: Final[Mapping[str, str]] = {
     "autoUpdatePartitionsIntervalSeconds": "new partitions are found at each trigger",
     "expireTimeOfIncompleteChunkedMessageMillis": "a chunked message is read whole or fails the task",
     "maxPendingChunkedMessage": "a chunked message is read whole or fails the task",
-    "poolMessages": "buffers are the C++ client's own",
-    "readerName": "readers are named by Pulsar",
+    "poolMessages": "tunes the Java client",
+    "readerName": "readers have names of their own",
     "receiverQueueSize": "the queue is bounded in bytes, by the size of the entries",
     "resetIncludeHead": "startingOffsets always names the first entry that is read",
     "subscriptionInitialPosition": "give startingOffsets",
     "subscriptionMode": "the tasks' readers are not durable, predefinedSubscription is",
-    "subscriptionName": "the tasks' readers are named by Pulsar; the hold is predefinedSubscription",
-    "subscriptionRolePrefix": "the tasks' readers are named by Pulsar; the hold is predefinedSubscription",
+    "subscriptionName": "the tasks' readers have names of their own; the hold is predefinedSubscription",
+    "subscriptionRolePrefix": "the tasks' readers have names of their own; the hold is predefinedSubscription",
 }
 
 NO_EFFECT: Final[Mapping[str, str]] = {
