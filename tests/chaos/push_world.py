@@ -34,6 +34,7 @@ from tests.chaos.push_account import Told, Verdict, judge
 from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.push import provision, push_settings
+from tests.support.reading_back import quiet, read_back
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
@@ -98,9 +99,7 @@ class Writer:
 
     def _run(self) -> None:
         settings = self._settings.pulsar
-        client = pulsar.Client(
-            settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        )
+        client = pulsar.Client(settings.service_url, logger=quiet())
         topic = settings.system_topic(COMMANDS_TOPIC)
         producers = [
             client.create_producer(
@@ -384,21 +383,11 @@ class PushWorld:
 
     def _receipts(self) -> dict[str, list[Told]]:
         told: dict[str, list[Told]] = defaultdict(list)
-        client = pulsar.Client(
-            self.pulsar.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        )
-        try:
-            for partition in client.get_topic_partitions(self.pulsar.system_topic(RECEIPTS_TOPIC)):
-                reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5000)
-                while reader.has_message_available():
-                    message = reader.read_next(30_000)
-                    receipt = Receipt.decode(message.data())
-                    told[receipt.command_id].append(
-                        Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000)
-                    )
-                reader.close()
-        finally:
-            client.close()
+        for _, message in read_back(self.pulsar, self.pulsar.system_topic(RECEIPTS_TOPIC)):
+            receipt = Receipt.decode(message.data())
+            told[receipt.command_id].append(
+                Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000)
+            )
         for several in told.values():
             several.sort(key=lambda one: one.at)
         return told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 
@@ -13,6 +12,7 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, GROUPS_SU
 from bridge.groups import MEMBER, GroupCommand, encode_group_command, entry_id, member_key
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
+from tests.support.reading_back import quiet
 
 __all__ = ["entries", "group_backlog", "group_command", "in_an_hour", "write_group_commands", "write_members"]
 
@@ -56,7 +56,7 @@ def group_backlog(settings: Settings) -> int:
 
 class _Topic:
     def __init__(self, settings: Settings, local: str) -> None:
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        logger = quiet()
         self._client = pulsar.Client(settings.pulsar.service_url, logger=logger)
         self._name = partition_name(settings.pulsar.system_topic(local), 0)
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pulsar
 import yaml
 
 from bridge.contract import DEAD_LETTERS_TOPIC, full_envelope
@@ -26,6 +25,7 @@ from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.sharding import Remembered
+from tests.support.reading_back import patiently, read_back
 from tests.support.waiting import poll_for
 
 __all__ = [
@@ -170,30 +170,18 @@ def _exists(settings: PulsarSettings, topic: str) -> bool:
 def stored(settings: PulsarSettings, topic: str) -> list[Stored]:
     """Read a topic from its beginning to its present end, partition by partition."""
     full = topic if "://" in topic else settings.readings_topic(topic)
-    found: list[Stored] = []
-    if not _exists(settings, full):
-        return found  # a reader would make it, without partitions
-    client = pulsar.Client(
-        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    )
-    try:
-        for number, partition in enumerate(client.get_topic_partitions(full)):
-            reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5000)
-            while reader.has_message_available():
-                message = reader.read_next(30_000)
-                found.append(
-                    Stored(
-                        number,
-                        message.partition_key(),
-                        message.data(),
-                        full_envelope(message.properties()),
-                        message.event_timestamp(),
-                    )
-                )
-            reader.close()
-    finally:
-        client.close()
-    return found
+    if not patiently(_exists, settings, full):
+        return []  # a reader would make it, without partitions
+    return [
+        Stored(
+            number,
+            message.partition_key(),
+            message.data(),
+            full_envelope(message.properties()),
+            message.event_timestamp(),
+        )
+        for number, message in read_back(settings, full)
+    ]
 
 
 def wait_for(namespaces: PulsarSettings, count: int, topic: str = "fleet") -> list[Stored]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import pulsar
-
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.reading_back import read_back
 
 __all__ = ["Ledger", "read_ledger"]
 
@@ -57,26 +55,16 @@ def read_ledger(
     ledger = Ledger()
     seen = [_Seen() for _ in confirmed]
     again = set(repeated)
-    client = pulsar.Client(
-        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    )
-    try:
-        for partition in client.get_topic_partitions(settings.readings_topic(topic)):
-            reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=10_000)
-            while reader.has_message_available():
-                message = reader.read_next(30_000)
-                device, _, number = message.data().decode().strip().partition("#")
-                _count(
-                    ledger,
-                    seen[int(device[1:])],
-                    (int(device[1:]), int(number)),
-                    message.event_timestamp(),
-                    again=again,
-                    connected_ms=connected_ms,
-                )
-            reader.close()
-    finally:
-        client.close()
+    for _, message in read_back(settings, settings.readings_topic(topic)):
+        device, _, number = message.data().decode().strip().partition("#")
+        _count(
+            ledger,
+            seen[int(device[1:])],
+            (int(device[1:]), int(number)),
+            message.event_timestamp(),
+            again=again,
+            connected_ms=connected_ms,
+        )
     for device, count in enumerate(confirmed):
         ledger.missing += [f"d{device:03d}#{n}" for n in range(count) if n not in seen[device].numbers]
     return ledger

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pulsar
 from bridge.contract import partition_name
 from bridge.pulsar_admin import PulsarAdmin, rest_path, subscription_path
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.reading_back import quiet
 from tests.support.waiting import poll_for
 
 __all__ = ["TestTopic", "topic_of"]
@@ -132,7 +132,7 @@ class TestTopic:
 @contextmanager
 def topic_of(settings: PulsarSettings, partitions: int = 1, name: str = "") -> Iterator[TestTopic]:
     """Make a topic, of a name of its own unless one is given, in the readings namespace of these settings."""
-    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    logger = quiet()
     client = pulsar.Client(settings.service_url, logger=logger, operation_timeout_seconds=30)
     try:
         with PulsarAdmin(settings, timeout_s=30) as admin:

@@ -35,6 +35,7 @@ from bridge.push.metrics import PushMetrics
 from bridge.push.worker import PushWorker
 from bridge.settings import MqttSettings, PulsarSettings, PushSettings, Settings
 from bridge.settings.push import PresenceRule
+from tests.support.reading_back import patiently, quiet, read_back
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
 
@@ -84,7 +85,7 @@ def command(settings: Settings, device: str, number: int, **more: object) -> Com
 def write_commands(settings: Settings, commands: Iterable[Command]) -> None:
     """Write commands with the bare client; returns when Pulsar has all of them."""
     topic = settings.pulsar.system_topic(COMMANDS_TOPIC)
-    client = pulsar.Client(settings.pulsar.service_url, logger=_quiet())
+    client = pulsar.Client(settings.pulsar.service_url, logger=quiet())
     results: list[object] = []
     producers: dict[int, pulsar.Producer] = {}
     for one in commands:
@@ -107,15 +108,7 @@ def write_commands(settings: Settings, commands: Iterable[Command]) -> None:
 
 def read_topic(settings: Settings, local: str) -> list[pulsar.Message]:
     """Read all messages of a system topic, partition by partition, with the bare client."""
-    client = pulsar.Client(settings.pulsar.service_url, logger=_quiet())
-    found = []
-    for partition in client.get_topic_partitions(settings.pulsar.system_topic(local)):
-        reader = client.create_reader(partition, pulsar.MessageId.earliest)
-        while reader.has_message_available():
-            found.append(reader.read_next(10_000))
-        reader.close()
-    client.close()
-    return found
+    return [message for _, message in read_back(settings.pulsar, settings.pulsar.system_topic(local))]
 
 
 def receipts(settings: Settings) -> dict[str, list[Receipt]]:
@@ -138,11 +131,7 @@ def backlog(settings: Settings) -> int:
 
 
 def all_acknowledged(settings: Settings) -> None:
-    poll_for(lambda: backlog(settings) == 0, 60, "every command acknowledged", every=0.2)
-
-
-def _quiet() -> object:
-    return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    poll_for(lambda: patiently(backlog, settings) == 0, 60, "every command acknowledged", every=0.2)
 
 
 class Devices:

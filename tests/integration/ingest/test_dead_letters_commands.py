@@ -28,6 +28,7 @@ from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import Stored, dead_letters, stored
+from tests.support.reading_back import quiet
 
 pytestmark = pytest.mark.stack
 
@@ -39,9 +40,7 @@ def write_dead(settings: PulsarSettings, letters: list[tuple[str, bytes]], **cha
     dead_topic = settings.system_topic(contract.DEAD_LETTERS_TOPIC)
     with PulsarAdmin(settings, timeout_s=30) as admin:
         count = admin.create_partitioned(dead_topic, settings.command_partitions)
-    client = pulsar.Client(
-        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    )
+    client = pulsar.Client(settings.service_url, logger=quiet())
     producers: dict[int, pulsar.Producer] = {}
     for device, payload in letters:
         route = Route("fleet", "fleet", device, device, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pulsar
@@ -27,6 +26,7 @@ from tests.support.ingest import (
     stored,
     wait_for,
 )
+from tests.support.reading_back import quiet
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
@@ -34,9 +34,7 @@ pytestmark = pytest.mark.stack
 
 
 def write(settings: PulsarSettings, partition: str, count: int, size: int = 10) -> None:
-    client = pulsar.Client(
-        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    )
+    client = pulsar.Client(settings.service_url, logger=quiet())
     producer = client.create_producer(partition, batching_enabled=False)
     for _ in range(count):
         producer.send(b"x" * size)

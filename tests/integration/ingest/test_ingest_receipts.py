@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from bridge.pulsar_client import PulsarClient
 from bridge.pulsar_wire.batches import Batch, encode, head_of
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import stored
+from tests.support.reading_back import quiet
 from tests.support.stack import provisioned
 from tests.support.waiting import poll_for
 
@@ -39,9 +39,7 @@ def one_partition(stack: LocalStack) -> PulsarSettings:
 
 @contextmanager
 def bare_producer(settings: PulsarSettings, topic: str, **options: Any) -> Iterator[pulsar.Producer]:
-    client = pulsar.Client(
-        settings.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    )
+    client = pulsar.Client(settings.service_url, logger=quiet())
     try:
         yield client.create_producer(topic, send_timeout_millis=0, batching_enabled=True, **options)
     finally:

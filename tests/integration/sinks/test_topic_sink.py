@@ -22,6 +22,7 @@ from bridge.settings.pulsar import PulsarSettings
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.push import read_topic
 from tests.support.raw_pulsar import store_raw
+from tests.support.reading_back import read_back
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,15 +125,7 @@ def test_rows_choose_their_topics_and_bad_ones_are_named_in_the_dead_letters(
 
 
 def received(topic: TestTopic) -> list[Any]:
-    import pulsar
-
-    found = []
-    for number in range(topic.count):
-        reader = topic.client.create_reader(topic.partition(number), pulsar.MessageId.earliest)
-        while reader.has_message_available():
-            found.append(reader.read_next(10_000))
-        reader.close()
-    return found
+    return [message for _, message in read_back(topic.settings, topic.name)]
 
 
 def test_large_rows_go_in_chunks_when_told_and_binary_keys_as_base64(
