@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sources.decoding import Decoding
+    from sources.stream_reader import PulsebridgeStreamReader
 
 __all__ = ["PulsebridgeDataSource", "register"]
 
@@ -94,13 +95,23 @@ class PulsebridgeDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query; it raises ConfigError at its first use for options that are wrong."""
-        from sources.stream_reader import stream_reader
-
+        kind = _stream_reader()
         try:
-            return stream_reader(_asked(self._decoded(parse(self.options, streaming=True)), schema))
+            return kind(_asked(self._decoded(parse(self.options, streaming=True)), schema))
         except PulsebridgeError as e:
-            # Spark's runner hides what is raised here behind an error of its own.
-            return stream_reader(e)
+            # Spark's runner hides what is raised here behind an error of its own: the reader raises it.
+            return kind(e)
+
+
+def _stream_reader() -> type[PulsebridgeStreamReader]:
+    """Return the reader that fits this Spark: older ones lack the classes of the other."""
+    if spark_features().limits:
+        from sources.admission import AdmissionStreamReader
+
+        return AdmissionStreamReader
+    from sources.stream_reader import PulsebridgeStreamReader
+
+    return PulsebridgeStreamReader
 
 
 class NoWriting(DataSource):

@@ -113,11 +113,7 @@ class Hold:
 
     def move(self, partition: str, record: HoldRecord) -> None:
         """Set an existing subscription back or forth to ``record.start``; only done when the user asked for it."""
-        until = time.monotonic() + self._deadline_s
-        while not self._reset(partition, record.start):
-            if time.monotonic() > until:
-                raise TransientError(f"subscription {self.name!r} on {partition} stays busy")
-            time.sleep(_RETRY_S)
+        self._admin.request("POST", self._path(partition) + "/resetcursor", body=_message_id(record.start))
         self._write(partition, record)
 
     def adopt(self, partition: str, record: HoldRecord) -> None:
@@ -245,16 +241,6 @@ class Hold:
         with our_errors(f"acknowledging {partition} up to {place} on {self.name}"):
             self._consumers[partition].acknowledge_cumulative(MessageId(-1, place.ledger, place.entry, -1))
         self._acked[partition] = _Acked(place, time.monotonic(), repeats)
-
-    def _reset(self, partition: str, place: Position) -> bool:
-        """Set the position; False while Pulsar itself is moving it, as it does just after it made a subscription."""
-        try:
-            self._admin.request("POST", self._path(partition) + "/resetcursor", body=_message_id(place))
-        except RefusedError as e:
-            if "Subscription Busy" not in e.what:
-                raise
-            return False
-        return True
 
     def _write(self, partition: str, record: HoldRecord) -> None:
         self._admin.request("PUT", self._path(partition) + "/properties", body=record.encode())

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from sources.options import SourceOptions
     from sources.stream import StreamPlanner
 
-__all__ = ["PulsebridgeStreamReader", "stream_reader"]
-
-
-def stream_reader(options: SourceOptions | PulsebridgeError) -> PulsebridgeStreamReader:
-    """Return the reader that fits this Spark; one with an error raises it at its first use."""
-    if spark_features().limits:
-        from sources.admission import AdmissionStreamReader
-
-        return AdmissionStreamReader(options)
-    return PulsebridgeStreamReader(options)
+__all__ = ["PulsebridgeStreamReader"]
 
 
 class PulsebridgeStreamReader(DataSourceStreamReader):

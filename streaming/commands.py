@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from bridge.errors import MissingExtraError
 from bridge.options import ConfigOption, SetOption
+from streaming.spark_submit import become_submit, config_arguments
 from streaming.submission import Target
 
-if TYPE_CHECKING:  # building the models takes longer than showing a help page
-    from bridge.settings import Settings
-
-__all__ = ["register", "submit_command", "submit_environment"]
+__all__ = ["register"]
 
 
 class Query(str, Enum):
@@ -30,67 +25,6 @@ class Query(str, Enum):
     alerts = "alerts"
     gold = "gold"
     latest = "latest"
-
-
-def submit_command(
-    settings: Settings, arguments: Sequence[str], *, jars: Sequence[Path], job: Path | None = None
-) -> list[str]:
-    """Return the spark-submit command of the jobs. ``arguments`` are the job's own; ``jars`` are Delta's.
-
-    Raises MissingExtraError when pyspark is not installed.
-    """
-    from importlib.util import find_spec
-
-    from bridge.settings.loading import conf_path
-
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
-        raise MissingExtraError(
-            "the Spark jobs need pyspark", remedy="pip install 'pulsebridge[local,quality]'"
-        )
-    streaming = settings.streaming
-    return [
-        str(Path(found.origin).parent / "bin" / "spark-submit"),
-        "--master",
-        streaming.master,
-        "--driver-memory",
-        streaming.driver_memory,
-        "--properties-file",
-        str(conf_path("spark-defaults.conf")),
-        "--conf",
-        f"spark.driver.extraJavaOptions={java_options()}",
-        "--jars",
-        ",".join(map(str, jars)),
-        str(job or Path(__file__).with_name("job.py")),
-        *arguments,
-    ]
-
-
-def java_options() -> str:
-    """Return the driver's JVM options: those of conf/spark-defaults.conf, and where its log's settings are."""
-    from bridge.settings.loading import conf_path
-    from streaming.session import spark_defaults
-
-    log = conf_path("spark-log4j2.properties")
-    return f"{spark_defaults()['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log}"
-
-
-def submit_environment(master: str) -> dict[str, str]:
-    """Return the environment of spark-submit: driver and workers are this very Python, with the same packages."""
-    from streaming.python_start import local_python
-
-    here = local_python()
-    packages = str(Path(__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    return {
-        **os.environ,
-        "PYSPARK_PYTHON": here if master.startswith("local[") else sys.executable,
-        "PYSPARK_DRIVER_PYTHON": here,
-        "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
-        # A busy machine takes its time to start a Python worker.
-        "SPARK_AUTH_SOCKET_TIMEOUT": os.environ.get("SPARK_AUTH_SOCKET_TIMEOUT", "60"),
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-    }
 
 
 def register(app: typer.Typer) -> None:
@@ -183,23 +117,12 @@ def _stream(
 ) -> None:
     from bridge.options import settings_from
     from streaming.job import plan_of
-    from streaming.session import delta_jars
 
     settings = settings_from(config, sets)
     plan_of(settings)  # what is wrong in the files is said before Spark is started
-    arguments: list[str] = []
-    if config is not None:
-        arguments += ["--config", str(config)]
-    for pair in sets or ():
-        arguments += ["--set", pair]
+    arguments = config_arguments(config, sets)
     for name in only:
         arguments += ["--only", name]
     if available_now:
         arguments.append("--available-now")
-    command = submit_command(settings, arguments, jars=delta_jars(settings.local.cache_dir))
-    if print_only:
-        typer.echo(shlex.join(command))
-        return
-    sys.stdout.flush()
-    # This process becomes spark-submit, so that a signal to it reaches the driver.
-    os.execve(command[0], command, submit_environment(settings.streaming.master))
+    become_submit(settings, arguments, print_only=print_only)

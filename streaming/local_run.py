@@ -22,8 +22,8 @@ def local_tables(settings: Settings) -> Iterator[tuple[SparkSession, Tables]]:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
-    from streaming.commands import java_options
     from streaming.session import delta_jars, local_session
+    from streaming.spark_submit import java_options
     from streaming.tables import Tables
 
     tables = Tables.of(settings.streaming)

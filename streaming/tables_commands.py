@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -112,21 +109,8 @@ def _submit(
     print_only: bool,
     last: Sequence[str] = (),
 ) -> None:
-    from streaming.commands import submit_command, submit_environment
-    from streaming.session import delta_jars
+    from streaming.spark_submit import become_submit, config_arguments
 
-    settings = _settings(config, sets)
-    given = list(arguments)
-    if config is not None:
-        given += ["--config", str(config)]
-    for pair in sets or ():
-        given += ["--set", pair]
-    jars = delta_jars(settings.local.cache_dir)
+    given = [*arguments, *config_arguments(config, sets), *last]
     job = Path(__file__).with_name("tables_job.py")
-    command = submit_command(settings, [*given, *last], jars=jars, job=job)
-    if print_only:
-        typer.echo(shlex.join(command))
-        return
-    sys.stdout.flush()
-    # This process becomes spark-submit, so that a signal to it reaches the driver.
-    os.execve(command[0], command, submit_environment(settings.streaming.master))
+    become_submit(_settings(config, sets), given, job=job, print_only=print_only)

@@ -8,8 +8,8 @@ from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError
 from bridge.settings import Settings, StreamingSettings, TopicRule
 from bridge.settings.ingest import IngestSettings
-from streaming.commands import submit_command
 from streaming.job import topics_of
+from streaming.spark_submit import submit_command
 from streaming.tables import BRONZE_COLUMNS, Tables
 
 
