@@ -393,6 +393,7 @@ def await_pulsar(settings: Settings, stop: StopRequest) -> None:
 
 
 def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
+    from bridge.health import Health
     from bridge.metrics import serving
     from bridge.stream_metrics import StreamMetrics
     from sources.progress import SourceProgress
@@ -401,14 +402,15 @@ def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
 
     spark = job_session(plan.tables.root)
     metrics = StreamMetrics()
-    spark.streams.addListener(SourceProgress())
-    spark.streams.addListener(QueryProgress(metrics))
+    health = Health(plan.settings.metrics.stuck_s)
     stop = StopRequest()
     stop.listen(spark)
     job = Job(spark, plan, only, available_now, metrics=SilverMetrics(), written=metrics.written)
+    spark.streams.addListener(SourceProgress())
+    spark.streams.addListener(QueryProgress(metrics, health, job.only))
     try:
         job.prepare()
-        with serving(plan.settings.metrics):
+        with serving(plan.settings.metrics, health):
             if {"bronze", "latest"} & set(job.only):
                 await_pulsar(plan.settings, stop)
             job.run(stop)

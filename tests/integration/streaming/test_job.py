@@ -179,6 +179,7 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
         driver.start(master="local[1]")
         sent += publish(client, topic, range(301, 401))
         poll_for(lambda: len(set(driver.ids("silver"))) >= len(sent), 240, "all readings in silver")
+        driver.endpoint.await_ready()
         rows = driver.endpoint.value("pulsebridge_source_rows_total", query="bronze")
         assert rows >= 100, "what the second driver read"
         assert driver.endpoint.value("pulsebridge_source_behind_entries", query="bronze") == 0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from bridge.health import Health
 from bridge.stream_metrics import StreamMetrics
 from streaming.batch_figures import figures_of
 from streaming.query_progress import QueryProgress
@@ -76,15 +77,22 @@ def test_a_query_is_shown_from_its_start_to_its_end_and_its_counts_stay() -> Non
     registry = CollectorRegistry()
     now = [0.0]
     metrics = StreamMetrics(registry, lambda: now[0])
-    listener = QueryProgress(metrics)
+    health = Health()
+    listener = QueryProgress(metrics, health, ["gold"])
+
+    def missing() -> list[str]:
+        return list(health.verdict(0.0).missing.values())
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"pulsebridge_stream_{name}", {"query": "gold", **labels})
 
+    assert missing() == ["starting"]
     listener.onQueryStarted(SimpleNamespace(runId="r1", name="gold"))
+    assert missing() == ["its first trigger has not ended"]
     now[0] = 9.0
     assert value("progress_age_seconds") == 9
     listener.onQueryProgress(progressed())
+    assert missing() == []
     listener.onQueryProgress(progressed(numInputRows=2))
     metrics.written("gold", "gold", 5)
     metrics.written("gold", "late", 3)
@@ -100,8 +108,11 @@ def test_a_query_is_shown_from_its_start_to_its_end_and_its_counts_stay() -> Non
     assert (value("behind_seconds"), value("progress_age_seconds")) == (0, 0)
 
     listener.onQueryStarted(SimpleNamespace(runId="r2", name="gold"))  # started again after a failure
-    listener.onQueryTerminated(SimpleNamespace(runId="r1"))
+    listener.onQueryTerminated(SimpleNamespace(runId="r1", exception="away"))
     assert value("state_rows") == 7
-    listener.onQueryTerminated(SimpleNamespace(runId="r2"))
+    listener.onQueryIdle(SimpleNamespace(runId="r2"))
+    assert missing() == []
+    listener.onQueryTerminated(SimpleNamespace(runId="r2", exception="away"))
+    assert missing() == ["it failed"]
     assert (value("state_rows"), value("progress_age_seconds")) == (None, None)
     assert value("rows_total") == 42
