@@ -7,6 +7,7 @@ decided elsewhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -41,12 +42,23 @@ __all__ = [
     "decode_command",
     "encode_command",
     "publish_topic_problem",
+    "read_command",
 ]
 
 MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
 """Payload, key and properties together, in bytes: Pulsar's default maxMessageSize less room for its headers."""
 
-_MAX_MQTT_TOPIC_BYTES: Final = 65_535
+_MAX_MQTT_TEXT_BYTES: Final = 65_535
+_SHOWN: Final = 200
+_END_OF_TIME_MS: Final = 2**63
+_NOT_IN_MQTT: Final = re.compile(
+    "[\0-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
+    + "]"
+)
+"""U+0000 and surrogates, which MQTT forbids (MQTT-1.5.4-1, MQTT-1.5.4-2), and control and non-characters, at which a
+broker may close the connection as well (MQTT 5, 1.5.4).
+"""
 
 
 class Problem(NamedTuple):
@@ -127,6 +139,9 @@ def command_problem(command: Command) -> Problem | None:
     """Return the first reason why the command cannot be stored or pushed, None when it is valid."""
     if not command.command_id:
         return Problem("command_id", "is empty; it is the command's identity")
+    command_id = _text_problem(command.command_id)
+    if command_id is not None:
+        return Problem("command_id", command_id)
     if not command.device:
         return Problem("device", "is empty; it is the key that keeps a device's order")
     topic = publish_topic_problem(command.mqtt_topic)
@@ -136,6 +151,8 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("qos", f"is {command.qos}, wanted 0, 1 or 2")
     if command.expires_at_ms < 0:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, before the epoch")
+    if command.expires_at_ms >= _END_OF_TIME_MS:
+        return Problem("expires_at", f"is {command.expires_at_ms} ms, the limit is 2^63")
     size = (
         len(command.payload)
         + len(command.device)
@@ -154,9 +171,19 @@ def publish_topic_problem(topic: str) -> str | None:
     if not topic:
         return "is empty"
     if any(c in topic for c in "+#\0"):
-        return f"is {topic!r}, and a topic to publish on has no + or # and no U+0000"
-    if len(topic.encode("utf-8", "replace")) > _MAX_MQTT_TOPIC_BYTES:
-        return f"has more than {_MAX_MQTT_TOPIC_BYTES} bytes"
+        return f"is {topic[:_SHOWN]!r}, and a topic to publish on has no + or # and no U+0000"
+    return _text_problem(topic)
+
+
+def _text_problem(text: str) -> str | None:
+    """Return why MQTT does not carry a text, or a broker may close the connection at it; None when it does."""
+    found = _NOT_IN_MQTT.search(text)
+    if found is not None:
+        return (
+            f"is {text[:_SHOWN]!r}, and MQTT brokers do not take U+{ord(found[0]):04X}: no control characters"
+        )
+    if len(text.encode()) > _MAX_MQTT_TEXT_BYTES:
+        return f"has more than {_MAX_MQTT_TEXT_BYTES} bytes"
     return None
 
 
@@ -201,6 +228,18 @@ def encode_command(command: Command) -> dict[str, str]:
 
 def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
     """Read a command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
+    command = read_command(properties, payload)
+    problem = command_problem(command)
+    if problem is not None:
+        raise ContractError(str(problem))
+    return command
+
+
+def read_command(properties: Mapping[str, str], payload: bytes) -> Command:
+    """Read a command that was valid once, by the rules of an earlier release perhaps: only its shape is looked at.
+
+    Raises ContractError as ``decode_command``.
+    """
     version = properties.get(C_VERSION)
     if version not in (COMMAND_VERSION, ENTRY_VERSION):
         raise ContractError(
@@ -212,7 +251,7 @@ def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
     missing = [name for name in needed if name not in properties]
     if missing:
         raise ContractError(f"a command lacks the properties {', '.join(missing)}")
-    command = Command(
+    return Command(
         command_id=properties[C_ID],
         device=properties[C_DEVICE],
         mqtt_topic=properties[C_TOPIC],
@@ -225,10 +264,6 @@ def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
         resend_of=properties.get(C_RESEND_OF, ""),
         ref=_ref(properties) if version == ENTRY_VERSION else None,
     )
-    problem = command_problem(command)
-    if problem is not None:
-        raise ContractError(str(problem))
-    return command
 
 
 def _ref(properties: Mapping[str, str]) -> GroupRef:

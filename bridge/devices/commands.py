@@ -133,7 +133,7 @@ def _show(
     """
     from itertools import islice
 
-    from bridge.commands import decode_command
+    from bridge.commands import read_command
     from bridge.devices.overview import Selection
     from bridge.devices.reading import Budget, emitted_us
     from bridge.devices.showing import device_of, device_text, pending_json
@@ -151,7 +151,7 @@ def _show(
         commands: list[dict[str, Any]] = []
         found = view.device(device)
         for one, message in topics.read(partition, waiting):
-            command_ = None if message is None else decode_command(message.properties, message.payload)
+            command_ = None if message is None else read_command(message.properties, message.payload)
             at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
             found.oldest_us = found.oldest_us or at_us
             commands.append(pending_json(one, command_, at_us, partition))

@@ -7,10 +7,8 @@ Threads
 -------
 - A link belongs to ONE loop thread: the one that calls ``turn()`` or ``run()``, or its own after ``start()``.
 - All of the handler's methods and all confirmation callbacks run on that thread. They must not block.
-- From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``.
-- On the loop thread only: everything else.
-- An exception in a handler ends the loop: ``run()`` raises it; after ``start()`` it is kept in ``failure`` and
-  raised by ``join()``.
+- From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``. On the loop thread only: all else.
+- An exception in a handler ends the loop: see ``loop_thread``.
 """
 
 from __future__ import annotations
@@ -22,16 +20,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from paho.mqtt import MQTTException
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from bridge.errors import ConfigError, PulsebridgeError
+from bridge.errors import ConfigError
 from bridge.mqtt.buffered_socket import BufferedSocket, limited, secured
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
+from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.publishes import MORE, PublishDecoder, packet_length
 from bridge.mqtt.refusals import not_connected, refused
@@ -54,6 +54,9 @@ _VERSIONS: Final = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5": paho.MQTTv
 _NO_PROPERTIES: Final = len(vars(Properties(PacketTypes.PUBLISH)))  # type: ignore[no-untyped-call]
 _FILLS: Final = 4
 """How often the socket is read in one turn, so that acknowledgements do not wait for its end."""
+_FAILED_FROM: Final = 0x80
+_IMPLEMENTATION: Final = 0x83
+"""Reason "Implementation specific error" (MQTT 5, 2.4): here of what paho cannot make a packet of."""
 _PUBACK: Final = 0x4002_0000
 """Type and length of a PUBACK; its packet identifier is the second half."""
 
@@ -62,6 +65,8 @@ class _Paho(paho.Client):
     """paho's client behind a buffered socket. paho writes through us, never by itself in a callback."""
 
     settings: MqttSettings
+    received: dict[int, int]
+    """Reason codes of PUBREC other than 0, by packet identifier: paho looks at that of PUBCOMP alone."""
 
     def _create_socket(self) -> Any:
         return BufferedSocket(secured(limited(super()._create_socket(), self.settings), self.settings))
@@ -70,8 +75,20 @@ class _Paho(paho.Client):
         mid = int.from_bytes(self._in_packet["packet"][:2], "big")
         return super()._handle_pubrel() or self._send_pubcomp(mid)  # paho leaves that to us (MQTT-4.3.3-11)
 
+    def _handle_pubrec(self) -> Any:
+        body = self._in_packet["packet"]
+        if self._protocol == paho.MQTTv5 and len(body) > 2 and body[2]:  # left out where it is 0
+            mid = int.from_bytes(body[:2], "big")
+            self.received[mid] = body[2]
+            if body[2] >= _FAILED_FROM:  # that ends it, and PUBREL is for the others alone (MQTT-4.3.3-4)
+                if mid not in self._out_messages:
+                    return MQTTErrorCode.MQTT_ERR_SUCCESS
+                none = Properties(PacketTypes.PUBCOMP)  # type: ignore[no-untyped-call]
+                return self._do_on_publish(mid, ReasonCode(PacketTypes.PUBCOMP), none)
+        return super()._handle_pubrec()
 
-class Link:
+
+class Link(LoopThread):
     """One MQTT session with one broker.
 
     ``receive_maximum`` bounds what the broker may send unacknowledged (MQTT 5, 3.1.2.11.3). ``persistent`` keeps
@@ -93,12 +110,14 @@ class Link:
     ) -> None:
         self.settings = settings
         self.client_id = settings.client_id if client_id is None else client_id
+        super().__init__(f"mqtt-{self.client_id}")
         self.handler = handler
         self.epoch = 0
         """Number of the last connection that a CONNACK accepted; an ack belongs to the epoch of its message."""
+        self.granted = Connected(0, False, 65535)
+        """What the last CONNACK that accepted us said."""
         self.connected = False
         self.paused = False
-        self.failure: BaseException | None = None
         self.receive_maximum = receive_maximum  # from the next CONNECT on
         self._persistent = persistent
         self._outbox = Outbox(window)
@@ -109,9 +128,7 @@ class Link:
         self._lost: Disconnected | None = None
         self._broke: OSError | None = None
         self._keepalive = KeepAlive(float(settings.keep_alive_s))
-        self._stopping = threading.Event()
         self._turning = 0  # the thread that is in ``on_turn``
-        self._thread: threading.Thread | None = None
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
         self._decoder = PublishDecoder(mqtt5=settings.protocol == "5")
@@ -128,14 +145,15 @@ class Link:
         retain: bool = False,
         properties: PublishProperties | None = None,
         confirmed: Callable[[Confirmation], None] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> None:
-        """Queue a publish; ``confirmed`` is called once, on the loop thread, when it has ended.
+        """Queue a publish. On the loop thread, ``sent`` is called each time that it goes out, ``confirmed`` at its end.
 
         The queue is not bounded here, but by the caller. Properties are left out before MQTT 5. Raises ValueError.
         """
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
-        self._outbox.put(Outgoing(topic, payload, qos, retain, properties, confirmed))
+        self._outbox.put(Outgoing(topic, payload, qos, retain, properties, confirmed, sent))
         if self._turning != threading.get_ident():  # else it is sent at the end of this turn
             self.wake()
 
@@ -148,48 +166,11 @@ class Link:
         """Make the loop thread take its next turn at once."""
         self._poller.wake()
 
-    def start(self) -> None:
-        """Run the loop in a thread of its own."""
-        self._thread = threading.Thread(
-            target=self._run_in_thread, name=f"mqtt-{self.client_id}", daemon=True
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the loop to send DISCONNECT, close, and end."""
-        self._stopping.set()
-        self.wake()
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread of ``start()``. Returns whether it ended; raises what ended it."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-        if self.failure is not None:
-            raise self.failure
-        return self._thread is None or not self._thread.is_alive()
-
     # --- the loop ---
-
-    def run(self) -> None:
-        """Take turns until ``stop``, then disconnect and close."""
-        try:
-            while not self._stopping.is_set():
-                self.turn()
-        finally:
-            self.disconnect()
-            self.close()
-
-    def _run_in_thread(self) -> None:
-        try:
-            self.run()
-        except BaseException as e:
-            self.failure = e
-            if not isinstance(e, PulsebridgeError):
-                raise
 
     def turn(self, timeout: float = 1.0) -> None:
         """Take one turn: connect when that is due, wait for bytes, a wake-up or the time-out, read, hand over, write."""
-        if self._sock is None and time.monotonic() >= self._next_attempt:
+        if self._sock is None and self._lost is None and time.monotonic() >= self._next_attempt:
             self._connect()
         arrived = self._select(min(timeout, self._patience(time.monotonic())))
         if self._sock is not None:
@@ -303,6 +284,7 @@ class Link:
             clean_session=None if version == paho.MQTTv5 else not self._persistent,
         )
         client.settings = s
+        client.received = {}
         client.connect_timeout = s.connect_timeout_s
         client.max_inflight_messages_set(0)  # the window is ours
         if will is not None:
@@ -319,6 +301,7 @@ class Link:
     def _connect(self) -> None:
         s = self.settings
         self._paho.drop_out_messages()  # resent by us, in order
+        self._paho.received.clear()
         options: dict[str, Any] = {}
         if s.protocol == "5":
             properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -379,10 +362,11 @@ class Link:
         self.epoch += 1
         self._accepted = self.epoch
         self.connected = True
-        peer_window = getattr(properties, "ReceiveMaximum", 65535)
-        self._outbox.connected(peer_window)
+        told = {} if properties is None else vars(properties)
+        self.granted = Connected.of_names(self.epoch, bool(flags.session_present), told)
+        self._outbox.connected(self.granted.receive_maximum)
         self._keepalive.opened(time.monotonic(), float(client.keepalive))
-        self.handler.on_connected(Connected(self.epoch, bool(flags.session_present), peer_window))
+        self.handler.on_connected(self.granted)
 
     def _on_disconnect(
         self, _client: Any, _data: object, flags: Any, reason: ReasonCode, _props: Any
@@ -418,8 +402,9 @@ class Link:
 
     def _on_publish(self, _client: Any, _data: object, mid: int, reason: ReasonCode, _props: Any) -> None:
         outgoing = self._outbox.confirmed(mid)
+        received = self._paho.received.pop(mid, 0)
         if outgoing is not None and outgoing.confirmed is not None:
-            outgoing.confirmed(Confirmation(reason.value, mid, self.epoch))
+            outgoing.confirmed(Confirmation(reason.value or received, mid, self.epoch))
 
     def _on_subscribe(
         self, _client: Any, _data: object, _mid: int, codes: Iterable[ReasonCode], _p: Any
@@ -468,6 +453,11 @@ class Link:
         """Drop every publish that is not confirmed, without confirmation. Returns how many."""
         return self._outbox.abandon()
 
+    def drop(self, why: str) -> None:
+        """Close the connection without DISCONNECT; the next turn tells the handler, and connects anew."""
+        if self._sock is not None:
+            self._drop(why)
+
     def disconnect(self) -> None:
         """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""
         if self._sock is not None:
@@ -486,12 +476,25 @@ class Link:
 
     def _send_waiting(self) -> None:
         while self.connected and (outgoing := self._outbox.next()) is not None:
-            properties = None
-            if outgoing.properties is not None and self.settings.protocol == "5":
-                properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-                for name, value in outgoing.properties.by_name().items():
-                    setattr(properties, name, value)
-            info = self._paho.publish(
-                outgoing.topic, outgoing.payload, outgoing.qos, outgoing.retain, properties
-            )
-            self._outbox.sent(info.mid, outgoing)
+            try:
+                properties = self._properties(outgoing.properties)
+                packet = (outgoing.topic, outgoing.payload, outgoing.qos, outgoing.retain)
+                info = self._paho.publish(*packet, properties)
+            except (MQTTException, ValueError, TypeError, struct.error):
+                # Nothing of it was sent, and nothing ever will be: it must not end what all the others wait for.
+                if outgoing.confirmed is not None:
+                    outgoing.confirmed(Confirmation(_IMPLEMENTATION, 0, self.epoch))
+                continue
+            if info.rc in (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN):
+                self._outbox.sent(info.mid, outgoing)
+            else:
+                self._outbox.put_back(outgoing)
+                self._drop(f"a publish could not be sent: {paho.error_string(info.rc)}")
+
+    def _properties(self, ours: PublishProperties | None) -> Properties | None:
+        if ours is None or self.settings.protocol != "5":
+            return None
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        for name, value in ours.by_name().items():
+            setattr(properties, name, value)
+        return properties

@@ -17,7 +17,7 @@ __all__ = ["Outbox", "Outgoing"]
 class Outgoing:
     """A publish of ours, from the call of ``publish`` until its confirmation."""
 
-    __slots__ = ("confirmed", "payload", "properties", "qos", "retain", "topic")
+    __slots__ = ("confirmed", "payload", "properties", "qos", "retain", "sent", "topic")
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class Outgoing:
         retain: bool,
         properties: PublishProperties | None,
         confirmed: Callable[[Confirmation], None] | None,
+        sent: Callable[[], None] | None = None,
     ) -> None:
         self.topic = topic
         self.payload = payload
@@ -34,6 +35,7 @@ class Outgoing:
         self.retain = retain
         self.properties = properties
         self.confirmed = confirmed
+        self.sent = sent
 
 
 class Outbox:
@@ -70,9 +72,15 @@ class Outbox:
             return None
         return self._waiting.popleft()
 
+    def put_back(self, outgoing: Outgoing) -> None:
+        """Have it sent before all that waits: it was taken, and could not be sent."""
+        self._waiting.appendleft(outgoing)
+
     def sent(self, mid: int, outgoing: Outgoing) -> None:
-        """Note the packet identifier under which it went out."""
+        """Note the packet identifier under which it went out, and tell it."""
         self._in_flight[mid] = outgoing
+        if outgoing.sent is not None:
+            outgoing.sent()
 
     def confirmed(self, mid: int) -> Outgoing | None:
         """Take the publish that ``mid`` confirms; None when it is not ours."""

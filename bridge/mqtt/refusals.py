@@ -12,12 +12,33 @@ from bridge.mqtt.types import Disconnected
 from bridge.settings.mqtt import MqttSettings
 from bridge.tls import handshake_problem
 
-__all__ = ["NOT_AUTHORIZED", "connect_remedy", "not_connected", "refused", "subscriber"]
+__all__ = [
+    "NOT_AUTHORIZED",
+    "connect_remedy",
+    "not_connected",
+    "perhaps_for_a_packet",
+    "refused",
+    "subscriber",
+]
 
 NOT_AUTHORIZED: Final = 0x87
 
 _PASSING: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
 """Unspecified, implementation specific, unavailable, busy, quota exceeded, connection rate exceeded: try again."""
+
+_OF_THE_BROKER: Final = frozenset(
+    {0x00, 0x04, 0x88, 0x89, 0x8B, 0x8D, 0x8E, 0x96, 0x97, 0x98, 0x9C, 0x9D, 0x9F, 0xA0}
+)
+"""Reasons of DISCONNECT (MQTT 5, 3.14.2.1) that no single packet of ours has: unavailable, busy, shutting down, keep-alive,
+taken over, rate, quota, administrative action, moved, connect time.
+"""
+
+
+def perhaps_for_a_packet(event: Disconnected) -> bool:
+    """Return whether the broker ended a connection, and perhaps because of what we sent (MQTT 5, 4.13)."""
+    if not event.epoch:
+        return False
+    return event.closed_by_peer if event.reason is None else event.reason not in _OF_THE_BROKER
 
 
 def not_connected(error: Exception, settings: MqttSettings) -> Disconnected:

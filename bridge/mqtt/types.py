@@ -98,6 +98,24 @@ class Connected:
     session_present: bool
     receive_maximum: int
     """How many QoS 1 and 2 publishes the broker takes unconfirmed from us (MQTT 5), else 65535."""
+    maximum_packet_size: int = 0
+    """The largest packet that the broker takes, in bytes (MQTT 5, 3.2.2.3.6); 0 where it says none."""
+    maximum_qos: int = 2
+    """The highest QoS that the broker takes (MQTT 5, 3.2.2.3.4)."""
+    retain_available: bool = True
+    """Whether the broker takes retained messages (MQTT 5, 3.2.2.3.5)."""
+
+    @classmethod
+    def of_names(cls, epoch: int, session_present: bool, found: Mapping[str, Any]) -> Connected:
+        """Return what CONNACK's properties say, by the names of the specification without spaces."""
+        return cls(
+            epoch,
+            session_present,
+            found.get("ReceiveMaximum", 65535),
+            found.get("MaximumPacketSize", 0),
+            found.get("MaximumQoS", 2),
+            bool(found.get("RetainAvailable", 1)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import CommandPosition, decode_command
+from bridge.commands import CommandPosition, decode_command, read_command
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
+from bridge.mqtt.fitting import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation
 from bridge.push.actions import (
@@ -49,6 +50,7 @@ __all__ = ["Doing"]
 log = structlog.get_logger("push")
 
 _DENIED_EVERY_S: Final = 60.0
+_SHOWN: Final = 200
 
 
 class Doing:
@@ -102,7 +104,6 @@ class Doing:
                 command_id=properties.get(C_ID, ""),
                 device=properties.get(C_DEVICE, message.key),
                 mqtt_topic=properties.get(C_TOPIC, ""),
-                size=len(message.payload),
             )
             return
         core.arrived(position, command, time.time_ns() // 1000)
@@ -112,7 +113,7 @@ class Doing:
         command = None
         if event.message is not None:
             self._pulled[event.position] = event.message
-            command = decode_command(event.message.properties, event.message.payload)
+            command = read_command(event.message.properties, event.message.payload)
         elif self._core.wants(event.pull.device, event.pull.round):
             log.error(
                 "a parked command is not in Pulsar any more, see its receipt: let nobody clear the backlog of "
@@ -195,6 +196,12 @@ class Doing:
     def link_down(self) -> None:
         """Forget the pushes of the connection that ended."""
         self._indexed.forget()
+        self.resuming.link_down()
+
+    def overdue(self) -> str | None:
+        """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
+        command = self._core.overdue(time.time_ns() // 1000)
+        return self.resuming.overdue(time.monotonic()) if command is None else command.mqtt_topic
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]
@@ -210,19 +217,37 @@ class Doing:
 
     def _publish(self, push: Push) -> None:
         command = push.command
+        made = outgoing(push, self._settings.push, self._log.partition, int(time.time()))
+        qos = max(1, command.qos)  # PUBACK is what moves the cursor
+        size = len(command.payload)
+        broker, properties = self._link.granted, made.properties
+        why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
+        if why is not None:
+            log.warning(
+                "a command is not for this MQTT broker; see the dead letters",
+                command_id=command.command_id[:_SHOWN],
+                mqtt_topic=made.topic[:_SHOWN],
+                why=why,
+            )
+            self._core.unfit(push.number, why)
+            self._link.wake()  # what follows of it is done in the next turn
+            return
         if push.repeat:
             self._metrics.repeated.inc()
-        made = outgoing(push, self._settings.push, self._log.partition, int(time.time()))
         self._link.publish(
             made.topic,
             command.payload,
-            qos=max(1, command.qos),  # PUBACK is what moves the cursor
+            qos=qos,
             retain=command.retain,
-            properties=made.properties,
+            properties=properties,
             confirmed=partial(self._confirmed, push.number, made.topic),
+            sent=partial(self._sent, push.number),
         )
         self._metrics.pushed.inc()
         reach("after_publish")
+
+    def _sent(self, number: int) -> None:
+        self._core.sent(number, time.time_ns() // 1000)
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
         now = time.monotonic()

@@ -123,6 +123,8 @@ class Hearing:
 
     def _told(self, confirmation: Confirmation) -> None:
         self.tells_absence = confirmation.reason == NO_SUBSCRIBERS
+        if self._core is not None:
+            self._core.broker_answered()
         self._say()
         self._changed()
 

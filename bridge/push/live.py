@@ -26,13 +26,14 @@ pushed again. With a larger window a refusal of one command while a later one su
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import Final
 
 from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor
-from bridge.push.queues import PASSED, Device, Item, State
-from bridge.push.relief import pressing
+from bridge.push.queues import PASSED, Device, Flight, Item, State
 from bridge.push.state import PartitionState
+from bridge.push.suspects import SHORT_US
 
 __all__ = ["NO_SUBSCRIBERS", "LiveCore"]
 
@@ -40,6 +41,7 @@ NO_SUBSCRIBERS: Final = 0x10
 """PUBACK reason "No matching subscribers" (MQTT 5, 3.4.2.1): accepted, and thrown away unless retained."""
 
 _FAILED_FROM: Final = 0x80
+_SILENT_LOOK_US: Final = 1_000_000
 _OVERFLOW: Final = "too many commands wait for a device that refuses them"
 
 
@@ -80,7 +82,7 @@ class LiveCore(PartitionState):
         if position in device.marks:
             self._actions.append(Ack(position))
             return
-        item = self._hold(Item(position, command))
+        item = self._held[position] = Item(position, command)
         if device.cursor.knows(command.command_id) or command.command_id in device.ids:
             self._receipt(item, "duplicate", "this command id came before")
             return
@@ -91,7 +93,7 @@ class LiveCore(PartitionState):
         device.ids.add(command.command_id)
         if device.failures and len(device.queue) > self._limits.device_pending:
             self._too_many(device, item, now_us)
-        elif self._full:
+        elif len(self._held) >= self._limits.pending:
             self.relieve(now_us)
         self._look_at(device)
 
@@ -108,7 +110,7 @@ class LiveCore(PartitionState):
         if position > device.loaded:
             self._actions.append(Ack(position))  # settled by ourselves; only the ack did not reach Pulsar
             return
-        item = self._hold(Item(position, command, State.SETTLED))
+        item = self._held[position] = Item(position, command, State.SETTLED)
         if device.cursor.delivered(command.command_id):
             state = "answered" if self._limits.answers else "delivered"
             self._receipt(item, state, "recovered: confirmed before the push worker was replaced")
@@ -120,19 +122,12 @@ class LiveCore(PartitionState):
             self._receipt(item, "duplicate", "at or below the device's cursor")
 
     def arrived_bad(
-        self,
-        position: CommandPosition,
-        reason: str,
-        *,
-        command_id: str,
-        device: str,
-        mqtt_topic: str = "",
-        size: int = 0,
+        self, position: CommandPosition, reason: str, *, command_id: str, device: str, mqtt_topic: str = ""
     ) -> None:
-        """A message of ``size`` bytes came that is no command: dead letter, and a receipt when its id is known."""
+        """A message came that is no command: dead letter, and a receipt when its id is known."""
         if position in self._held:
             return
-        self._hold(Item(position, Command(command_id, device, mqtt_topic, b""), State.DYING), size)
+        self._held[position] = Item(position, Command(command_id, device, mqtt_topic, b""), State.DYING)
         self._busy += 1
         self._actions.append(DeadLetter(position, device, reason))
 
@@ -141,7 +136,8 @@ class LiveCore(PartitionState):
         flight = self._landed(number)
         if flight is None:
             return
-        device, item = flight
+        device, item = flight.device, flight.item
+        self._suspects.answered(number, item.position)
         if item.state is not State.IN_FLIGHT:
             return  # the device's answer was faster
         if reason >= _FAILED_FROM or (reason == NO_SUBSCRIBERS and not item.command.retain):
@@ -160,17 +156,21 @@ class LiveCore(PartitionState):
     def lost(self, number: int, reason: str) -> None:
         """Push ``number`` was not made: Pulsar does not have the payload of that index entry any more."""
         flight = self._landed(number)
-        if flight is not None and flight[1].state is State.IN_FLIGHT:
-            self._settle(*flight, "rejected", reason)
-            self._look_at(flight[0])
+        if flight is not None and flight.item.state is State.IN_FLIGHT:
+            self._settle(flight.device, flight.item, "rejected", reason)
+            self._look_at(flight.device)
 
-    def _landed(self, number: int) -> tuple[Device, Item] | None:
+    def unfit(self, number: int, reason: str) -> None:
+        """Push ``number`` was not made: the MQTT broker takes no such packet."""
+        flight = self._landed(number)
+        if flight is not None and flight.item.state is State.IN_FLIGHT:
+            self._give_up(flight.device, flight.item, "rejected", reason)
+
+    def _landed(self, number: int) -> Flight | None:
         flight = self._flights.pop(number, None)
-        if flight is None:
-            return None
-        device, item, size = flight
-        self._flight_bytes -= size
-        return device, item
+        if flight is not None:
+            self._flight_bytes -= flight.size
+        return flight
 
     def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
         """The device answered the command at ``position``, perhaps late, perhaps once more, or never asked.
@@ -220,8 +220,11 @@ class LiveCore(PartitionState):
             return
         item.state = State.QUEUED
         wait = min(self._limits.retry_max_us, self._limits.retry_min_us << min(device.failures - 1, 20))
-        device.retry_at_us = now_us + wait
-        heapq.heappush(self._retries, (device.retry_at_us, device.name))
+        self._wait(device, now_us + wait)
+
+    def _wait(self, device: Device, until_us: int) -> None:
+        device.retry_at_us = until_us
+        heapq.heappush(self._retries, (until_us, device.name))
 
     def cursor_stored(self, device_name: str) -> None:
         """Pulsar has the device's cursor."""
@@ -242,7 +245,8 @@ class LiveCore(PartitionState):
         if item is None or item.pulled:
             self._noted(item)
             return
-        self._let_go(position)
+        del self._held[position]
+        self._actions.append(Ack(position))
 
     def dead_letter_stored(self, position: CommandPosition) -> None:
         """Pulsar has the dead letter of the message at ``position``."""
@@ -262,22 +266,35 @@ class LiveCore(PartitionState):
         elif item.command.command_id:
             self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
         else:
-            self._let_go(position)
+            del self._held[position]
+            self._actions.append(Ack(position))
 
     def link_up(self) -> None:
         """The MQTT connection stands and Pulsar has confirmed that we are the owner."""
         self._link = True
 
-    def link_down(self) -> None:
-        """The MQTT connection ended: what was in flight may or may not have arrived, and is pushed again."""
+    def link_down(self, now_us: int = 0, *, closed: bool = False) -> None:
+        """The MQTT connection ended: what was in flight may or may not have arrived, and is pushed again.
+
+        ``closed``: the broker ended it, and perhaps for a packet of ours; what it does so for each time is given up.
+        """
         self._link = False
-        flights = list(self._flights.values())
-        self._flights.clear()
+        self._lone = 0
+        verdicts = self._suspects.ended(self._flights, now_us, closed=closed)
+        flights, self._flights = self._flights, {}
         self._flight_bytes = 0
-        for device, item, _size in flights:
-            if item.state is State.IN_FLIGHT:
-                item.state = State.QUEUED
-                self._look_at(device)
+        for number, flight in flights.items():
+            device, item = flight.device, flight.item
+            if item.state is not State.IN_FLIGHT:
+                continue
+            verdict = verdicts.get(number)
+            if verdict is not None and verdict.reason:
+                self._give_up(device, item, "rejected", verdict.reason)
+                continue
+            item.state = State.QUEUED
+            if verdict is not None and verdict.wait_us:
+                self._wait(device, now_us + verdict.wait_us)
+            self._look_at(device)
 
     def tick(self, now_us: int) -> None:
         """The time of ``next_time_us`` came: devices whose wait is over are tried again."""
@@ -302,13 +319,26 @@ class LiveCore(PartitionState):
         if not self._link or self._draining:
             return
         limits = self._limits
-        while self._ready and len(self._flights) < limits.window and self._flight_bytes < limits.window_bytes:
-            device = self._ready.popleft()
-            device.ready = False
-            if self._push_one(device, now_us):
+        while len(self._flights) < limits.window and self._flight_bytes < limits.window_bytes:
+            if self._lone or self._aside:
+                if self._sent_shortly(now_us):
+                    return
+                self._lone = 0
+            if self._aside:
+                device, alone = self._aside.pop(next(iter(self._aside))), True
+            elif self._ready:
+                device, alone = self._ready.popleft(), False
+                device.ready = False
+            else:
+                return
+            if self._push_one(device, now_us, alone=alone):
                 self._look_at(device)  # behind the others: one command each in turn
 
-    def _push_one(self, device: Device, now_us: int) -> bool:
+    def _sent_shortly(self, now_us: int) -> bool:
+        """Whether the broker may still close the connection for what is in flight."""
+        return any(now_us - flight.at_us < SHORT_US for flight in self._flights.values())
+
+    def _push_one(self, device: Device, now_us: int, *, alone: bool = False) -> bool:
         """Push the device's next command if it may be pushed. Returns whether there may be more to do."""
         if device.retry_at_us > now_us:
             return False
@@ -319,13 +349,24 @@ class LiveCore(PartitionState):
             if item.state is State.QUEUED:
                 if item.command.expired(now_us):
                     self._settle(device, item, "expired", "")
-                else:
-                    self._push(device, item, now_us)
-                return True
+                    return True
+                return self._push_or_wait(device, item, now_us, alone=alone)
             if item.state is State.DYING:
                 return False  # what comes after it may not pass it before it is stored
             beyond += 1
         return False
+
+    def _push_or_wait(self, device: Device, item: Item, now_us: int, *, alone: bool) -> bool:
+        suspect = self._suspects.alone(item.position)
+        if suspect and not alone:
+            self._aside[device.name] = device
+            return False
+        if self._suspects.too_many_silent(item.position, self._flights):
+            self._wait(device, now_us + _SILENT_LOOK_US)
+            return False
+        self._push(device, item, now_us)
+        self._lone = self._pushes if suspect else 0
+        return True
 
     def _settle(self, device: Device, item: Item, state: str, reason: str) -> None:
         """It is not pushed any more: its receipt, and the device's next one."""
@@ -345,11 +386,14 @@ class LiveCore(PartitionState):
         item.attempts += 1
         item.pushed_at_us = now_us
         self._pushes += 1
-        self._flights[self._pushes] = (device, item, item.command.size)
+        self._flights[self._pushes] = Flight(device, item, item.command.size, now_us)
         self._flight_bytes += item.command.size
-        self._actions.append(
-            Push(self._pushes, item.position, item.command, item.maybe_seen or item.attempts > 1)
-        )
+        command = item.command
+        if device.probing and command.qos > 1 and not self._limits.answers:
+            # What tells that nobody is there is PUBACK's 0x10: in PUBREC Mosquitto says 0, and drops it.
+            command = replace(command, qos=1)
+        repeat = item.maybe_seen or item.attempts > 1
+        self._actions.append(Push(self._pushes, item.position, command, repeat))
 
     def _settle_head(self, device: Device) -> None:
         """Move the cursor over the settled head of the queue, and not beyond."""
@@ -434,16 +478,14 @@ class LiveCore(PartitionState):
         self._give_up(device, item, "overflowed", _OVERFLOW)
 
     def relieve(self, now_us: int) -> None:
-        """Full: the refusing device that holds most gives the later half of its queue to the dead letters, and so on
-        until there will be room. Without such a device nothing is given up: the partition is not read further until there is room.
+        """Full: the refusing device with the longest queue gives the later half of it to the dead letters.
+
+        Without such a device nothing is given up: the partition is not read further until there is room.
         """
-        while (pressure := pressing(self._devices.values(), self._limits)) is not None:
-            failing = (device for device in self._devices.values() if device.failures)
-            for device in sorted(failing, key=pressure.weight, reverse=True):
-                waiting = [item for item in device.queue if item.state is State.QUEUED]
-                if len(waiting) > 1:
-                    break
-            else:
-                return
-            for item in waiting[max(1, len(waiting) // 2) :]:
-                self._give_up(device, item, "overflowed", _OVERFLOW)
+        failing = [device for device in self._devices.values() if device.failures]
+        if not failing:
+            return
+        device = max(failing, key=lambda d: len(d.queue))
+        waiting = [item for item in device.queue if item.state is State.QUEUED]
+        for item in waiting[max(1, len(waiting) // 2) :]:
+            self._give_up(device, item, "overflowed", _OVERFLOW)

@@ -12,7 +12,7 @@ from bridge.contract import Receipt
 from bridge.push.cursor import Cursor
 from bridge.push.parked import Parked
 
-__all__ = ["PASSED", "Device", "Item", "Limits", "Mode", "State", "receipt_of"]
+__all__ = ["PASSED", "Device", "Flight", "Item", "Limits", "Mode", "State", "receipt_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,6 @@ class Limits:
     device_window: int = 1
     remembered_ids: int = 256
     pending: int = 4000
-    pending_bytes: int = 64 * 1024 * 1024
-    """Payloads taken and not acknowledged, in bytes; the last one taken may go beyond."""
     device_pending: int = 1000
     retry_min_us: int = 200_000
     retry_max_us: int = 30_000_000
@@ -63,6 +61,8 @@ class Limits:
     """Commands that a device gets once more when it asks for them; of more the newest."""
     resume_every_us: int = 5_000_000
     """A device that asks more often is served by its latest request."""
+    puback_timeout_us: int = 60_000_000
+    """A PUBACK that takes longer ends the connection."""
     attempts: int = 0
     """A command that failed this often goes to the dead letters; 0: it is tried without end."""
 
@@ -114,8 +114,6 @@ class Item:
     """It stands in its device's list of parked ones although it is in flight and not acknowledged."""
     after: State | None = None
     """What it becomes once its receipt is stored, where the receipt comes first."""
-    held_bytes: int = 0
-    """The payload that it came with, in bytes, until it is acknowledged; a pulled one holds none."""
     given_up: tuple[str, str] | None = None
     """State and reason of the receipt, for what goes to the dead letters although it was a command."""
 
@@ -151,6 +149,17 @@ class Device:
     storing_ids: list[CommandPosition] = field(default_factory=list)  # parked, and not stored yet
     segments: dict[str, None] = field(default_factory=dict)  # to be written, in order
     removed: list[str] = field(default_factory=list)  # segments to be removed once the cursor is stored
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A push without a PUBACK so far."""
+
+    device: Device
+    item: Item
+    size: int  # of the payload in bytes
+    at_us: int  # when it was pushed, and then when it was sent
+    sent: bool = False  # on this connection: it may wait for its payload, or for room in the broker's window
 
 
 def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:

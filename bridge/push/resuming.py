@@ -56,6 +56,7 @@ class Resuming:
         self._messages: dict[int, Message] = {}  # requests that are not acknowledged
         self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
         self._answers: dict[int, tuple[str, bytes]] = {}  # topic and payload of those that the broker has not
+        self._sent_at: dict[int, float] = {}  # when they were sent on this connection
         self._epoch = 0  # the connection on which answers may go out
         self._denied_at = -_DENIED_EVERY_S
 
@@ -120,6 +121,18 @@ class Resuming:
             for token in list(self._answers):
                 self._publish(token)
 
+    def link_down(self) -> None:
+        """The connection ended: what was sent on it is sent again on the next one."""
+        self._sent_at.clear()
+
+    def overdue(self, now: float) -> str | None:
+        """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
+        before = now - self._settings.push.puback_timeout_s
+        return next((self._answers[one][0] for one, at in self._sent_at.items() if at <= before), None)
+
+    def _sent(self, token: int) -> None:
+        self._sent_at[token] = time.monotonic()
+
     def _answer(self, token: int, device: str, payload: bytes) -> None:
         topic = f"{self._settings.push.resumed_topic}/{device}"
         if publish_topic_problem(topic) is not None:
@@ -137,6 +150,7 @@ class Resuming:
             qos=1,
             properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
             confirmed=partial(self._confirmed, token, topic),
+            sent=partial(self._sent, token),
         )
 
     def _confirmed(self, token: int, topic: str, confirmation: Confirmation) -> None:
@@ -150,6 +164,8 @@ class Resuming:
                 partition=self._log.partition,
             )
         self._answers.pop(token, None)
+        self._sent_at.pop(token, None)
+        self._core.broker_answered()
         reach("resume_after_answer")
         self._done(token)
 

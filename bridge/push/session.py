@@ -35,6 +35,7 @@ from bridge.errors import DeniedError, FencedError, TerminalError, TransientErro
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import perhaps_for_a_packet
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
     Connected,
@@ -70,6 +71,7 @@ _GATHER_S: Final = 0.005
 """What Pulsar has stored is looked at together: nobody waits for a cursor or a receipt as for a command."""
 _FIRST_HOLD_S: Final = 5.0
 _HOLD_EVERY_S: Final = 60.0
+_SHOWN: Final = 200
 
 
 class CursorsForgotten:
@@ -95,7 +97,6 @@ class Session(LinkHandler):
         self._part = part
         self._next_watch = 0.0
         metrics.pending_limit.set(settings.push.pending)
-        metrics.pending_limit_bytes.set(settings.push.pending_mb * 1024 * 1024)
         metrics.in_flight_limit.set(settings.push.window)
         self._stopping = stopping
         self._trace = trace
@@ -310,6 +311,9 @@ class Session(LinkHandler):
         if self._link_was_lost:
             self._link_was_lost = False
             log.info("MQTT is back", partition=self._partition)
+        if event.maximum_qos < 1:
+            remedy = "use one that takes QoS 1: its PUBACK is what push waits for"
+            raise DeniedError("the MQTT broker takes QoS 0 alone (Maximum QoS)", remedy=remedy)
         self._had_link = True
         self._metrics.connections.inc()
         self._hearing.connected()
@@ -331,7 +335,9 @@ class Session(LinkHandler):
         self._had_link = False
         self._link.abandon()  # the core decides what goes again, and marks it
         if self._core is not None:
-            self._core.link_down()
+            if not event.epoch:
+                self._core.broker_away()
+            self._core.link_down(time.time_ns() // 1000, closed=perhaps_for_a_packet(event))
         if self._doing is not None:
             self._doing.link_down()
         self._part.waits(f"MQTT is away: {event.why}")
@@ -379,11 +385,24 @@ class Session(LinkHandler):
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._show(core, now_us)
+            self._look_for_overdue(self._doing)
         if now >= self._next_hold:
             self._next_hold = now + min(
                 _HOLD_EVERY_S, self._settings.push.move_parked_after_s or _HOLD_EVERY_S
             )
             self._move_hold(core)
+
+    def _look_for_overdue(self, doing: Doing) -> None:
+        """A PUBACK that does not come would hold its device and its place in the window for as long as we are connected."""
+        topic = doing.overdue() if self._link.connected else None
+        if topic is not None:
+            log.warning(
+                "the MQTT broker does not confirm what we publish, the connection is made anew; see whether it is blocked",
+                mqtt_topic=topic[:_SHOWN],
+                partition=self._partition,
+                after_s=self._settings.push.puback_timeout_s,
+            )
+            self._link.drop(f"no PUBACK within {self._settings.push.puback_timeout_s:g} s")
 
     def _move_hold(self, core: ResumingCore) -> None:
         """Let Pulsar trim what no device waits for; not while it is unclear whether the partition is ours (H25)."""
@@ -410,7 +429,6 @@ class Session(LinkHandler):
     def _show(self, core: ResumingCore, now_us: int) -> None:
         metrics = self._metrics
         metrics.pending.set(core.pending)
-        metrics.pending_bytes.set(core.pending_bytes)
         metrics.in_flight.set(core.in_flight)
         metrics.awaited.set(core.awaited)
         metrics.devices.set(core.devices)

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bridge.commands import CommandPosition
-from bridge.push.actions import Ack, Action, StoreReceipt
+from bridge.commands import Command, CommandPosition
+from bridge.push.actions import Action, StoreReceipt
 from bridge.push.cursor import NOWHERE, Cursor
-from bridge.push.queues import Device, Item, Limits, State, receipt_of
+from bridge.push.queues import Device, Flight, Item, Limits, State, receipt_of
+from bridge.push.suspects import Suspects
 
 __all__ = ["PartitionState"]
 
@@ -31,10 +32,12 @@ class PartitionState:
         self._horizon = horizon
         self._devices: dict[str, Device] = {}
         self._held: dict[CommandPosition, Item] = {}  # taken and not acknowledged
-        self._held_bytes = 0
         self._pulled: dict[CommandPosition, Item] = {}  # was parked, pulled again, and not settled
-        self._flights: dict[int, tuple[Device, Item, int]] = {}  # with the size of the payload
+        self._flights: dict[int, Flight] = {}
         self._flight_bytes = 0
+        self._suspects = Suspects(limits)
+        self._aside: dict[str, Device] = {}  # their next command goes out alone
+        self._lone = 0  # the push that did
         self._ready: deque[Device] = deque()
         self._dirty: dict[str, Device] = {}
         self._retries: list[tuple[int, str]] = []
@@ -61,11 +64,6 @@ class PartitionState:
     def pending(self) -> int:
         """Messages taken from Pulsar and not acknowledged."""
         return len(self._held)
-
-    @property
-    def pending_bytes(self) -> int:
-        """The payloads of those, in bytes."""
-        return self._held_bytes
 
     @property
     def devices(self) -> int:
@@ -102,26 +100,24 @@ class PartitionState:
             for item in device.queue
         )
 
-    def _hold(self, item: Item, size: int | None = None) -> Item:
-        """Keep what was taken from Pulsar; ``size`` is that of its payload where the item has none."""
-        item.held_bytes = len(item.command.payload) if size is None else size
-        self._held[item.position] = item
-        self._held_bytes += item.held_bytes
-        return item
+    def overdue(self, now_us: int) -> Command | None:
+        """Return a command whose PUBACK has not come in its time, None without one."""
+        flights = self._flights.values()
+        return next((one.item.command for one in flights if self._suspects.overdue(one, now_us)), None)
 
-    def _let_go(self, position: CommandPosition) -> Item:
-        """Acknowledge what was taken, and forget it."""
-        item = self._held.pop(position)
-        self._held_bytes -= item.held_bytes
-        item.held_bytes = 0
-        self._actions.append(Ack(position))
-        return item
+    def sent(self, number: int, now_us: int) -> None:
+        """Push ``number`` was written to the connection."""
+        flight = self._flights.get(number)
+        if flight is not None:
+            flight.sent, flight.at_us = True, now_us
 
-    @property
-    def _full(self) -> bool:
-        """Whether nothing more is taken from Pulsar, for any device."""
-        limits = self._limits
-        return len(self._held) >= limits.pending or self._held_bytes >= limits.pending_bytes
+    def broker_answered(self) -> None:
+        """The MQTT broker answered a publish that is no command."""
+        self._suspects.broker_answered()
+
+    def broker_away(self) -> None:
+        """An attempt to connect to the MQTT broker failed."""
+        self._suspects.broker_away()
 
     def _item(self, position: CommandPosition) -> Item | None:
         """Return what may be in flight at ``position``."""

@@ -79,6 +79,12 @@ class PushSettings(Section):
     answer_timeout_s: float = Field(
         10.0, gt=0, description="How long a device may take to answer before its command fails, in seconds."
     )
+    puback_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="How long the MQTT broker may take to confirm a command on a connection that lives, in seconds; then the "
+        "connection is made anew, and what is not confirmed goes again.",
+    )
     answer_bytes: int = Field(
         4096, ge=0, le=1024 * 1024, description="How much of an answer its receipt keeps, in bytes."
     )

@@ -48,6 +48,7 @@ class Resumed:
 @dataclass
 class PushWorld:
     limits: Limits
+    poison_every: int = 0  # the broker closes the connection at each command of such a number; 0: at none
     refusals: bool = True  # and what devices do not get; with a device window above 1 those are overtaken
     now: int = 1_000 * SECOND
     log: list[tuple[CommandPosition, Command | None]] = field(default_factory=list)
@@ -99,11 +100,7 @@ class PushWorld:
             command_id = f"{device}-{len(self.log)}"
         known = [c for _, c in self.log if c is not None and c.command_id == command_id]
         expires = self.now // 1000 + 1500 if choice % 5 == 0 else 0
-        command = (
-            known[0]
-            if known
-            else Command(command_id, device, "t", b"x" * (1 + choice % 3), expires_at_ms=expires)
-        )
+        command = known[0] if known else Command(command_id, device, "t", b"x", expires_at_ms=expires)
         self.log.append((CommandPosition(len(self.log) // 4, len(self.log) % 4, -1), command))
 
     def write_bad(self, _choice: int) -> None:
@@ -111,8 +108,7 @@ class PushWorld:
 
     def receive(self, _choice: int) -> None:
         """Pulsar hands over the next message that is not acknowledged."""
-        full = self.core.pending_bytes >= self.limits.pending_bytes
-        if full or self.core.pending >= self.limits.pending:
+        if self.core.pending >= self.limits.pending:
             return
         while self.next_read < len(self.log):
             position, command = self.log[self.next_read]
@@ -120,7 +116,7 @@ class PushWorld:
             if position in self.acked:
                 continue
             if command is None:
-                self.core.arrived_bad(position, "bad", command_id="", device="", size=2)
+                self.core.arrived_bad(position, "bad", command_id="", device="")
             else:
                 self.core.arrived(position, command, self.now)
             self.run()
@@ -139,6 +135,9 @@ class PushWorld:
         if isinstance(push, AnswerRequest):
             self._answer_arrives(push)
             return
+        if self.poisonous(push.command) and not self.perfect:
+            self.close_link(0)
+            return
         if self.refusals and self._fails(push.command.device, push.number, choice):
             return
         inbox = self.inbox[push.command.device]
@@ -148,6 +147,9 @@ class PushWorld:
         self.pubacks.append((push.number, 0))
         if self.limits.answers and (choice % 3 or self.perfect):
             self.answers.append((push.position, choice % 11 == 0 and not self.perfect))
+
+    def poisonous(self, command: Command) -> bool:
+        return bool(self.poison_every) and int(command.command_id.split("-")[1]) % self.poison_every == 0
 
     def _fails(self, device: str, number: int, choice: int) -> bool:
         """Whether the broker refuses it, or takes it and no device is there (H26)."""
@@ -340,17 +342,30 @@ class PushWorld:
             ):
                 step(choice // 12 * 12 + 1)
 
-    def lose_link(self, _choice: int) -> None:
+    def lose_link(self, _choice: int, *, closed: bool = False) -> None:
         self.connected = False
         self.socket.clear()
         self.pubacks.clear()
         self.answers.clear()
-        self.core.link_down()
+        self.core.link_down(self.now, closed=closed)
+        self.run()
+
+    def close_link(self, _choice: int) -> None:
+        """The broker closes the connection; of what it sent before, some is read."""
+        while self.pubacks:
+            self.puback(0)
+        self.lose_link(0, closed=True)
+
+    def kill_broker(self, _choice: int) -> None:
+        """The broker dies, and is not there when we connect again at once."""
+        self.lose_link(0, closed=True)
+        self.core.broker_away()
         self.run()
 
     def connect(self, _choice: int) -> None:
         if not self.connected:
             self.connected = True
+            self.core.broker_answered()  # as it does when it is asked whether it tells absence
             self.socket.extend(self.unanswered)
             self.core.link_up(tells_absence=True)
             self.run()
@@ -420,6 +435,7 @@ class PushWorld:
                 assert unsure or not known, "a known id is pushed again"
                 assert unsure or action.position > cursor.done
             self.socket.append(action)
+            self.core.sent(action.number, self.now)
         elif isinstance(action, Pull):
             pairs = zip(action.positions, action.places, strict=True)
             self.pulls.extend((action.device, action.round, position, place) for position, place in pairs)
@@ -534,7 +550,7 @@ class PushWorld:
             self.core.tick(self.now)
             self.run()
         assert self.core.settled
-        assert (self.core.pending, self.core.pending_bytes) == (0, 0)
+        assert self.core.pending == 0
         assert self.core.parked == 0
         assert not self.segments
         assert self.core.resuming == 0
@@ -546,7 +562,7 @@ class PushWorld:
             states = {receipt.state for receipt in self.receipts[command.command_id]}
             confirmed = "answered" if self.limits.answers else "delivered"
             assert states & {confirmed, "expired", "overflowed", "rejected"}, (command.command_id, states)
-            assert "rejected" not in states or self.limits.attempts
+            assert "rejected" not in states or self.limits.attempts or self.poisonous(command)
             if confirmed in states:
                 assert command.command_id in self.inbox[command.device]
         self.check_order()

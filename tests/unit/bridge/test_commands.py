@@ -19,7 +19,9 @@ from bridge.dead_letters import HEAD_BYTES, dead_letter
 from bridge.errors import ContractError
 
 GOOD = Command("id", "device", "devices/device/commands", b"{}")
-names = st.text(st.characters(exclude_characters="+#\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
+names = st.text(
+    st.characters(exclude_characters="+#", exclude_categories=["Cc", "Cn", "Cs"]), min_size=1, max_size=20
+)
 
 
 @given(
@@ -38,14 +40,24 @@ def test_what_is_encoded_is_decoded(command: Command) -> None:
     ("field", "value", "why"),
     [
         ("command_id", "", "identity"),
+        ("command_id", "a\0", "U+0000"),
+        ("command_id", "a\nb", "U+000A"),
+        ("command_id", "a\x85", "U+0085"),
+        ("command_id", "a\ufffe", "U+FFFE"),
+        ("command_id", "\U0001ffff", "U+1FFFF"),
+        ("command_id", "\ud800", "U+D800"),
+        ("command_id", "é" * 32_768, "65535"),
         ("device", "", "order"),
         ("mqtt_topic", "", "empty"),
         ("mqtt_topic", "a/+/b", "no + or #"),
         ("mqtt_topic", "a/#", "no + or #"),
         ("mqtt_topic", "a\0", "U+0000"),
+        ("mqtt_topic", "a/\x07", "U+0007"),
+        ("mqtt_topic", "a/\ud800", "U+D800"),
         ("mqtt_topic", "é" * 40_000, "65535"),
         ("qos", 3, "wanted 0, 1 or 2"),
         ("expires_at_ms", -1, "before the epoch"),
+        ("expires_at_ms", 2**63, "2^63"),
         ("payload", b"x" * MAX_COMMAND_BYTES, "the limit is"),
     ],
 )
@@ -67,6 +79,10 @@ def test_a_message_of_another_shape_is_refused(change: dict[str, str | None]) ->
     properties = {k: v for k, v in (encode_command(GOOD) | change).items() if v is not None}
     with pytest.raises(ContractError):
         decode_command(properties, b"{}")
+
+
+def test_the_longest_id_that_mqtt_carries_is_taken() -> None:
+    assert command_problem(replace(GOOD, command_id="é" * 32_767 + "a", expires_at_ms=2**63 - 1)) is None
 
 
 def test_positions_are_ordered_as_the_log() -> None:

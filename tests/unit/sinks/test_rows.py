@@ -49,6 +49,9 @@ def test_a_row_becomes_a_command_to_the_microsecond() -> None:
         ({"payload": None}, "payload"),
         ({"qos": 5}, "qos"),
         ({"mqtt_topic": "devices/#"}, "mqtt_topic"),
+        ({"mqtt_topic": "devices/\x1b"}, "mqtt_topic"),
+        ({"command_id": "a\nb"}, "command_id"),
+        ({"command_id": "i" * 65_536}, "command_id"),
     ],
 )
 def test_a_bad_row_is_named_and_the_others_go_on(row: dict[str, Any], field: str) -> None:

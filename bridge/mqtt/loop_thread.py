@@ -1,0 +1,72 @@
+"""A loop that runs in the caller's thread, or in one of its own; what a turn of it does is decided by its class."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+
+from bridge.errors import PulsebridgeError
+
+__all__ = ["LoopThread"]
+
+
+class LoopThread(ABC):
+    """Takes turns until it is stopped. ``stop``, ``wake`` and ``join`` may be called from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self.failure: BaseException | None = None
+        """What ended the loop in the thread of ``start``."""
+        self._name = name
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def turn(self, timeout: float = 1.0) -> None:
+        """Take one turn, called on the loop thread; what it raises ends the loop."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make the loop thread take its next turn at once; called from any thread."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Called on the loop thread when the loop has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Called on the loop thread after ``disconnect``: free what the loop holds."""
+
+    def start(self) -> None:
+        """Run the loop in a thread of its own."""
+        self._thread = threading.Thread(target=self._run_in_thread, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the loop to send DISCONNECT, close, and end."""
+        self._stopping.set()
+        self.wake()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread of ``start()``. Returns whether it ended; raises what ended it."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self.failure is not None:
+            raise self.failure
+        return self._thread is None or not self._thread.is_alive()
+
+    def run(self) -> None:
+        """Take turns until ``stop``, then disconnect and close."""
+        try:
+            while not self._stopping.is_set():
+                self.turn()
+        finally:
+            self.disconnect()
+            self.close()
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except BaseException as e:
+            self.failure = e
+            if not isinstance(e, PulsebridgeError):
+                raise

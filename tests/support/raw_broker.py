@@ -1,0 +1,100 @@
+"""An MQTT 5 broker by hand, which answers, refuses, closes or keeps silent as a test says; it forwards nothing."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final
+
+from tests.support.mqtt_packets import Delivered, delivered, split
+from tests.support.raw_mqtt import packet
+
+__all__ = ["CLOSE", "SILENT", "RawBroker"]
+
+CLOSE: Final = -1
+SILENT: Final = -2
+_CONNECT, _PUBLISH, _PUBREL, _SUBSCRIBE, _PING = 0x10, 0x30, 0x60, 0x80, 0xC0
+
+
+class RawBroker:
+    """Accepts every connection. ``judge`` says what a PUBLISH gets: a reason code for PUBACK or PUBREC, or one of the
+    above. ``granted`` are the properties of CONNACK.
+    """
+
+    def __init__(self, judge: Callable[[Delivered], int], granted: bytes = b"") -> None:
+        self._judge = judge
+        self._connack = packet(0x20, b"\0\0" + bytes([len(granted)]) + granted)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.port = int(self._server.getsockname()[1])
+        self.connections = 0
+        self.came: list[Delivered] = []
+        """Every PUBLISH, in order, taken or not."""
+        self.sizes: list[int] = []
+        """Their packets' lengths in bytes."""
+        self.taken: list[Delivered] = []
+        """Those that were confirmed with success."""
+        self.released: list[int] = []
+        """Packet identifiers of PUBREL."""
+
+    def __enter__(self) -> RawBroker:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        self.kill()
+
+    def kill(self) -> None:
+        """Close every connection, as a broker that dies does."""
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                peer, _ = self._server.accept()
+                self._open.append(peer)
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        received = bytearray()
+        with peer, suppress(OSError):
+            while data := peer.recv(65536):
+                received += data
+                for first, body in split(received):
+                    reply = self._reply(first, body)
+                    if reply is None:
+                        return
+                    peer.sendall(reply)
+
+    def _reply(self, first: int, body: bytes) -> bytes | None:
+        kind = first & 0xF0
+        if kind == _CONNECT:
+            return self._connack
+        if kind == _SUBSCRIBE:
+            return packet(0x90, body[:2] + b"\0\1")
+        if kind == _PING:
+            return b"\xd0\0"
+        if kind == _PUBREL:
+            self.released.append(int.from_bytes(body[:2], "big"))
+            return packet(0x70, body[:2])
+        if kind != _PUBLISH:
+            return None  # DISCONNECT
+        one = delivered("5", first, body)
+        self.came.append(one)
+        self.sizes.append(len(packet(first, body)))
+        reason = self._judge(one)
+        if reason in (CLOSE, SILENT):
+            return None if reason == CLOSE else b""
+        if reason < 0x80:
+            self.taken.append(one)
+        return packet(0x50 if first & 0x04 else 0x40, struct.pack("!HB", one.mid, reason))
