@@ -31,6 +31,7 @@ from bridge.push.live import NO_SUBSCRIBERS
 from bridge.push.moving import MovingCore
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.queues import Device, Item, Mode, State
+from bridge.push.relief import Pressure, pressing
 
 __all__ = ["NO_SUBSCRIBERS", "PartitionCore"]
 
@@ -218,7 +219,7 @@ class PartitionCore(MovingCore):
         if position in device.marks:
             self._actions.append(Ack(position))
             return True
-        item = self._held[position] = Item(position, command)
+        item = self._hold(Item(position, command))
         if device.cursor.knows(command.command_id):
             self._receipt(item, "duplicate", "this command id came before")
         elif command.expired(now_us) or (len(device.parked) and position < device.parked.position(-1)):
@@ -239,7 +240,7 @@ class PartitionCore(MovingCore):
             self._actions.append(Ack(position))
             return
         # Its id may be on its way to Pulsar still, or wait for the cursor: acknowledged with the next write of it.
-        self._held[position] = Item(position, command, State.PARKED)
+        self._hold(Item(position, command, State.PARKED))
         device.storing_ids.append(position)
         self._unwritten_of(device, key, now_us)
 
@@ -259,6 +260,12 @@ class PartitionCore(MovingCore):
             return False
         self._park(device, now_us)
         return True
+
+    def _failed(self, device: Device, item: Item, why: str, now_us: int, *, absent: bool = False) -> None:
+        """As before; where the partition is full nothing else arrives that would make room."""
+        super()._failed(device, item, why, now_us, absent=absent)
+        if self._full and self._limits.park:
+            self.relieve(now_us)
 
     def _park(self, device: Device, now_us: int) -> None:
         device.mode = Mode.PARKED
@@ -375,21 +382,30 @@ class PartitionCore(MovingCore):
             super()._too_many(device, item, now_us)
 
     def relieve(self, now_us: int) -> None:
-        """Full (H30): what waits longest makes room by waiting in Pulsar. A device that fails is parked; of one that
-        is only slow all but what is under way is parked and comes back at once, a few at a time.
+        """Full (H30): what takes most of the room waits in Pulsar instead, first of devices that fail, which are parked;
+        of one that is only slow all but what is under way is parked and comes back at once, a few at a time. One that
+        has not answered the only one that it has is parked as well.
         """
         if not self._limits.park:
             super().relieve(now_us)
             return
-        live = [d for d in self._devices.values() if d.mode is Mode.LIVE and d.queue]
-        failing = [d for d in live if d.failures]
-        longest = max(failing or live, key=lambda d: len(d.queue), default=None)
-        if longest is None:
-            return
-        if longest.failures or not self._spill(longest, now_us):
-            silent = [d for d in live if d.queue[0].state is State.AWAITED]
-            for device in [longest] if longest.failures else silent:
+        while (pressure := pressing(self._devices.values(), self._limits)) is not None:
+            if not self._make_room(pressure, now_us):
+                return
+
+    def _make_room(self, pressure: Pressure, now_us: int) -> bool:
+        """Return whether there will be room."""
+        weigh, excess = pressure
+        there = [d for d in self._devices.values() if d.mode is not Mode.PARKED and weigh(d)]
+        for device in sorted(there, key=lambda d: (d.failures > 0, weigh(d)), reverse=True):
+            before = weigh(device)
+            spilled = not device.failures and device.mode is Mode.LIVE and self._spill(device, now_us)
+            if device.failures or (not spilled and device.queue[0].state is State.AWAITED):
                 self._park(device, now_us)
+            excess -= before - weigh(device)
+            if excess <= 0:
+                return True
+        return False
 
     def _spill(self, device: Device, now_us: int) -> bool:
         tail: list[Item] = []

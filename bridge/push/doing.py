@@ -104,6 +104,7 @@ class Doing:
                 command_id=properties.get(C_ID, ""),
                 device=properties.get(C_DEVICE, message.key),
                 mqtt_topic=properties.get(C_TOPIC, ""),
+                size=len(message.payload),
             )
             return
         core.arrived(position, command, time.time_ns() // 1000)

@@ -16,6 +16,7 @@ def limits_of(push: PushSettings) -> Limits:
         device_window=push.device_window,
         remembered_ids=push.remembered_ids,
         pending=push.pending,
+        pending_bytes=push.pending_mb * 1024 * 1024,
         device_pending=push.device_pending,
         retry_min_us=int(push.retry_min_s * 1e6),
         retry_max_us=int(push.retry_max_s * 1e6),

@@ -32,6 +32,7 @@ from typing import Final
 from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor
 from bridge.push.queues import PASSED, Device, Flight, Item, State
+from bridge.push.relief import pressing
 from bridge.push.state import PartitionState
 from bridge.push.suspects import SHORT_US
 
@@ -82,7 +83,7 @@ class LiveCore(PartitionState):
         if position in device.marks:
             self._actions.append(Ack(position))
             return
-        item = self._held[position] = Item(position, command)
+        item = self._hold(Item(position, command))
         if device.cursor.knows(command.command_id) or command.command_id in device.ids:
             self._receipt(item, "duplicate", "this command id came before")
             return
@@ -93,7 +94,7 @@ class LiveCore(PartitionState):
         device.ids.add(command.command_id)
         if device.failures and len(device.queue) > self._limits.device_pending:
             self._too_many(device, item, now_us)
-        elif len(self._held) >= self._limits.pending:
+        elif self._full:
             self.relieve(now_us)
         self._look_at(device)
 
@@ -110,7 +111,7 @@ class LiveCore(PartitionState):
         if position > device.loaded:
             self._actions.append(Ack(position))  # settled by ourselves; only the ack did not reach Pulsar
             return
-        item = self._held[position] = Item(position, command, State.SETTLED)
+        item = self._hold(Item(position, command, State.SETTLED))
         if device.cursor.delivered(command.command_id):
             state = "answered" if self._limits.answers else "delivered"
             self._receipt(item, state, "recovered: confirmed before the push worker was replaced")
@@ -122,12 +123,19 @@ class LiveCore(PartitionState):
             self._receipt(item, "duplicate", "at or below the device's cursor")
 
     def arrived_bad(
-        self, position: CommandPosition, reason: str, *, command_id: str, device: str, mqtt_topic: str = ""
+        self,
+        position: CommandPosition,
+        reason: str,
+        *,
+        command_id: str,
+        device: str,
+        mqtt_topic: str = "",
+        size: int = 0,
     ) -> None:
-        """A message came that is no command: dead letter, and a receipt when its id is known."""
+        """A message of ``size`` bytes came that is no command: dead letter, and a receipt when its id is known."""
         if position in self._held:
             return
-        self._held[position] = Item(position, Command(command_id, device, mqtt_topic, b""), State.DYING)
+        self._hold(Item(position, Command(command_id, device, mqtt_topic, b""), State.DYING), size)
         self._busy += 1
         self._actions.append(DeadLetter(position, device, reason))
 
@@ -245,8 +253,7 @@ class LiveCore(PartitionState):
         if item is None or item.pulled:
             self._noted(item)
             return
-        del self._held[position]
-        self._actions.append(Ack(position))
+        self._let_go(position)
 
     def dead_letter_stored(self, position: CommandPosition) -> None:
         """Pulsar has the dead letter of the message at ``position``."""
@@ -266,8 +273,7 @@ class LiveCore(PartitionState):
         elif item.command.command_id:
             self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
         else:
-            del self._held[position]
-            self._actions.append(Ack(position))
+            self._let_go(position)
 
     def link_up(self) -> None:
         """The MQTT connection stands and Pulsar has confirmed that we are the owner."""
@@ -478,14 +484,16 @@ class LiveCore(PartitionState):
         self._give_up(device, item, "overflowed", _OVERFLOW)
 
     def relieve(self, now_us: int) -> None:
-        """Full: the refusing device with the longest queue gives the later half of it to the dead letters.
-
-        Without such a device nothing is given up: the partition is not read further until there is room.
+        """Full: the refusing device that holds most gives the later half of its queue to the dead letters, and so on
+        until there will be room. Without such a device nothing is given up: the partition is not read further until there is room.
         """
-        failing = [device for device in self._devices.values() if device.failures]
-        if not failing:
-            return
-        device = max(failing, key=lambda d: len(d.queue))
-        waiting = [item for item in device.queue if item.state is State.QUEUED]
-        for item in waiting[max(1, len(waiting) // 2) :]:
-            self._give_up(device, item, "overflowed", _OVERFLOW)
+        while (pressure := pressing(self._devices.values(), self._limits)) is not None:
+            failing = (device for device in self._devices.values() if device.failures)
+            for device in sorted(failing, key=pressure.weight, reverse=True):
+                waiting = [item for item in device.queue if item.state is State.QUEUED]
+                if len(waiting) > 1:
+                    break
+            else:
+                return
+            for item in waiting[max(1, len(waiting) // 2) :]:
+                self._give_up(device, item, "overflowed", _OVERFLOW)

@@ -61,6 +61,8 @@ class PushMetrics:
         self.owned = gauge("owned", "1 while this process owns the partition and may push.")
         self.pending = gauge("pending", "Commands taken and not acknowledged.")
         self.pending_limit = gauge("pending_limit", "At this many taken commands reading stops.")
+        self.pending_bytes = gauge("pending_bytes", "Payloads of commands taken and not acknowledged.")
+        self.pending_limit_bytes = gauge("pending_limit_bytes", "At this many bytes reading stops.")
         self.in_flight = gauge("in_flight", "Commands pushed and not confirmed.")
         self.awaited = gauge(
             "awaited", "Commands that the broker has and that their device has not answered."
@@ -106,6 +108,8 @@ class PartitionMetrics:
         self.connections = of.connections.labels(partition)
         self.pending = of.pending.labels(partition)
         self.pending_limit = of.pending_limit.labels(partition)
+        self.pending_bytes = of.pending_bytes.labels(partition)
+        self.pending_limit_bytes = of.pending_limit_bytes.labels(partition)
         self.in_flight = of.in_flight.labels(partition)
         self.awaited = of.awaited.labels(partition)
         self.in_flight_limit = of.in_flight_limit.labels(partition)
@@ -123,7 +127,7 @@ class PartitionMetrics:
         if not owns:
             for gauge in (self.pending, self.in_flight, self.awaited, self.oldest_pending):
                 gauge.set(0)
-            for gauge in (self.devices, self.held_back, self.parked, self.parked_devices):
+            for gauge in (self.pending_bytes, self.devices, self.held_back, self.parked, self.parked_devices):
                 gauge.set(0)
 
     def lag(self, commands: int) -> None:

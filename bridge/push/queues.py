@@ -25,6 +25,8 @@ class Limits:
     device_window: int = 1
     remembered_ids: int = 256
     pending: int = 4000
+    pending_bytes: int = 64 * 1024 * 1024
+    """Payloads taken and not acknowledged, in bytes; the last one taken may go beyond."""
     device_pending: int = 1000
     retry_min_us: int = 200_000
     retry_max_us: int = 30_000_000
@@ -114,6 +116,8 @@ class Item:
     """It stands in its device's list of parked ones although it is in flight and not acknowledged."""
     after: State | None = None
     """What it becomes once its receipt is stored, where the receipt comes first."""
+    held_bytes: int = 0
+    """The payload that it came with, in bytes, until it is acknowledged; a pulled one holds none."""
     given_up: tuple[str, str] | None = None
     """State and reason of the receipt, for what goes to the dead letters although it was a command."""
 

@@ -13,7 +13,7 @@ from typing import Final
 from zlib import crc32
 
 from bridge.commands import CommandPosition
-from bridge.push.actions import Ack, Forget, Pull, StoreSegment
+from bridge.push.actions import Forget, Pull, StoreSegment
 from bridge.push.cursor import NOWHERE, Cursor, Sure
 from bridge.push.late import LateAnswers
 from bridge.push.live import LiveCore
@@ -182,8 +182,7 @@ class ReplayCore(LiveCore):
     def _acknowledge(self, parked: Sequence[CommandPosition]) -> None:
         name = ""
         for position in parked:
-            name = self._held.pop(position).command.device
-            self._actions.append(Ack(position))
+            name = self._let_go(position).command.device
         if name in self._devices:
             self._sleep(self._devices[name])
 

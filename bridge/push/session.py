@@ -97,6 +97,7 @@ class Session(LinkHandler):
         self._part = part
         self._next_watch = 0.0
         metrics.pending_limit.set(settings.push.pending)
+        metrics.pending_limit_bytes.set(settings.push.pending_mb * 1024 * 1024)
         metrics.in_flight_limit.set(settings.push.window)
         self._stopping = stopping
         self._trace = trace
@@ -429,6 +430,7 @@ class Session(LinkHandler):
     def _show(self, core: ResumingCore, now_us: int) -> None:
         metrics = self._metrics
         metrics.pending.set(core.pending)
+        metrics.pending_bytes.set(core.pending_bytes)
         metrics.in_flight.set(core.in_flight)
         metrics.awaited.set(core.awaited)
         metrics.devices.set(core.devices)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bridge.commands import Command, CommandPosition
-from bridge.push.actions import Action, StoreReceipt
+from bridge.push.actions import Ack, Action, StoreReceipt
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.queues import Device, Flight, Item, Limits, State, receipt_of
 from bridge.push.suspects import Suspects
@@ -32,6 +32,7 @@ class PartitionState:
         self._horizon = horizon
         self._devices: dict[str, Device] = {}
         self._held: dict[CommandPosition, Item] = {}  # taken and not acknowledged
+        self._held_bytes = 0
         self._pulled: dict[CommandPosition, Item] = {}  # was parked, pulled again, and not settled
         self._flights: dict[int, Flight] = {}
         self._flight_bytes = 0
@@ -64,6 +65,11 @@ class PartitionState:
     def pending(self) -> int:
         """Messages taken from Pulsar and not acknowledged."""
         return len(self._held)
+
+    @property
+    def pending_bytes(self) -> int:
+        """The payloads of those, in bytes."""
+        return self._held_bytes
 
     @property
     def devices(self) -> int:
@@ -118,6 +124,27 @@ class PartitionState:
     def broker_away(self) -> None:
         """An attempt to connect to the MQTT broker failed."""
         self._suspects.broker_away()
+
+    def _hold(self, item: Item, size: int | None = None) -> Item:
+        """Keep what was taken from Pulsar; ``size`` is that of its payload where the item has none."""
+        item.held_bytes = len(item.command.payload) if size is None else size
+        self._held[item.position] = item
+        self._held_bytes += item.held_bytes
+        return item
+
+    def _let_go(self, position: CommandPosition) -> Item:
+        """Acknowledge what was taken, and forget it."""
+        item = self._held.pop(position)
+        self._held_bytes -= item.held_bytes
+        item.held_bytes = 0
+        self._actions.append(Ack(position))
+        return item
+
+    @property
+    def _full(self) -> bool:
+        """Whether nothing more is taken from Pulsar, for any device."""
+        limits = self._limits
+        return len(self._held) >= limits.pending or self._held_bytes >= limits.pending_bytes
 
     def _item(self, position: CommandPosition) -> Item | None:
         """Return what may be in flight at ``position``."""

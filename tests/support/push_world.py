@@ -100,7 +100,11 @@ class PushWorld:
             command_id = f"{device}-{len(self.log)}"
         known = [c for _, c in self.log if c is not None and c.command_id == command_id]
         expires = self.now // 1000 + 1500 if choice % 5 == 0 else 0
-        command = known[0] if known else Command(command_id, device, "t", b"x", expires_at_ms=expires)
+        command = (
+            known[0]
+            if known
+            else Command(command_id, device, "t", b"x" * (1 + choice % 3), expires_at_ms=expires)
+        )
         self.log.append((CommandPosition(len(self.log) // 4, len(self.log) % 4, -1), command))
 
     def write_bad(self, _choice: int) -> None:
@@ -108,7 +112,8 @@ class PushWorld:
 
     def receive(self, _choice: int) -> None:
         """Pulsar hands over the next message that is not acknowledged."""
-        if self.core.pending >= self.limits.pending:
+        full = self.core.pending_bytes >= self.limits.pending_bytes
+        if full or self.core.pending >= self.limits.pending:
             return
         while self.next_read < len(self.log):
             position, command = self.log[self.next_read]
@@ -116,7 +121,7 @@ class PushWorld:
             if position in self.acked:
                 continue
             if command is None:
-                self.core.arrived_bad(position, "bad", command_id="", device="")
+                self.core.arrived_bad(position, "bad", command_id="", device="", size=2)
             else:
                 self.core.arrived(position, command, self.now)
             self.run()
@@ -550,7 +555,7 @@ class PushWorld:
             self.core.tick(self.now)
             self.run()
         assert self.core.settled
-        assert self.core.pending == 0
+        assert (self.core.pending, self.core.pending_bytes) == (0, 0)
         assert self.core.parked == 0
         assert not self.segments
         assert self.core.resuming == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +102,43 @@ def test_what_a_device_cannot_do_is_tried_again_and_then_given_up(
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.data() == b"1"
     assert "the device says that it failed" in letter.properties()[P_DEAD_REASON]
+
+
+def test_h30_large_commands_of_a_device_that_fails_do_not_keep_those_of_others_back(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = push_settings(
+        namespaces,
+        mqtt_settings(stack),
+        confirm="device",
+        pending_mb=8,
+        answer_timeout_s=2,
+        retry_max_s=0.5,
+        probe_min_s=1,
+        probe_max_s=1,
+    )
+    provision(settings)
+    large = [replace(command(settings, "stuck", n), payload=bytes([n]) * 1_000_000) for n in range(10)]
+    other = command(settings, "other", 1)
+    mended, refused = threading.Event(), 0
+    with (
+        Devices(settings, lambda device, _count: device == "other" or mended.is_set()) as devices,
+        push_in_thread(settings),
+    ):
+        write_commands(settings, [*large, other])
+
+        def the_other_has_its_command() -> bool:
+            nonlocal refused
+            for message in devices.got["stuck"][refused:]:
+                devices.answer(message, b"no room", ("failed", "1"))
+                refused += 1
+            return bool(devices.got["other"])
+
+        poll_for(the_other_has_its_command, 60, "the command of the other device")
+        mended.set()
+        devices.await_all(large)
+        all_acknowledged(settings)
+        devices.check([*large, other])
 
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])

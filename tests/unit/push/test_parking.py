@@ -15,7 +15,7 @@ from bridge.push.core import PartitionCore
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
 from bridge.push.presence import Presence, PresenceRules, Sign
-from bridge.push.queues import Limits
+from bridge.push.queues import Limits, Mode
 from bridge.push.resume import ResumingCore
 from bridge.settings.push import PresenceRule
 from tests.support.push_world import SECOND, PushWorld
@@ -51,7 +51,9 @@ def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=150),
     st.sampled_from([LIMITS, BROKER]),
-    st.sampled_from([{}, SMALL, {"attempts": 2}, {"device_window": 3}, {"move_after_us": SECOND}]),
+    st.sampled_from(
+        [{}, SMALL, {"attempts": 2}, {"device_window": 3}, {"move_after_us": SECOND}, {"pending_bytes": 6}]
+    ),
 )
 def test_h25_h27_no_interleaving_with_absences_loses_reorders_or_repeats_unmarked(
     played: list[tuple[str, int]], limits: Limits, changes: dict[str, int]
@@ -65,7 +67,7 @@ def test_h25_h27_no_interleaving_with_absences_loses_reorders_or_repeats_unmarke
 @given(
     st.integers(0, 2**32),
     st.sampled_from([LIMITS, BROKER]),
-    st.sampled_from([{}, SMALL, {"move_after_us": SECOND}]),
+    st.sampled_from([{}, SMALL, {"move_after_us": SECOND}, {"pending_bytes": 6}]),
 )
 def test_h25_h27_no_long_walk_with_absences_loses_reorders_or_repeats_unmarked(
     seed: int, limits: Limits, changes: dict[str, int]
@@ -283,6 +285,56 @@ def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
     assert acknowledged >= 9
     core.arrived(position(10), command(1, "other"), NOW)
     assert of(Push, core.take(NOW + 4 * SECOND))
+
+
+def filled(limits: Limits, arriving: list[Command]) -> tuple[PartitionCore, list[Command]]:
+    """A core that takes these as long as the gate would, and fails each that it pushes, by the word of its device."""
+    core, left, now = a_core(limits), list(arriving), NOW
+    for step in range(120):
+        now = NOW + step * SECOND // 2
+        while left and core.pending < limits.pending and core.pending_bytes < limits.pending_bytes:
+            core.arrived(position(len(arriving) - len(left)), left.pop(0), now)
+        core.tick(now)
+        actions = core.take(now)
+        stored_as(core, actions, {}, len(actions))
+        for push in of(Push, actions):
+            if push.command.device != "other":
+                core.confirmed(push.number, 0, now)
+                core.answered(push.position, b"", now, failed=True)
+    return core, left
+
+
+@pytest.mark.parametrize("devices", [1, 5, 50], ids=["one", "some", "a command each"])
+@pytest.mark.parametrize(
+    "limits",
+    [replace(LIMITS, pending=10), replace(LIMITS, pending_bytes=10)],
+    ids=["by count", "by bytes"],
+)
+def test_h30_devices_that_fail_and_fill_the_partition_wait_in_pulsar(limits: Limits, devices: int) -> None:
+    failing = [command(number, f"d{number % devices}") for number in range(50)]
+    core, left = filled(limits, [*failing, command(1, "other")])
+    assert not left, f"{len(left)} were not taken: {core.pending}, {core.pending_bytes} bytes"
+    assert core.mode_of("other") is Mode.LIVE
+
+
+def test_h30_large_payloads_that_fill_the_partition_make_room_themselves_and_small_ones_stay() -> None:
+    limits = replace(LIMITS, pending_bytes=100_000)
+    small = [command(number, f"s{number % 3}") for number in range(30)]
+    large = [command(number, "large", payload=bytes(40_000)) for number in range(5)]
+    core, left = filled(limits, [*small, *large, command(1, "other")])
+    assert not left
+    assert core.mode_of("large") is not Mode.LIVE
+    assert {core.mode_of(f"s{number}") for number in range(3)} == {Mode.LIVE}
+
+
+def test_h30_what_goes_beyond_the_bytes_makes_room_for_itself_and_for_what_was_there() -> None:
+    """Of many small devices that fail one alone does not make up for the last, large one."""
+    limits = replace(LIMITS, pending_bytes=1000)
+    small = [command(number, f"s{number % 30}", payload=bytes(30)) for number in range(33)]
+    large = [command(1, "large", payload=bytes(900))]
+    core, left = filled(limits, [*small, *large, command(1, "other")])
+    assert not left
+    assert core.mode_of("other") is Mode.LIVE
 
 
 def test_h26_what_is_parked_twice_is_sent_again_when_one_of_both_says_so() -> None:
