@@ -79,6 +79,29 @@ class NothingComes(TransientError):
     """Raised when for half a minute no message comes, and Pulsar says that there is one."""
 
 
+class _Patience:
+    """Ends a read for which nothing comes."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._answers_since: float | None = None
+
+    def waited(self, doing: str, *, answered: bool) -> None:
+        """Nothing came once more; ``answered``: Pulsar says that there is something.
+
+        Raises NothingComes when it said so for half a minute, else TransientError after half a minute.
+        """
+        now = time.monotonic()
+        if not answered:
+            self._answers_since = None
+            if now - self._since > _PATIENCE_S:
+                raise TransientError(f"{doing}: Pulsar does not answer")
+        elif self._answers_since is None:
+            self._answers_since = now
+        elif now - self._answers_since > _PATIENCE_S:
+            raise NothingComes(f"{doing}: nothing comes")
+
+
 class PositionReader:
     """Reads messages of one partition by their positions; cheap where the next one stands near behind the last.
 
@@ -126,15 +149,15 @@ class PositionReader:
             start = message_id(self._partition, *wanted)
             self.opened += 1
             self._reader = self._client.reader(self._topic, start, queue=min(_QUEUE, self._near))
-        end = time.monotonic() + _PATIENCE_S
+        patience = _Patience()
         while not self._over():
             came = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
             if came is None:
-                if not self._more():  # nobody wrote behind what was trimmed
+                more = self._more()
+                if more is False:  # nobody wrote behind what was trimmed
                     self.close()
                     return None
-                if time.monotonic() > end:
-                    raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
+                patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
                 continue
             message = taken(came)
             self._at = message.position
@@ -146,13 +169,13 @@ class PositionReader:
             self._keep(self._at, message)
         return None
 
-    def _more(self) -> bool:
-        """Whether Pulsar has a message where the reader stands, or behind it, or does not answer for now."""
+    def _more(self) -> bool | None:
+        """Whether Pulsar has a message where the reader stands, or behind it; None when it does not answer for now."""
         try:
             with our_errors(f"asking for the end of {self._topic}"):
                 return bool(self._reader.has_message_available())
         except TransientError:
-            return True
+            return None
 
     def _keep(self, position: CommandPosition, message: Taken) -> None:
         self._passed[position] = message
@@ -162,11 +185,14 @@ class PositionReader:
             self._passed_bytes -= len(oldest.payload)
 
     def close(self) -> None:
-        """Close what is open; the next read opens it again."""
+        """Close what is open; the next read opens it again. What Pulsar says to that matters to nobody."""
         reader, self._reader, self._at = self._reader, None, None
         if reader is not None:
-            with our_errors(f"closing the reader of {self._topic}"):
-                reader.close()
+            try:
+                with our_errors(f"closing the reader of {self._topic}"):
+                    reader.close()
+            except PulsebridgeError as e:
+                log.debug("a reader was not closed cleanly", topic=self._topic, why=str(e))
 
 
 class Puller:

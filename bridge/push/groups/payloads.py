@@ -1,7 +1,8 @@
 """Reads payloads of group commands from Pulsar, one after the other, on a thread of its own: the cache's shell.
 
 Client and thread are made when the first payload is asked for, so that a process without group commands has neither.
-While Pulsar is away it is tried again, and the pushes wait; only what Pulsar does not have any more counts as gone.
+While Pulsar is away it is tried again, and the pushes wait; only what Pulsar does not have any more counts as gone, or
+does not give to a new reader for half a minute in which it answers.
 """
 
 from __future__ import annotations
@@ -90,10 +91,14 @@ class Payloads:
     def _read(self, reader: PositionReader, position: CommandPosition) -> bytes | None:
         wait = _RETRY_S[0]
         while not self._closing.is_set():
+            opened = reader.opened
             try:
                 message = reader.read(position)
             except NothingComes:
+                fresh = reader.opened > opened
                 reader.close()
+                if not fresh:  # what it stood on may be gone, and not the message
+                    continue
                 message = None
             except PulsebridgeError as e:
                 log.debug("the payload of a group command is read again", position=str(position), why=str(e))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
+from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from bridge.commands import Command, CommandPosition, GroupRef
+from bridge.pulsar_client import Message, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Push
 from bridge.push.groups.cache import PayloadCache
 from bridge.push.groups.indexed import Indexed, Lost
+from bridge.push.groups.metrics import GroupMetrics
+from bridge.push.groups.payloads import Payloads
+from bridge.push.pulling import PositionReader
+from bridge.settings import Settings
 
 
 def place(number: int) -> CommandPosition:
@@ -122,3 +131,110 @@ def test_what_waited_for_a_lost_connection_is_not_pushed() -> None:
     assert not list(indexed.add(Push(1, place(9), command, False)))
     indexed.forget()
     assert not list(indexed.came(place(1), b"late"))
+
+
+class ReaderOfPulsar:
+    """Stands at its start; ``script`` says for each read and each question what Pulsar does then."""
+
+    def __init__(self, world: PulsarThatStalls, start: MessageId) -> None:
+        self.world = world
+        self.at = start.entry_id()
+
+    def read_next(self, _wait_ms: int) -> Message:
+        if not self.world.gives(self):
+            raise ReceiveTimeout("nothing came")
+        self.at += 1
+        return cast(Message, Stored(self.at - 1))
+
+    def has_message_available(self) -> bool:
+        if not self.world.answers():
+            raise ReceiveTimeout("the topic is not served")
+        return True
+
+    def close(self) -> None:
+        self.world.closed += 1
+        raise ReceiveTimeout("the connection is gone")
+
+
+class Stored:
+    """A message whose payload tells its entry."""
+
+    def __init__(self, entry: int) -> None:
+        self._id = message_id(0, 3, entry, -1)
+
+    def message_id(self) -> MessageId:
+        return self._id
+
+    def partition_key(self) -> str:
+        return "g"
+
+    def data(self) -> bytes:
+        return b"payload %d" % self._id.entry_id()
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+    def publish_timestamp(self) -> int:
+        return 0
+
+
+class PulsarThatStalls:
+    """Readers of a topic that gives nothing for a while; ``answers_then``: yet it says that there is something."""
+
+    def __init__(self, stalls_s: float, *, answers_then: bool, only_first: bool = False) -> None:
+        self.opened = self.closed = 0
+        self._first: ReaderOfPulsar | None = None
+        self._stalls_s = stalls_s
+        self._until = 0.0
+        self._answers_then = answers_then
+        self._only_first = only_first
+
+    def stall(self) -> None:
+        self._until = time.monotonic() + self._stalls_s
+
+    @property
+    def _stalled(self) -> bool:
+        return time.monotonic() < self._until
+
+    def reader(self, _topic: str, start: MessageId, **_more: object) -> ReaderOfPulsar:
+        self.opened += 1
+        made = ReaderOfPulsar(self, start)
+        self._first = self._first or made
+        return made
+
+    def gives(self, reader: ReaderOfPulsar) -> bool:
+        return not self._stalled or (self._only_first and reader is not self._first)
+
+    def answers(self) -> bool:
+        return self._answers_then or not self._stalled
+
+
+def read_payloads(world: PulsarThatStalls, monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
+    """Read one payload, then one behind it while Pulsar stalls; in a tenth of a second patience is at its end."""
+    monkeypatch.setattr("bridge.push.pulling._PATIENCE_S", 0.1)
+    payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()))
+    reader = PositionReader(cast(PulsarClient, world), "group-commands", 0, near=4)
+    first = payloads._read(reader, place(1))
+    world.stall()
+    return [first, payloads._read(reader, place(2))]
+
+
+def test_a_payload_waits_for_a_pulsar_that_does_not_serve_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = PulsarThatStalls(0.5, answers_then=False)
+    assert read_payloads(world, monkeypatch) == [b"payload 1", b"payload 2"]
+
+
+def test_a_reader_that_gets_nothing_any_more_makes_no_payload_count_as_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = PulsarThatStalls(60, answers_then=True, only_first=True)
+    assert read_payloads(world, monkeypatch) == [b"payload 1", b"payload 2"]
+    assert (world.opened, world.closed) == (2, 1)
+
+
+def test_what_pulsar_gives_to_no_new_reader_although_it_answers_counts_as_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = PulsarThatStalls(60, answers_then=True)
+    assert read_payloads(world, monkeypatch) == [b"payload 1", None]
+    assert world.opened == 2
