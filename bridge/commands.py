@@ -270,6 +270,8 @@ def _ref(properties: Mapping[str, str]) -> GroupRef:
     text = properties[C_REF]
     try:
         ledger, entry, index = (int(part) for part in text.split(":"))
+        if not (0 <= ledger < 2**63 and 0 <= entry < 2**63 and -1 <= index < 2**31):
+            raise ValueError("no place in Pulsar")
     except ValueError as e:
         raise ContractError(f"property {C_REF} of a command is {text!r}, wanted ledger:entry:index") from e
     position = CommandPosition(ledger, entry, index)

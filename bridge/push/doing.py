@@ -94,6 +94,8 @@ class Doing:
             return
         properties = message.properties
         try:
+            if message.problem:
+                raise ContractError(message.problem)
             command = decode_command(properties, message.payload)
             check_topic(command, self._settings.push)
         except ContractError as e:

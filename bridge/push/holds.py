@@ -31,6 +31,7 @@ from bridge.provisioning_plan import (
 )
 from bridge.pulsar_client import Message, MessageId, PulsarClient, our_errors, received
 from bridge.pulsar_watch import Watch
+from bridge.push.taken import key_of
 from bridge.settings import Settings
 
 __all__ = ["Held", "compacted_up_to", "follow_compaction", "watching_holds"]
@@ -139,7 +140,7 @@ class _Reading:
                 if message is None:  # the end was compacted away
                     return
                 # Out of the midst of a batch a message is not taken away: it stays there without key and payload.
-                if message.partition_key() or message.data():
+                if key_of(message) != "" or message.data():
                     self._seen += len(message.data())
                     yield _place(message)
         finally:

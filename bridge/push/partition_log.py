@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from bridge.commands import CommandPosition
@@ -22,7 +23,6 @@ from bridge.contract import (
     RESUME_TOPIC,
     partition_name,
 )
-from bridge.errors import PulsebridgeError
 from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import PARKED_HOLD
 from bridge.pulsar_client import (
@@ -33,8 +33,8 @@ from bridge.pulsar_client import (
     MessageId,
     Producer,
     PulsarClient,
-    ReceiveTimeout,
     our_errors,
+    received,
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
@@ -45,6 +45,7 @@ from bridge.push.receipt_log import ReceiptLog
 from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
 from bridge.push.taken import Taken, taken
+from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored"]
@@ -69,9 +70,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Pulsar refused a write, or the reading of commands ended. The session is over."""
+    """Pulsar refused a write, or a thread that reads ended. The session is over."""
 
-    error: PulsebridgeError
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,9 @@ class PartitionLog:
         with our_errors(f"asking for the end of {self.commands}"):
             last = consumer.get_last_message_id()
         self._receiver = threading.Thread(
-            target=self._receive, args=(consumer,), name=f"push-receive-{self.partition}", daemon=True
+            target=telling(partial(self._receive, consumer), self._thread_failed),
+            name=f"push-receive-{self.partition}",
+            daemon=True,
         )
         self._receiver.start()
         self._presence = PresenceLog(self._client, self.partition, self._post)
@@ -239,7 +242,7 @@ class PartitionLog:
             self._requests.start()
         self._names(RECEIPTS_TOPIC)  # while it is known how many partitions it has
         self._puller = Puller(
-            self._client, self.commands, self._moved, self.partition, self._post, self._pull_failed
+            self._client, self.commands, self._moved, self.partition, self._post, self._thread_failed
         )
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
 
@@ -255,7 +258,7 @@ class PartitionLog:
             self.partition,
             most_found=most_found,
             post=self._post,
-            failed=self._pull_failed,
+            failed=self._thread_failed,
         )
 
     def find(self, order: FindCommands) -> None:
@@ -270,19 +273,13 @@ class PartitionLog:
 
     def _receive(self, consumer: Consumer) -> None:
         while self._gate.enter():
-            try:
-                with our_errors(f"reading {self.commands}"):
-                    try:
-                        message = taken(consumer.receive(_RECEIVE_MS))
-                    except ReceiveTimeout:
-                        continue
-            except PulsebridgeError as e:
-                self._post(Failed(e))
-                return
-            self._gate.took(len(message.payload))
-            self._post(Arrived(message))
+            came = received(consumer.receive, _RECEIVE_MS, f"reading {self.commands}")
+            if came is not None:
+                message = taken(came)
+                self._gate.took(len(message.payload))
+                self._post(Arrived(message))
 
-    def _pull_failed(self, error: PulsebridgeError) -> None:
+    def _thread_failed(self, error: Exception) -> None:
         self._post(Failed(error))
 
     @property

@@ -18,6 +18,7 @@ from bridge.errors import ContractError, PulsebridgeError
 from bridge.mqtt.keepalive import backoff_s
 from bridge.presence_record import PresenceRecord
 from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, our_errors, received
+from bridge.push.taken import key_of
 
 __all__ = ["PresenceLog", "Seen"]
 
@@ -103,13 +104,14 @@ class PresenceLog:
             if message is None:
                 break
             self._from = message.message_id()
-            if not message.data():
+            device = key_of(message)
+            if device is None or not message.data():
                 continue
             try:
                 record = PresenceRecord.decode(message.data())
             except ContractError as e:
                 log.debug("a sign of life is left out", partition=self._partition, why=str(e))
                 continue
-            signs.append((message.partition_key(), record.seen_us))
+            signs.append((device, record.seen_us))
         if signs:
             self._post(Seen(tuple(signs)))

@@ -34,6 +34,7 @@ from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import Copy, Pull
 from bridge.push.parked import GONE
 from bridge.push.taken import Taken, position_of, taken
+from bridge.push.threads import telling
 
 __all__ = ["Copied", "NothingComes", "PositionReader", "Pulled", "Puller"]
 
@@ -205,21 +206,22 @@ class Puller:
         moved: str,
         partition: int,
         post: Callable[[object], None],
-        failed: Callable[[PulsebridgeError], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._client = client
         self._topic = topic
         self._moved = moved
         self._partition = partition
         self._post = post
-        self._failed = failed
         self._orders: queue.SimpleQueue[Pull | Copy | _Hold | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._copies = PositionReader(client, moved, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
         self._complained = False
-        self._thread = threading.Thread(target=self._run, name=f"push-pull-{partition}", daemon=True)
+        self._thread = threading.Thread(
+            target=telling(self._run, failed), name=f"push-pull-{partition}", daemon=True
+        )
         self._thread.start()
 
     def pull(self, order: Pull) -> None:
@@ -253,8 +255,6 @@ class Puller:
                     self._post(Copied(order.move, self._try_to_copy(order)))
                 else:
                     self._try_to_hold(order)
-        except PulsebridgeError as e:
-            self._failed(e)
         finally:
             self._reading.close()
             self._copies.close()

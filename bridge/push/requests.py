@@ -17,12 +17,21 @@ from typing import Any, Final
 
 from bridge.commands import CommandPosition, decode_command
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
-from bridge.errors import ContractError, PulsebridgeError, TransientError
-from bridge.pulsar_client import EARLIEST, Message, PulsarClient, ReceiveTimeout, message_id, our_errors
+from bridge.errors import ContractError, TransientError
+from bridge.pulsar_client import (
+    EARLIEST,
+    Message,
+    PulsarClient,
+    ReceiveTimeout,
+    message_id,
+    our_errors,
+    received,
+)
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
 from bridge.push.resume import FOUND_WIDTH
-from bridge.push.taken import position_of
+from bridge.push.taken import position_of, properties_of
+from bridge.push.threads import telling
 
 __all__ = ["Asked", "Found", "Requests"]
 
@@ -64,7 +73,7 @@ class Requests:
         *,
         most_found: int,
         post: Callable[[object], None],
-        failed: Callable[[PulsebridgeError], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """Subscribe, as the one consumer. Raises FencedError while a former owner's connection has the subscription."""
         self._client = client
@@ -77,7 +86,9 @@ class Requests:
         self._closing = threading.Event()
         self._room = threading.Semaphore(_MOST)
         self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=100)
-        self._receiver = threading.Thread(target=self._receive, name=f"push-asked-{partition}", daemon=True)
+        self._receiver = threading.Thread(
+            target=telling(self._receive, failed), name=f"push-asked-{partition}", daemon=True
+        )
         self._lock = threading.Lock()
         self._orders: deque[FindCommands] = deque()
         self._finder: threading.Thread | None = None  # while there is something to find
@@ -98,7 +109,9 @@ class Requests:
             self._orders.append(order)
             if self._finder is None:
                 self._finder = threading.Thread(
-                    target=self._find_all, name=f"push-find-{self._partition}", daemon=True
+                    target=telling(self._find_all, self._failed),
+                    name=f"push-find-{self._partition}",
+                    daemon=True,
                 )
                 self._finder.start()
 
@@ -116,31 +129,20 @@ class Requests:
             self._room.acquire()
             message: Message | None = None
             while message is None and not self._closing.is_set():
-                try:
-                    with our_errors(f"reading {self._topic}"):
-                        try:
-                            message = self._consumer.receive(_RECEIVE_MS)
-                        except ReceiveTimeout:
-                            continue
-                except PulsebridgeError as e:
-                    self._failed(e)
-                    return
+                message = received(self._consumer.receive, _RECEIVE_MS, f"reading {self._topic}")
             if message is not None:
                 self._post(Asked(message))
 
     def _find_all(self) -> None:
-        try:
-            while not self._closing.wait(_GATHER_S):
-                with self._lock:
-                    orders = list(self._orders)
-                    self._orders.clear()
-                    if not orders:
-                        self._finder = None
-                        return
-                for found in self._search(orders):
-                    self._post(found)
-        except PulsebridgeError as e:
-            self._failed(e)
+        while not self._closing.wait(_GATHER_S):
+            with self._lock:
+                orders = list(self._orders)
+                self._orders.clear()
+                if not orders:
+                    self._finder = None
+                    return
+            for found in self._search(orders):
+                self._post(found)
 
     def _search(self, orders: list[FindCommands]) -> list[Found]:
         wanted = {order.device: Found(order) for order in orders}
@@ -156,7 +158,7 @@ class Requests:
                 first = first or position
                 if position > until:
                     break
-                found = wanted.get(message.properties().get(C_DEVICE, ""))
+                found = wanted.get((properties_of(message) or {}).get(C_DEVICE, ""))
                 if found is not None and found.order.after < position <= found.order.until:
                     self._take(found, position, message)
                 count += 1

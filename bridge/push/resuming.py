@@ -26,6 +26,7 @@ from bridge.push.partition_log import PartitionLog
 from bridge.push.requests import Found
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
+from bridge.push.taken import key_of
 from bridge.settings import Settings
 
 __all__ = ["Resuming"]
@@ -65,14 +66,14 @@ class Resuming:
         reach("resume_after_request")
         self._metrics.resume_requests.inc()
         self._count += 1
-        token, device, payload = self._count, message.partition_key(), message.data()
+        token, device, payload = self._count, key_of(message), message.data()
         self._messages[token] = message
         shown = payload[:_SHOWN].decode(errors="replace")
-        if not self._log.is_ours(device):
+        if device is None or not self._log.is_ours(device):
             log.warning(
                 "a request to resume stands in the partition of other devices, and is dropped; see who writes to the topic",
                 partition=self._log.partition,
-                device=device[:_SHOWN],
+                device="" if device is None else device[:_SHOWN],
             )
             self._done(token)
             return

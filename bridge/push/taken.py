@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import Message, MessageId
 
-__all__ = ["Taken", "position_of", "taken"]
+__all__ = ["NO_TEXT", "Taken", "key_of", "position_of", "properties_of", "taken"]
+
+NO_TEXT: Final = "its key or one of its properties is no UTF-8"
 
 
 class Taken(NamedTuple):
@@ -19,6 +21,8 @@ class Taken(NamedTuple):
     payload: bytes
     properties: dict[str, str]
     published_ms: int
+    problem: str = ""
+    """Why key and properties are not all there, for what no writer of ours wrote."""
 
 
 def position_of(message_id: MessageId) -> CommandPosition:
@@ -26,14 +30,32 @@ def position_of(message_id: MessageId) -> CommandPosition:
     return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
 
 
+def key_of(message: Message) -> str | None:
+    """Return the key of a message, None where it is no UTF-8: then Pulsar's client cannot give it."""
+    try:
+        return str(message.partition_key())
+    except UnicodeDecodeError:
+        return None
+
+
+def properties_of(message: Message) -> dict[str, str] | None:
+    """Return the properties of a message, None where one is no UTF-8."""
+    try:
+        return dict(message.properties())
+    except UnicodeDecodeError:
+        return None
+
+
 def taken(message: Message) -> Taken:
     """Take out of a message all that is wanted of it."""
     where = message.message_id()
+    key, properties = key_of(message), properties_of(message)
     return Taken(
         position_of(where),
         where,
-        message.partition_key(),
+        key or "",
         message.data(),
-        message.properties(),
+        properties or {},
         message.publish_timestamp(),
+        NO_TEXT if key is None or properties is None else "",
     )

@@ -69,7 +69,7 @@ class PushWorker:
                 f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}"
             )
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
-        payloads = Payloads(self._settings, self._metrics.groups)
+        payloads = Payloads(self._settings, self._metrics.groups, self._failed)
         owners = [
             PartitionOwner(
                 self._settings,

@@ -37,6 +37,7 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
+from bridge.push.taken import key_of, properties_of
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
@@ -213,14 +214,14 @@ class GroupLog:
 
     def give_up(self, message: Message, reason: str) -> None:
         """Write a group command to the dead letters."""
-        key = message.partition_key()
+        key = key_of(message) or ""
         payload, properties = dead_letter(
             message.data(),
             topic=self.commands,
             device=key,
             reason=reason,
             at_us=time.time_ns() // 1000,
-            properties=message.properties(),
+            properties=properties_of(message) or {},
         )
         topic = self._partition(DEAD_LETTERS_TOPIC, key)
         answers = _Answers(self._over)

@@ -35,7 +35,7 @@ from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.table import KnownDevices, MemberTable
-from bridge.push.taken import position_of
+from bridge.push.taken import NO_TEXT, position_of, properties_of
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner"]
@@ -235,7 +235,9 @@ class _Session:
 
 
 def _decoded(message: Message) -> GroupCommand | BadCommand:
-    properties = message.properties()
+    properties = properties_of(message)
+    if properties is None:
+        return BadCommand(NO_TEXT, "", "")
     try:
         return decode_group_command(properties, message.data())
     except ContractError as e:

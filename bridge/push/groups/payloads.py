@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ from bridge.pulsar_client import PulsarClient
 from bridge.push.groups.cache import PayloadCache, Told
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.pulling import NothingComes, PositionReader
+from bridge.push.threads import telling
 from bridge.settings import Settings
 
 __all__ = ["PayloadCame", "Payloads"]
@@ -43,7 +45,11 @@ class PayloadCame:
 class Payloads:
     """The payloads of one push process. ``ask`` may be called from any thread."""
 
-    def __init__(self, settings: Settings, metrics: GroupMetrics) -> None:
+    def __init__(
+        self, settings: Settings, metrics: GroupMetrics, failed: Callable[[Exception], None]
+    ) -> None:
+        """``failed`` is called on the thread of this when it ends before ``close``."""
+        self._failed = failed
         self._settings = settings
         self._metrics = metrics
         self._cache = PayloadCache(
@@ -72,7 +78,9 @@ class Payloads:
         self._wanted.put(position)
         with self._lock:
             if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="push-payloads", daemon=True)
+                self._thread = threading.Thread(
+                    target=telling(self._run, self._failed), name="push-payloads", daemon=True
+                )
                 self._thread.start()
 
     def _run(self) -> None:

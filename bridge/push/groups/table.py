@@ -10,12 +10,14 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, PRESENCE_TOPIC, partition_name
-from bridge.errors import ContractError, PulsebridgeError, TransientError
+from bridge.errors import ContractError, TransientError
 from bridge.groups import member_of
 from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, our_errors
 from bridge.push.cursor import OWNER_KEY
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
+from bridge.push.taken import key_of
+from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["KnownDevices", "MemberTable"]
@@ -36,7 +38,7 @@ class MemberTable:
         self._client = client
         self._membership = membership
         self._news: deque[tuple[str, bytes]] = deque()
-        self._error: PulsebridgeError | None = None
+        self._error: Exception | None = None
         self._closing = threading.Event()
         self._asked = 0
         self._answered = 0
@@ -44,7 +46,9 @@ class MemberTable:
         last = self._load()
         # Not the compacted view any more: there a tombstone could be gone before it was seen.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
-        self._thread = threading.Thread(target=self._follow, name="push-members", daemon=True)
+        self._thread = threading.Thread(
+            target=telling(self._follow, self._ended), name="push-members", daemon=True
+        )
         self._thread.start()
 
     def _load(self) -> MessageId:
@@ -57,7 +61,7 @@ class MemberTable:
             ):  # the end may be compacted away
                 while reader.has_message_available():
                     message = reader.read_next(_END_MS)
-                    self._put(message.partition_key(), message.data())
+                    self._put(key_of(message) or "", message.data())
                     last = message.message_id()
         finally:
             with our_errors(f"closing the reader of {self._topic}"):
@@ -66,7 +70,7 @@ class MemberTable:
 
     def _put(self, key: str, payload: bytes) -> None:
         if not key:
-            return  # what compaction leaves of a message in the midst of a batch
+            return  # what compaction leaves of a message in the midst of a batch; or it is no UTF-8
         try:
             group, device, member = member_of(key, payload)
         except ContractError as e:
@@ -75,21 +79,21 @@ class MemberTable:
         self._membership.put(group, device, member=member)
 
     def _follow(self) -> None:
-        try:
-            while not self._closing.is_set():
-                asked = self._asked
-                self._next(_READ_MS)
-                if asked > self._answered:
-                    with our_errors(f"reading {self._topic}"):
-                        while self._reader.has_message_available() and not self._closing.is_set():
-                            self._next(_END_MS)
-                    with self._changed:
-                        self._answered = asked
-                        self._changed.notify_all()
-        except PulsebridgeError as e:
-            with self._changed:
-                self._error = e
-                self._changed.notify_all()
+        while not self._closing.is_set():
+            asked = self._asked
+            self._next(_READ_MS)
+            if asked > self._answered:
+                with our_errors(f"reading {self._topic}"):
+                    while self._reader.has_message_available() and not self._closing.is_set():
+                        self._next(_END_MS)
+                with self._changed:
+                    self._answered = asked
+                    self._changed.notify_all()
+
+    def _ended(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def _next(self, timeout_ms: int) -> None:
         with our_errors(f"reading {self._topic}"):
@@ -97,7 +101,7 @@ class MemberTable:
                 message = self._reader.read_next(timeout_ms)
             except ReceiveTimeout:
                 return
-        self._news.append((message.partition_key(), message.data()))
+        self._news.append((key_of(message) or "", message.data()))
 
     def take(self) -> None:
         """Bring what came to the membership. Raises what ended the reading."""
@@ -147,7 +151,7 @@ class KnownDevices:
         for name, reader in self._readers.items():
             with our_errors(f"reading {name}"), suppress(ReceiveTimeout):  # the end may be compacted away
                 while reader.has_message_available():
-                    key = reader.read_next(_END_MS).partition_key()
+                    key = key_of(reader.read_next(_END_MS))
                     if key and key != OWNER_KEY:
                         found.add(segment_device(key) or key)
         self._membership.knows(found)

@@ -212,7 +212,7 @@ class PulsarThatStalls:
 def read_payloads(world: PulsarThatStalls, monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     """Read one payload, then one behind it while Pulsar stalls; in a tenth of a second patience is at its end."""
     monkeypatch.setattr("bridge.push.pulling._PATIENCE_S", 0.1)
-    payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()))
+    payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()), list[Exception]().append)
     reader = PositionReader(cast(PulsarClient, world), "group-commands", 0, near=4)
     first = payloads._read(reader, place(1))
     world.stall()

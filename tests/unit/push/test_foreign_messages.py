@@ -1,0 +1,125 @@
+"""Messages that no writer of ours wrote, and threads that something unforeseen ends: neither goes by without a word."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from bridge.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
+from bridge.contract import C_REF
+from bridge.errors import ContractError
+from bridge.mqtt.client import Link
+from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.push.actions import DeadLetter, Pull, Push
+from bridge.push.doing import Doing
+from bridge.push.partition_log import Arrived, Gate, PartitionLog
+from bridge.push.pulling import Puller
+from bridge.push.queues import Limits
+from bridge.push.requests import Requests
+from bridge.push.resume import ResumingCore
+from bridge.push.taken import NO_TEXT
+from bridge.settings import PulsarSettings, Settings
+from tests.support.waiting import poll_for
+from tests.unit.push.test_doing import METRICS
+
+NOW = 1_000_000_000
+
+
+class FromPulsar:
+    """A message as Pulsar's client gives it; ``bad`` names what of it is no UTF-8."""
+
+    def __init__(self, number: int, bad: str = "") -> None:
+        self._id = message_id(0, 1, number, -1)
+        self._command = Command(f"c-{number}", "d", "commands/d", b"payload")
+        self._bad = bad
+
+    def message_id(self) -> MessageId:
+        return self._id
+
+    def data(self) -> bytes:
+        return self._command.payload
+
+    def publish_timestamp(self) -> int:
+        return 0
+
+    def partition_key(self) -> str:
+        return b"\xff".decode() if "key" in self._bad else self._command.device
+
+    def properties(self) -> dict[str, str]:
+        return {"p": b"\xff".decode()} if "property" in self._bad else encode_command(self._command)
+
+
+class Consumer:
+    """Gives these messages, and then closes the gate through which its reader goes."""
+
+    def __init__(self, gate: Gate, messages: list[FromPulsar]) -> None:
+        self._gate = gate
+        self._messages = messages
+
+    def receive(self, _wait_ms: int) -> FromPulsar:
+        if not self._messages:
+            self._gate.close()
+            raise ReceiveTimeout("nothing came")
+        return self._messages.pop(0)
+
+
+@pytest.mark.parametrize("bad", ["key", "property", "key and property"])
+def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad: str) -> None:
+    arrived: list[object] = []
+    gate = Gate(10, 1000)
+    partition = PartitionLog(PulsarSettings(), 0, gate=gate, post=arrived.append)
+    partition._receive(cast(Any, Consumer(gate, [FromPulsar(0, bad), FromPulsar(1)])))
+    partition.close()
+    core = ResumingCore(0, Limits(), {}, None)
+    core.link_up()
+    doing = Doing(Settings(), core, cast(Link, None), partition, gate, METRICS, lambda _at: None)
+    for event in arrived:
+        assert isinstance(event, Arrived)
+        doing.arrived(event.message)
+    letter, push = core.take(NOW)
+    key = "" if bad == "key and property" else "d"
+    assert letter == DeadLetter(CommandPosition(1, 0, -1), key, NO_TEXT)
+    assert isinstance(push, Push)
+    assert push.command.command_id == "c-1"
+
+
+class Broken:
+    """A client whose consumers and readers end in an error that nobody has foreseen."""
+
+    def consumer(self, *_args: object, **_more: object) -> Broken:
+        return self
+
+    reader = consumer
+
+    def receive(self, _wait_ms: int) -> None:
+        raise LookupError("unforeseen")
+
+    read_next = receive
+
+    def close(self) -> None:
+        pass
+
+
+def test_whatever_ends_a_thread_beside_the_session_is_told() -> None:
+    client, failed = cast(PulsarClient, Broken()), list[Exception]()
+    puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append)
+    puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
+    poll_for(lambda: len(failed) == 1, 30, "the puller has told")
+    requests = Requests(
+        client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append
+    )
+    requests.start()
+    poll_for(lambda: len(failed) == 2, 30, "the requests have told")
+    puller.close()
+    requests.close()
+    assert {type(error) for error in failed} == {LookupError}
+
+
+@pytest.mark.parametrize("place", [f"{2**63}:0:-1", "-1:0:-1", f"0:{2**63}:-1", f"0:0:{2**31}", "0:0:-2"])
+def test_a_payload_stands_where_pulsar_can_have_one(place: str) -> None:
+    entry = Command("c", "d", "t", b"", ref=GroupRef("g", "c", CommandPosition(1, 2, -1), 6))
+    properties = encode_command(entry)
+    assert decode_command(properties, b"") == entry
+    with pytest.raises(ContractError, match=C_REF):
+        decode_command(properties | {C_REF: place}, b"")
