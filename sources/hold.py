@@ -201,7 +201,9 @@ class Hold:
 
     def _leave(self, partitions: Iterable[str]) -> None:
         for partition in partitions:
-            consumer = self._consumers.pop(partition)
+            consumer = self._consumers.pop(partition, None)
+            if consumer is None:  # it could not be attached again the last time
+                continue
             try:
                 with our_errors(f"leaving {self.name} on {partition}"):
                     consumer.close()
