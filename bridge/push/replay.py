@@ -26,6 +26,7 @@ __all__ = ["ReplayCore"]
 _AHEAD: Final = 8
 """Parked commands of one device that are pulled and not settled."""
 _SECOND: Final = 1_000_000
+_TIMERS: Final = 100
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
 
 
@@ -67,6 +68,7 @@ class ReplayCore(LiveCore):
         self._tokens_at_us = 0
         self._coming = 0
         self._timers: list[tuple[int, str]] = []  # of probes and expiries
+        self._timers_most = _TIMERS
         self._tells_absence = False
         self._parked_count = 0
         segments = {} if parked is None else parked
@@ -100,7 +102,7 @@ class ReplayCore(LiveCore):
         wait = self._limits.probe_min_us
         at = now_us + wait // 2 + crc32(name.encode()) % max(1, wait)
         self._asleep[name] = parked, wait, at
-        heapq.heappush(self._timers, (at, name))
+        self._look_again(at, name)
         self._watch_expiry(name, parked)
 
     @property
@@ -212,7 +214,24 @@ class ReplayCore(LiveCore):
 
     def _watch_expiry(self, name: str, parked: Parked) -> None:
         if len(parked) and parked[0].expires_at_ms:
-            heapq.heappush(self._timers, (parked[0].expires_at_ms * 1000, name))
+            self._look_again(parked[0].expires_at_ms * 1000, name)
+
+    def _look_again(self, at_us: int, name: str) -> None:
+        """Have ``tick`` look at a parked device. Times that were replaced stay until they come, but not too many."""
+        heapq.heappush(self._timers, (at_us, name))
+        if len(self._timers) >= self._timers_most:
+            self._timers = sorted({one for one in self._timers if self._is_due(*one)})
+            self._timers_most = 2 * len(self._timers) + _TIMERS
+
+    def _is_due(self, at_us: int, name: str) -> bool:
+        asleep, device = self._asleep.get(name), self._devices.get(name)
+        if asleep is not None:
+            parked, _, probe_at_us = asleep
+        elif device is not None and device.mode is Mode.PARKED:
+            parked, probe_at_us = device.parked, device.probe_at_us
+        else:
+            return False  # parked again, it is looked at again
+        return at_us == probe_at_us or (len(parked) > 0 and at_us == parked[0].expires_at_ms * 1000)
 
     def _sleep(self, device: Device) -> None:
         """Keep only the ids of a device for which nothing is under way."""
@@ -245,12 +264,12 @@ class ReplayCore(LiveCore):
         parked, wait, _ = self._asleep[name]
         wait = wait or self._limits.probe_min_us
         self._asleep[name] = parked, min(2 * wait, self._limits.probe_max_us), now_us + wait
-        heapq.heappush(self._timers, (now_us + wait, name))
+        self._look_again(now_us + wait, name)
 
     def _plan_probe(self, device: Device, now_us: int) -> None:
         device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us
         device.probe_at_us = now_us + device.probe_wait_us
-        heapq.heappush(self._timers, (device.probe_at_us, device.name))
+        self._look_again(device.probe_at_us, device.name)
         device.probe_wait_us = min(2 * device.probe_wait_us, self._limits.probe_max_us)
 
     def _wake(self, device: Device, *, probing: bool = False, sweeping: bool = False) -> None:

@@ -272,6 +272,34 @@ def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_
     assert now > NOW + 60 * SECOND
 
 
+def test_of_a_device_that_is_probed_again_and_again_no_time_stays_in_memory_until_its_command_expires() -> (
+    None
+):
+    core = a_core(replace(BROKER, replay_rate=1000))
+    kept = [command(n, name, expires_at_ms=NOW) for n, name in enumerate(("a", "b"))]  # in decades
+    for number, one in enumerate(kept):
+        core.arrived(position(number), one, NOW)
+    now, probes = NOW, 0
+    while probes < 1000:
+        core.tick(now)
+        while actions := core.take(now):
+            for action in actions:
+                if isinstance(action, Push):
+                    core.confirmed(action.number, 0x10, now)
+                    probes += 1
+                elif isinstance(action, Pull):
+                    (where,) = action.positions
+                    core.pulled(action.device, action.round, where, kept[where.entry], now)
+                stored_as(core, [action], {}, 1)
+        due = core.next_time_us()
+        assert due is not None
+        now = max(due, now + 1)
+    assert core.parked == 2
+    assert len(core._timers) < 200
+    core.tick(kept[0].expires_at_ms * 1000)  # and it is seen that they have expired
+    assert {pull.device for pull in of(Pull, core.take(kept[0].expires_at_ms * 1000))} == {"a", "b"}
+
+
 def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
     core = a_core(replace(LIMITS, pending=10))
     for number in range(10):

@@ -56,9 +56,7 @@ def test_h16_a_commit_is_told_again_once_pulsar_is_back(monkeypatch: pytest.Monk
     )
     pulsar = Pulsar()
     hold = Hold("q", cast(PulsarAdmin, pulsar), cast(PulsarClient, pulsar), wait_s=0)
-    views = {
-        name: PartitionView(name, (Ledger(3, 20),), {"q": Position(3, -1)}) for name in PARTITIONS
-    }
+    views = {name: PartitionView(name, (Ledger(3, 20),), {"q": Position(3, -1)}) for name in PARTITIONS}
     hold.attach(PARTITIONS)
     for name in PARTITIONS:
         hold.remember(name, HoldRecord("earliest", Position(3, 0), True))
