@@ -153,7 +153,9 @@ class _Session:
         roster = self._log.read()
         push = self._settings.push
         with ExitStack() as closing:
-            self._table = MemberTable(self._client, self._settings.pulsar, self._membership)
+            self._table = MemberTable(
+                self._client, self._settings.pulsar, self._membership, self._stopping.is_set
+            )
             closing.callback(self._table.close)
             self._known: KnownDevices | None = None
             if self._membership.has_patterns:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -12,8 +14,17 @@ import structlog
 from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, PRESENCE_TOPIC, partition_name
 from bridge.errors import ContractError, TransientError
 from bridge.groups import member_of
-from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, our_errors
+from bridge.pulsar_client import (
+    EARLIEST,
+    Message,
+    MessageId,
+    PulsarClient,
+    ReceiveTimeout,
+    our_errors,
+    received,
+)
 from bridge.push.cursor import OWNER_KEY
+from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
 from bridge.push.taken import key_of
@@ -27,13 +38,21 @@ log = structlog.get_logger("push")
 _READ_MS: Final = 200
 _END_MS: Final = 2000
 _PATIENCE_S: Final = 30.0
+_VIEW_PATIENCE_S: Final = 10.0
 
 
 class MemberTable:
     """The memberships that Spark wrote. Loaded by the thread that makes it, followed by a thread of its own."""
 
-    def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
-        """Read all of it. Raises TransientError or RefusedError."""
+    def __init__(
+        self,
+        client: PulsarClient,
+        settings: PulsarSettings,
+        membership: Membership,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read all of it. Raises TransientError or RefusedError, and Stopped when it is ``over`` before."""
+        self._over = over
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
         self._client = client
         self._membership = membership
@@ -55,18 +74,30 @@ class MemberTable:
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:
-            with (
-                our_errors(f"reading {self._topic}"),
-                suppress(ReceiveTimeout),
-            ):  # the end may be compacted away
-                while reader.has_message_available():
-                    message = reader.read_next(_END_MS)
-                    self._put(key_of(message) or "", message.data())
-                    last = message.message_id()
+            while (message := self._next_of_view(reader)) is not None:
+                self._put(key_of(message) or "", message.data())
+                last = message.message_id()
         finally:
             with our_errors(f"closing the reader of {self._topic}"):
                 reader.close()
         return last
+
+    def _next_of_view(self, reader: Any) -> Message | None:
+        """Return the next message of the compacted view, None at its end.
+
+        What Pulsar says to be the end may be compacted away, and nothing comes. To take a stall for that would lose what
+        stands behind it: when it is trimmed but for the compacted view, nobody reads it any more.
+        """
+        patience = time.monotonic() + _VIEW_PATIENCE_S
+        while True:
+            with our_errors(f"reading {self._topic}"):
+                if not reader.has_message_available():
+                    return None
+            message = received(reader.read_next, _READ_MS, f"reading {self._topic}")
+            if message is not None or time.monotonic() > patience:
+                return message
+            if self._over():
+                raise Stopped
 
     def _put(self, key: str, payload: bytes) -> None:
         if not key:

@@ -1,0 +1,94 @@
+"""The memberships that Spark wrote, read from a Pulsar that stalls."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import pytest
+
+from bridge.groups import MEMBER, member_key
+from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.push.groups.log import Stopped
+from bridge.push.groups.membership import Membership
+from bridge.push.groups.table import MemberTable
+from bridge.settings import PulsarSettings
+
+
+class Record:
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def message_id(self) -> MessageId:
+        return message_id(0, 1, self._number, -1)
+
+    def partition_key(self) -> str:
+        return member_key("presses", f"d{self._number}")
+
+    def data(self) -> bytes:
+        return MEMBER
+
+
+class View:
+    """The compacted view of five memberships: nothing comes of it ``stalls`` times before the third. ``cut``: what
+    Pulsar says to be its end was compacted away.
+    """
+
+    def __init__(self, stalls: int = 0, *, cut: bool = False) -> None:
+        self._left = [Record(number) for number in range(5)]
+        self._stalls = stalls
+        self._cut = cut
+        self.raw_from: MessageId | None = None
+
+    def reader(self, _topic: str, start: MessageId, *, compacted: bool = False, **_more: object) -> object:
+        if compacted:
+            assert start == EARLIEST
+            return self
+        self.raw_from = start
+        return Quiet()
+
+    def has_message_available(self) -> bool:
+        return bool(self._left) or self._cut
+
+    def read_next(self, _wait_ms: int) -> Record:
+        if len(self._left) == 3 and self._stalls:
+            self._stalls -= 1
+            raise ReceiveTimeout("nothing came")
+        if not self._left:
+            raise ReceiveTimeout("nothing came")
+        return self._left.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+class Quiet:
+    """A topic to which nobody writes."""
+
+    def has_message_available(self) -> bool:
+        return False
+
+    def read_next(self, wait_ms: int) -> None:
+        time.sleep(wait_ms / 1000)
+        raise ReceiveTimeout("nothing came")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("view", [View(), View(3), View(cut=True), View(3, cut=True)])
+def test_all_of_the_compacted_view_is_read_before_what_comes_is_followed(
+    view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is behind a stall stands nowhere else when Pulsar has trimmed the topic."""
+    monkeypatch.setattr("bridge.push.groups.table._VIEW_PATIENCE_S", 0.5)
+    membership = Membership([])
+    table = MemberTable(cast(PulsarClient, view), PulsarSettings(), membership)
+    table.close()
+    assert membership.members("presses") == {f"d{number}" for number in range(5)}
+    assert view.raw_from == message_id(0, 1, 4, -1)
+
+
+def test_a_process_that_is_to_end_waits_for_no_membership() -> None:
+    with pytest.raises(Stopped):
+        MemberTable(cast(PulsarClient, View(10**9)), PulsarSettings(), Membership([]), lambda: True)
