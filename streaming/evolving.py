@@ -15,6 +15,7 @@ import structlog
 from bridge.silver_metrics import SilverMetrics
 from streaming.decoders.settings import parse_decoders
 from streaming.evolution import ADD_COLUMNS, UNFIT, Found, may_name_a_column, new_columns, stop_at
+from streaming.readings import WORKING_COLUMNS
 from streaming.tables import BRONZE_COLUMNS, QUARANTINE_COLUMNS, Column, Table, add_columns
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ _SIMPLE: Final = (
     "timestamp",
 )
 _OURS: Final = frozenset(
-    name.lower() for name in (*(c.name for c in (*BRONZE_COLUMNS, *QUARANTINE_COLUMNS)), "place")
+    name.lower()
+    for name in (*(c.name for c in (*BRONZE_COLUMNS, *QUARANTINE_COLUMNS)), "place", *WORKING_COLUMNS)
 )
-"""Names that no field of a device gets: columns of the tables, and one of the rows on their way there."""
+"""Names that no field of a device gets: columns of the tables, and of the rows on their way there."""
 _log = structlog.get_logger("silver")
 
 

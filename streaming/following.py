@@ -29,7 +29,7 @@ from streaming.care import is_care, is_streamed, marked
 from streaming.checkpoints import Checkpoint
 from streaming.holding import HoldFile, write_between
 from streaming.standing import batches_of, history_of, standing_of
-from streaming.tables import GOLD_COLUMNS, POSITION_COLUMNS, READING_FIELDS, Tables
+from streaming.tables import GOLD_COLUMNS, POSITION_COLUMNS, READING_FIELDS, Tables, insert_all, update_all
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,6 +44,9 @@ _PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 60.0
 _TRIES: Final = 10
 _PLACE: Final = (*POSITION_COLUMNS, "element")
+_PAIR: Final = ["device", "metric"]
+_FIELDS: Final = [c.name for c in READING_FIELDS]
+_MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,10 @@ class Following:
             "gold",
             f"MERGE INTO {self.tables.gold.sql} t USING {{rows}} s "
             f"ON {' AND '.join(f't.{k} <=> s.{k}' for k in keys)} AND {within} "
-            f"WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT * "
+            f"WHEN MATCHED AND NOT ({same}) THEN {update_all(GOLD_COLUMNS)} "
+            f"WHEN NOT MATCHED THEN {insert_all(GOLD_COLUMNS)} "
             f"WHEN NOT MATCHED BY SOURCE AND {within} THEN DELETE",
-            new,
+            lambda: new,
         )
         self.after("windows")
         if not late.isEmpty():
@@ -200,38 +204,57 @@ class Following:
             statement = (
                 f"MERGE INTO {self.tables.late.sql} t USING {{rows}} s ON {here} WHEN MATCHED THEN DELETE"
             )
-            rows["late"] = rows.get("late", 0) + self._merge("late", statement, late)
+            rows["late"] = rows.get("late", 0) + self._merge("late", statement, lambda: late)
 
     def _latest(self, days: tuple[date, ...], rows: dict[str, int]) -> None:
         from pyspark.sql import functions as F
 
-        pair, fields = ["device", "metric"], [c.name for c in READING_FIELDS]
-        table = self.tables.device_latest.read(self.spark)
+        here = self.tables.device_latest
         readings = self.tables.silver.read(self.spark)
         near = device_changes.of_silver(readings.where(F.col("event_day").isin(list(days))))
         numbers = [(day - _EPOCH).days for day in days]
+        table = here.read(self.spark)
         of_days = table.where("metric IS NOT NULL").where(_within("event_time", numbers, _DAY_S))
-        still = near.select(*pair, *(F.col(f"reading.{n}").alias(n) for n in fields))
-        equal = [of_days[n].eqNullSafe(still[n]) for n in (*pair, *fields)]
+        still = near.select(*_PAIR, *(F.col(f"reading.{n}").alias(n) for n in _FIELDS))
+        equal = [of_days[n].eqNullSafe(still[n]) for n in (*_PAIR, *_FIELDS)]
         # What silver does not say any more: there the newest of all its days counts.
-        lost = of_days.join(still, equal, "left_anti").select(*pair).localCheckpoint()
-        devices = near.select("device").union(lost.select("device")).distinct()
-        changes = near.unionByName(latest.known(table.join(devices, "device", "left_semi"), but=lost))
-        if not lost.isEmpty():
-            changes = changes.unionByName(device_changes.of_silver(readings).join(lost, pair, "left_semi"))
-        found = latest.newest(changes)
-        empty = F.expr("coalesce(metric, command.command_id, receipt.state) IS NULL AND presence IS NULL")
-        found = found.withColumn("is_gone", F.col("is_gone") | empty)
-        gone = lost.join(found.select(*pair), pair, "left_anti").withColumn("is_gone", F.lit(True))
-        every = found.unionByName(gone, allowMissingColumns=True).localCheckpoint()
-        rows["device_latest"] = rows.get("device_latest", 0) + self._merge(
-            "device_latest", latest.merge_sql(self.tables.device_latest), every
-        )
+        once = of_days.join(still, equal, "left_anti").select(F.struct(*_PAIR, *_FIELDS).alias("once"))
+        once = once.localCheckpoint()
+        some = not once.isEmpty()
 
-    def _merge(self, name: str, statement: str, rows: DataFrame) -> int:
+        def changed() -> DataFrame:
+            # The table as it is in the transaction of this very MERGE: what a batch of the query brings meanwhile is
+            # another writer's commit, and must not be put back to what was.
+            now = here.read(self.spark)
+            lost = now.join(
+                once, F.struct(*(now[n] for n in (*_PAIR, *_FIELDS))).eqNullSafe(once["once"]), "left_semi"
+            ).select(*_PAIR)
+            devices = near.select("device").union(lost.select("device")).distinct()
+            changes = near.unionByName(latest.known(now.join(devices, "device", "left_semi"), but=lost))
+            if some:
+                whole = device_changes.of_silver(readings).join(lost, _PAIR, "left_semi")
+                changes = changes.unionByName(whole)
+            found = latest.newest(changes)
+            empty = F.expr("coalesce(metric, command.command_id, receipt.state) IS NULL AND presence IS NULL")
+            found = found.withColumn("is_gone", F.col("is_gone") | empty)
+            gone = lost.join(found.select(*_PAIR), _PAIR, "left_anti").withColumn("is_gone", F.lit(True))
+            return found.unionByName(gone, allowMissingColumns=True)
+
+        usual = self.spark.conf.get(_MATERIALIZE, "auto")
+        # The rows are read twice, and in between nothing may change.
+        self.spark.conf.set(_MATERIALIZE, "auto")
+        try:
+            done = self._merge("device_latest", latest.merge_sql(here), changed)
+        finally:
+            self.spark.conf.set(_MATERIALIZE, str(usual))
+        rows["device_latest"] = rows.get("device_latest", 0) + done
+
+    def _merge(self, name: str, statement: str, rows: Callable[[], DataFrame]) -> int:
+        """Merge what ``rows`` returns; where another writer was first it is asked again."""
+
         def write() -> Any:
             with marked(self.spark):
-                return self.spark.sql(statement, rows=rows).first()
+                return self.spark.sql(statement, rows=rows()).first()
 
         done = write_between(write, getattr(self.tables, name).where, self._hold)
         return 0 if done is None else int(done["num_affected_rows"])

@@ -29,7 +29,7 @@ from streaming.batch_figures import observed
 from streaming.checkpoints import Checkpoint
 from streaming.conflicts import retrying
 from streaming.silver import judged_by_the_query
-from streaming.tables import GOLD_COLUMNS, LATE_COLUMNS, Table, Tables, create
+from streaming.tables import GOLD_COLUMNS, LATE_COLUMNS, Table, Tables, create, insert_all
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -189,7 +189,7 @@ def _merge(gold: Table, rows: DataFrame, first: str, last: str) -> int:
     statement = (
         f"MERGE INTO {gold.sql} t USING {{rows}} s ON {same} AND {near} "
         f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = {value}' for name, value in sets.items())} "
-        "WHEN NOT MATCHED THEN INSERT *"
+        f"WHEN NOT MATCHED THEN {insert_all(GOLD_COLUMNS)}"
     )
     # A forgetting or a rebuild may commit in between; the batch must not end for that.
     done = retrying(lambda: rows.sparkSession.sql(statement, rows=rows).first(), gold.where)

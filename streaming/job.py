@@ -129,6 +129,7 @@ class Job:
     _restarts: dict[str, int] = field(default_factory=dict)
     _hold: HoldWatch | None = None
     _paused: list[str] = field(default_factory=list)
+    _kept_waiting: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         # One for the life of the job: a query that is started again goes on with the same window.
@@ -201,7 +202,7 @@ class Job:
                 failure: Any = query.exception()
                 if failure is not None:
                     self._again(query, _cause(failure))
-            if not any(query.isActive for query in self.queries):
+            if not self._paused and not any(query.isActive for query in self.queries):
                 return True
             if stop.wait(0.2):
                 return False
@@ -218,10 +219,23 @@ class Job:
                 self._paused.append(str(query.name))
                 _log.info("paused for a change of tables", query=query.name)
             return True
-        for name in self._paused:
-            self._start(name)
-        self._paused.clear()
+        waiting, self._paused = self._paused, []
+        for name in waiting:
+            self._resume(name)
         return False
+
+    def _resume(self, name: str) -> None:
+        """Start a query again; one that a server which is away keeps from it waits for the next turn."""
+        try:
+            self._start(name)
+            self._kept_waiting.discard(name)
+        except TransientError as e:
+            if name not in self._kept_waiting:
+                self._kept_waiting.add(name)
+                _log.warning(
+                    "query cannot start again yet, it is tried until it can", query=name, error=str(e)
+                )
+            self._paused.append(name)
 
     def _again(self, query: StreamingQuery, cause: Cause) -> None:
         """Start a failed query again from its checkpoint; raise TerminalError where that cannot help.
@@ -244,7 +258,7 @@ class Job:
                 "query failed and is started again; see the error if it repeats", query=name, error=cause.text
             )
         self.queries.remove(query)
-        self._start(name)
+        self._resume(name)
 
     def _start(self, name: str) -> None:
         self._create_tables(name)

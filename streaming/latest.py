@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING
 from streaming import device_changes
 from streaming.checkpoints import Checkpoint
 from streaming.conflicts import retrying
-from streaming.tables import DEVICE_LATEST_COLUMNS, POSITION_COLUMNS, READING_FIELDS, Table, Tables, create
+from streaming.tables import (
+    DEVICE_LATEST_COLUMNS,
+    POSITION_COLUMNS,
+    READING_FIELDS,
+    Table,
+    Tables,
+    create,
+    insert_all,
+    update_all,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -133,8 +142,9 @@ def merge_sql(table: Table) -> str:
     same = " AND ".join(f"t.`{c.name}` <=> s.`{c.name}`" for c in DEVICE_LATEST_COLUMNS)
     return (
         f"MERGE INTO {table.sql} t USING {{rows}} s ON t.device = s.device AND t.metric <=> s.metric "
-        f"WHEN MATCHED AND s.is_gone THEN DELETE WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * "
-        "WHEN NOT MATCHED AND NOT s.is_gone THEN INSERT *"
+        f"WHEN MATCHED AND s.is_gone THEN DELETE "
+        f"WHEN MATCHED AND NOT ({same}) THEN {update_all(DEVICE_LATEST_COLUMNS)} "
+        f"WHEN NOT MATCHED AND NOT s.is_gone THEN {insert_all(DEVICE_LATEST_COLUMNS)}"
     )
 
 

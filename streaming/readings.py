@@ -20,7 +20,7 @@ from streaming.rule_fields import RuleFields, by_rule
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["BAD_TIME", "UNDECODABLE", "UNKNOWN_TOPIC", "decode", "topic_pattern"]
+__all__ = ["BAD_TIME", "UNDECODABLE", "UNKNOWN_TOPIC", "WORKING_COLUMNS", "decode", "topic_pattern"]
 
 UNKNOWN_TOPIC: Final = "unknown_topic"
 """Rule that a row fails when no decoder's filter matches its MQTT topic."""
@@ -37,6 +37,18 @@ class _Said(NamedTuple):
     type: str
 
 
+WORKING_COLUMNS: Final = (
+    "added",
+    "decoder",
+    "decoding_failures",
+    "failed_rules",
+    "fault",
+    "item",
+    "no_id",
+    "notes",
+    "time_fault",
+)
+"""What rows carry on their way to silver beside its columns and bronze's."""
 _COLUMNS: Final = {
     "reading_id": _Said("id", "string"),
     "metric": _Said("metric", "string"),

@@ -50,6 +50,14 @@ _ADDED: Final = "added"
 _CHANGED: Final = "changed"
 _REMOVED: Final = "removed"
 _SAME: Final = "same"
+# Columns of the rows under way; no field of a device can be called so (``evolution.may_name_a_column``).
+_IDENTITY: Final = "#identity"
+_AT: Final = "#at"
+_KEPT: Final = "#kept"
+_NTH: Final = "#nth"
+_KIND: Final = "#kind"
+_OLD_AT: Final = "#old_at"
+_OLD_DAY: Final = "#old_day"
 
 
 @dataclass(frozen=True)
@@ -208,19 +216,18 @@ class Rebuild:
         old = self._of_bronze(stored, messages)
         new = _identified(passed, identity)
         # Of several messages with one reading the one that silver has is kept, else the first.
-        kept = old.select("identity", F.col("at").alias("kept"))
-        first = Window.partitionBy("identity").orderBy(
-            F.coalesce(F.col("at") == F.col("kept"), F.lit(False)).desc(), *_PLACE
+        kept = old.select(_IDENTITY, F.col(_AT).alias(_KEPT))
+        first = Window.partitionBy(_IDENTITY).orderBy(
+            F.coalesce(F.col(_AT) == F.col(_KEPT), F.lit(False)).desc(), *_PLACE
         )
-        new = (
-            new.join(kept, "identity", "left").withColumn("nth", F.row_number().over(first)).where("nth = 1")
-        )
+        new = new.join(kept, _IDENTITY, "left").withColumn(_NTH, F.row_number().over(first))
+        new = new.where(F.col(_NTH) == 1)
         # What arrived outside of the span stays, and so what repeats it stays out.
         days = new.agg(F.min("event_day").alias("first"), F.max("event_day").alias("last")).first()
         assert days is not None  # an aggregate without keys gives one row
         near = stored.where(_of_days(days["first"], days["last"], ""))
-        elsewhere = near.join(old.select("at"), "at", "left_anti").select("identity")
-        new = new.join(elsewhere, "identity", "left_anti")
+        elsewhere = near.join(old.select(_AT), _AT, "left_anti").select(_IDENTITY)
+        new = new.join(elsewhere, _IDENTITY, "left_anti")
         return _change(table, columns, _key_identity("t."), new, old)
 
     def _quarantine(self, messages: DataFrame, verdicts: DataFrame) -> Change:
@@ -254,19 +261,23 @@ def swap(spark: SparkSession, change: Change, tables: Tables) -> None:
         return
     from pyspark.sql import functions as F
 
-    days = change.rows.agg(F.min("event_day").alias("first"), F.max("event_day").alias("last")).first()
+    # A row may be of another day than before, and is looked for where it is.
+    before, after = F.col(_OLD_DAY), F.col("event_day")
+    days = change.rows.agg(
+        F.min(F.least(before, after)).alias("first"), F.max(F.greatest(before, after)).alias("last")
+    ).first()
     assert days is not None  # an aggregate without keys gives one row
     within = _of_days(days["first"], days["last"], "t.")
     names = [f"`{name}`" for name in change.columns]
     statement = f"""
-        MERGE INTO {change.table.sql} t USING {{rows}} s ON {change.identity} = s.identity AND {within}
-        WHEN MATCHED AND s.kind = '{_REMOVED}' AND {_place_identity("t.")} = s.old_at THEN DELETE
-        WHEN MATCHED AND s.kind = '{_CHANGED}' AND {_place_identity("t.")} = s.old_at
+        MERGE INTO {change.table.sql} t USING {{rows}} s ON {change.identity} = s.`{_IDENTITY}` AND {within}
+        WHEN MATCHED AND s.`{_KIND}` = '{_REMOVED}' AND {_place_identity("t.")} = s.`{_OLD_AT}` THEN DELETE
+        WHEN MATCHED AND s.`{_KIND}` = '{_CHANGED}' AND {_place_identity("t.")} = s.`{_OLD_AT}`
             THEN UPDATE SET {", ".join(f"{name} = s.{name}" for name in names)}
-        WHEN NOT MATCHED AND s.kind = '{_ADDED}'
+        WHEN NOT MATCHED AND s.`{_KIND}` = '{_ADDED}'
             THEN INSERT ({", ".join(names)}) VALUES ({", ".join(f"s.{name}" for name in names)})
     """
-    rows = change.rows.where(F.col("kind") != _SAME)
+    rows = change.rows.where(F.col(_KIND) != _SAME)
     with marked(spark):
         write_between(
             lambda: spark.sql(statement, rows=rows), change.table.where, HoldFile(spark, tables.root)
@@ -277,7 +288,10 @@ def _days_of(change: Change) -> tuple[date, ...]:
     """Return the days of event time of the rows that change."""
     if change.empty:
         return ()
-    days = change.rows.where(f"kind != '{_SAME}' AND event_day IS NOT NULL").select("event_day").distinct()
+    from pyspark.sql import functions as F
+
+    changed = change.rows.where(F.col(_KIND) != _SAME)
+    days = changed.select(F.explode(F.array_compact(F.array("event_day", _OLD_DAY)))).distinct()
     return tuple(sorted(row[0] for row in days.collect()))
 
 
@@ -310,16 +324,16 @@ def _key_identity(prefix: str) -> str:
 def _identified(rows: DataFrame, identity: str) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return rows.withColumn("identity", F.expr(identity)).withColumn("at", F.expr(_place_identity("")))
+    return rows.withColumn(_IDENTITY, F.expr(identity)).withColumn(_AT, F.expr(_place_identity("")))
 
 
 def _change(table: Table, columns: tuple[str, ...], identity: str, new: DataFrame, old: DataFrame) -> Change:
-    """Compare what should be with what is; both have ``identity``, which is theirs alone, and ``at``."""
+    """Compare what should be with what is; both have the identity, which is theirs alone, and the place."""
     from pyspark.sql import functions as F
 
     compared = [name for name in columns if name not in _UNCOMPARED]
-    before = old.select("identity", F.col("at").alias("old_at"), F.struct(*columns).alias("old"))
-    after = new.select("identity", F.struct(*columns).alias("new"))
+    before = old.select(_IDENTITY, F.col(_AT).alias(_OLD_AT), F.struct(*columns).alias("old"))
+    after = new.select(_IDENTITY, F.struct(*columns).alias("new"))
     same = reduce(
         lambda a, b: a & b,
         (_comparable(new, "new", n).eqNullSafe(_comparable(new, "old", n)) for n in compared),
@@ -330,10 +344,12 @@ def _change(table: Table, columns: tuple[str, ...], identity: str, new: DataFram
         .when(same, _SAME)
         .otherwise(_CHANGED)
     )
-    both = after.join(before, "identity", "full_outer").withColumn("kind", kind)
+    both = after.join(before, _IDENTITY, "full_outer").withColumn(_KIND, kind)
     row = F.coalesce("new", "old")
-    rows = both.select("identity", "old_at", "kind", *(row[name].alias(name) for name in columns)).persist()
-    counts = {r["kind"]: int(r["count"]) for r in rows.groupBy("kind").count().collect()}
+    found = (row[name].alias(name) for name in columns)
+    old_day = F.col("old")["event_day"].alias(_OLD_DAY)
+    rows = both.select(_IDENTITY, _OLD_AT, _KIND, old_day, *found).persist()
+    counts = {r[_KIND]: int(r["count"]) for r in rows.groupBy(_KIND).count().collect()}
     return Change(table, columns, identity, rows, counts)
 
 

@@ -139,11 +139,15 @@ def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
 
 
 def first_of_each(rows: DataFrame) -> DataFrame:
-    """Keep the first row of each reading in Pulsar's order, whatever the order of the rows."""
+    """Keep the first row of each reading in Pulsar's order, whatever the order of the rows. A row that lacks a part of
+    its key, which a suite may let through, is no other's double.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    place = F.row_number().over(Window.partitionBy(*KEY).orderBy(*POSITION_COLUMNS, "element"))
+    lacking = F.greatest(*(F.col(name).isNull() for name in KEY))
+    own = F.when(lacking, F.struct(*POSITION_COLUMNS, "element"))
+    place = F.row_number().over(Window.partitionBy(*KEY, own).orderBy(*POSITION_COLUMNS, "element"))
     return rows.withColumn("place", place).where("place = 1").drop("place")
 
 
@@ -277,7 +281,7 @@ class SilverBatches:
         from pyspark.sql import functions as F
 
         good = F.size("failed_rules") == 0
-        if counts["without_id"]:
+        if counts["without_id"] and counts["first_day"] is not None:
             self._suspect(split.where(good).where("no_id"), counts["first_day"], counts["last_day"])
         if counts["good"]:
             passed = first_of_each(as_silver(split.where(good), recipe))
@@ -309,18 +313,21 @@ class SilverBatches:
 def merge(
     silver: Table,
     rows: DataFrame,
-    first_day: date,
-    last_day: date,
+    first_day: date | None,
+    last_day: date | None,
     write: Callable[[Callable[[], object], str], object] = retrying,
 ) -> int:
-    """Insert those of the rows whose key silver does not have, each key once; all are of the days between these two.
+    """Insert those of the rows whose key silver does not have, each key once; all are of the days between these two, or
+    without a day where these are None.
 
     Return how many were inserted. ``write`` makes the write, and again where another writer was first; it is told the
     table.
     """
     same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
     # The batch's own days as literals let Delta skip the files of all other days.
-    days = f"t.event_day BETWEEN DATE '{first_day}' AND DATE '{last_day}'"
+    days = "t.event_day IS NULL"
+    if first_day is not None:
+        days = f"t.event_day BETWEEN DATE '{first_day}' AND DATE '{last_day}'"
     # By name, since the table may have columns that the rows lack: those of its owner, or of another batch.
     names = ", ".join(f"`{name}`" for name in rows.columns)
     values = ", ".join(f"s.`{name}`" for name in rows.columns)

@@ -40,9 +40,11 @@ __all__ = [
     "Tables",
     "add_columns",
     "create",
+    "insert_all",
     "resolve_root",
     "schema_of",
     "table_of",
+    "update_all",
 ]
 
 
@@ -393,3 +395,16 @@ def _body(columns: Iterable[Column]) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def update_all(columns: Iterable[Column]) -> str:
+    """Return the clause of a MERGE that sets these columns of ``t`` to those of ``s``. Those that the table's owner added
+    keep their values; ``SET *`` would want them of the source.
+    """
+    return "UPDATE SET " + ", ".join(f"t.`{c.name}` = s.`{c.name}`" for c in columns)
+
+
+def insert_all(columns: Iterable[Column]) -> str:
+    """Return the clause of a MERGE that inserts these columns of ``s``."""
+    names = [f"`{c.name}`" for c in columns]
+    return f"INSERT ({', '.join(names)}) VALUES ({', '.join(f's.{name}' for name in names)})"

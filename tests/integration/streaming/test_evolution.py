@@ -14,7 +14,8 @@ from streaming import silver
 from streaming.decoders.settings import parse_decoders
 from streaming.evolution import RESCUED
 from streaming.job import _SCHEMA_CHANGED, _cause
-from streaming.tables import SILVER_COLUMNS, create
+from streaming.readings import WORKING_COLUMNS
+from streaming.tables import BRONZE_COLUMNS, QUARANTINE_COLUMNS, SILVER_COLUMNS, create
 from tests.support import bronze_rows
 from tests.support.bronze_rows import Message
 from tests.support.silver_world import PRESENT, TIME, SilverWorld, message
@@ -133,6 +134,29 @@ def test_what_is_not_known_is_rescued_as_python_would_find_it(spark: SparkSessio
 
 
 # ---- what becomes of the table
+
+
+def test_a_field_that_is_named_like_what_a_row_carries_on_its_way_stays_a_field(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = SilverWorld(spark, tmp_path)
+    silver.create_tables(spark, world.tables)
+    fields = dict.fromkeys([*WORKING_COLUMNS, "Fault", "at", "kind"], "x")
+    world.arrive(reading(1, **fields))
+    world.run([DECODER], "add_columns", columns=20)
+    world.arrive(reading(2, **fields))
+    world.run([DECODER], "rescue")
+    columns = world.tables.silver.read(spark).columns
+    assert {name.lower() for name in columns}.isdisjoint(WORKING_COLUMNS)
+    assert world.silver("reading_id", "at", "kind") == [("r1", "x", "x"), ("r2", "x", "x")]
+    kept = {name: value for name, value in fields.items() if name not in ("at", "kind")}
+    assert [json.loads(text) for (text,) in world.silver(RESCUED)] == [kept, kept]
+
+    rows = silver.judged(
+        world.tables.bronze.read(spark), silver.recipe_of(parse_decoders([DECODER], "test"), PRESENT, 600.0)
+    )
+    known = {c.name for c in (*BRONZE_COLUMNS, *QUARANTINE_COLUMNS, *SILVER_COLUMNS)}
+    assert set(rows.columns) - known <= set(WORKING_COLUMNS)
 
 
 def older_table(world: SilverWorld) -> None:

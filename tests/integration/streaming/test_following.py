@@ -153,3 +153,34 @@ def test_gold_and_the_latest_state_say_what_silver_says_after_a_rebuild_a_replay
     world.check({"a": "a-3001", "c": "c-3"})  # nothing of b, and what the replay wrote is in no window twice
     done = forgetting.run()
     assert (done.complete, sum(done.deleted.values())) == (True, 0)
+
+
+def test_what_a_batch_of_latest_brings_during_a_recomputation_is_not_put_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = World(spark, tmp_path)
+    for table in (world.tables.gold, world.tables.device_latest):  # by their owner, and nobody's to fill
+        spark.sql(f"ALTER TABLE {table.sql} ADD COLUMNS (note STRING)")
+    world.arrive(reading(1, "a", 1, 100), reading(2, "b", 1, 90))
+    world.silver().awaitTermination()
+    world.topics.append([Seen(1, "a", 7)])
+    world.run_gold()
+    world.run_latest()
+    following = Following(spark, world.tables, wait_s=0.0)
+    following.owe([date(2010, 3, 24)])
+    merge, turns = following._merge, []
+
+    def meanwhile(name: str, statement: str, rows: Any) -> int:
+        turns.append(name)
+        if turns == ["gold", "device_latest"]:
+            world.topics.append([Seen(2, "a", 9)])
+            world.add("a", 3000)
+            world.run_latest()
+        return merge(name, statement, rows)
+
+    following._merge = meanwhile  # type: ignore[method-assign]
+    following.pay()
+    assert turns.count("device_latest") == 2, "done again, since the query went on meanwhile"
+    rows = world.tables.device_latest.read(spark).orderBy("device").collect()
+    assert [(r["device"], r["reading_id"]) for r in rows] == [("a", "a-3000"), ("b", "b-1")]
+    assert rows[0]["presence"]["entry_id"] == 2

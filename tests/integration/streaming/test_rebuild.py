@@ -84,6 +84,8 @@ def test_rows_that_the_query_adds_meanwhile_are_neither_lost_nor_doubled(
 ) -> None:
     """Between the comparison and the swap the query takes more of the span, one of them a reading that is let in."""
     house = Lakehouse(spark, tmp_path)
+    # columns that the table's owner added, named like what a rebuild keeps of a row
+    spark.sql(f"ALTER TABLE {house.tables.silver.sql} ADD COLUMNS (at STRING, kind STRING, identity STRING)")
     house.arrive(reading(1, "a", 1, 100), reading(2, "a", 2, 5), reading(3, "a", 3, 7))
     house.catch_up()
 
@@ -97,4 +99,26 @@ def test_rows_that_the_query_adds_meanwhile_are_neither_lost_nor_doubled(
     assert house.ids("quarantine") == ["a-5"]
     rows = house.tables.silver.read(spark).select("reading_id", "value").collect()
     assert {r[0]: r[1] for r in rows} == {"a-1": 100.0, "a-2": 90.0, "a-3": 7.0, "a-4": 80.0}
-    assert all(c.name in house.tables.silver.read(spark).columns for c in SILVER_COLUMNS)
+    stored = house.tables.silver.read(spark)
+    assert all(c.name in stored.columns for c in SILVER_COLUMNS)
+    assert stored.where("coalesce(at, kind, identity) IS NOT NULL").isEmpty()
+
+
+def test_a_row_of_quarantine_whose_day_changes_is_changed_where_it_is(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    house = Lakehouse(spark, tmp_path)
+    house.arrive(reading(1, "a", 1, 5), reading(2, "a", 2, 100))
+    house.catch_up()
+    recipe = house.recipe()
+    timeless = recipe | {"readings": [one | {"time": "$.nothing"} for one in recipe["readings"]]}
+
+    def days() -> list[bool]:
+        rows = house.tables.quarantine.read(spark).orderBy("entry_id").select("event_day").collect()
+        return [row[0] is None for row in rows]
+
+    for used, expected in ((timeless, [True, True]), (recipe, [False])):
+        Rebuild(spark, house.tables, used, DAY).run()
+        assert days() == expected
+        again = kinds(Rebuild(spark, house.tables, used, DAY).run())
+        assert {kind for counts in again.values() for kind in counts} == {"same"}

@@ -27,6 +27,7 @@ from streaming.rule_fields import rule_fields
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import ARRIVAL, Message, reading
+from tests.support.silver_world import TIME, SilverWorld, message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -267,3 +268,20 @@ def test_h18_a_driver_killed_between_the_tables_while_the_rules_are_edited(world
     assert (world.ids("silver"), world.ids("quarantine")) == (["a-1", "a-3", "a-5"], [])
     world.run(narrower())
     assert (world.ids("silver"), world.ids("quarantine")) == (["a-1", "a-3", "a-5"], ["a-2", "a-4", "a-6"])
+
+
+def test_rows_that_a_suite_lets_through_without_a_part_of_their_key_are_each_kept(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = SilverWorld(spark, tmp_path)
+    silver.create_tables(spark, world.tables)
+    nothing = parse_suite({"name": "none", "expectations": []}, "test")
+    decoder = {"filter": "d/+", "metric": "t", "value": "$.t", "id": "$.id", "time": "$.ts"}
+    batches = (
+        [message(1, "d/1", {"id": "x", "t": 1})],  # a batch without any day
+        [message(2, "d/1", {"ts": TIME, "t": 2}), message(3, "d/1", {"ts": TIME, "t": 3})],
+    )
+    for messages in batches:
+        world.arrive(*messages)
+        world.run([decoder], suite=nothing)
+    assert world.silver("entry_id", "reading_id") == [(1, "x"), (2, None), (3, None)]
