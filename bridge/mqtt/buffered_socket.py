@@ -87,11 +87,13 @@ class BufferedSocket:
 
     def close(self) -> None:
         """Send what is left, then close: at once, or where it ``lingers``, when the other side has."""
-        if self.failure is None:
-            self.flush()
-        if self.lingers:
-            self._linger(time.monotonic() + _LINGER_S)
-        self._sock.close()
+        try:
+            if self.failure is None:
+                self.flush()
+            if self.lingers:
+                self._linger(time.monotonic() + _LINGER_S)
+        finally:
+            self._sock.close()
 
     def _linger(self, until: float) -> None:
         poller = select.poll()
@@ -230,14 +232,14 @@ def secured(raw: Any, settings: MqttSettings) -> socket.socket:
 
     Raises ConfigError when a PEM file cannot be used, OSError (ssl.SSLError) when the handshake fails.
     """
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not settings.tls:
-        tcp: socket.socket = raw
-        return tcp
-    context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
-    raw.settimeout(settings.connect_timeout_s)
     try:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not settings.tls:
+            tcp: socket.socket = raw
+            return tcp
+        context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
+        raw.settimeout(settings.connect_timeout_s)
         return context.wrap_socket(raw, server_hostname=settings.host)
-    except OSError:
+    except BaseException:  # also of a file that is just being replaced
         raw.close()
         raise

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
+from bridge.errors import ConfigError
 from bridge.mqtt import buffered_socket
-from bridge.mqtt.buffered_socket import BufferedSocket
+from bridge.mqtt.buffered_socket import BufferedSocket, secured
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Disconnected, LinkHandler, Message
 from bridge.settings.mqtt import MqttSettings
@@ -159,3 +161,15 @@ def test_a_socket_without_tcp_is_left_alone() -> None:
         sock = BufferedSocket(ours)
         theirs.send(b"x")
         assert sock.relieve(0.0) == sock.relieve(1.0) == 0
+
+
+def test_a_connection_for_which_tls_has_no_files_is_closed(tmp_path: Path) -> None:
+    """As while they are replaced: the next attempt finds them whole, and no socket is left from this one."""
+    half = tmp_path / "ca.pem"
+    half.write_text("-----BEGIN CERTIFICATE-----\nMIIB")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+        with theirs, pytest.raises(ConfigError, match=r"mqtt\.tls_ca"):
+            secured(ours, MqttSettings(tls=True, tls_ca=half))
+    assert ours.fileno() == -1
