@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import hypothesis
 import pytest
+import structlog
 
 from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.leaks import Footprint, leaks_since
 from tests.support.stack import mosquitto_beside, new_stack, provisioned, session_stack
+from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +41,11 @@ _FIRST: Final = {
 
 @pytest.hookimpl(trylast=True)  # after the shuffle
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let what takes longest begin."""
+    """Let what takes longest begin, and give each test the patience of its waits."""
+    usual = float(items[0].config.getini("timeout")) if items else 0
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(patient(marker.args[0] if marker else usual)), append=False)
     items.sort(key=lambda item: next((n for f, n in _FIRST.items() if item.nodeid.startswith(f)), _LAST))
 
 
@@ -56,6 +63,18 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     leaks = leaks_since(before)
     assert not leaks, "left behind by the tests:\n" + "\n".join(leaks)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Undo what commands that ran in this process configured: a warning that repeats is left out of the log."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

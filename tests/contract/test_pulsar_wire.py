@@ -17,6 +17,7 @@ from bridge.pulsar_wire.commands import WireError
 from bridge.pulsar_wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.pulsar_topics import TestTopic
+from tests.support.waiting import patient
 
 pytestmark = pytest.mark.stack
 
@@ -36,7 +37,7 @@ class Sent:
 def sent(producer: BatchProducer, messages: list[Sent]) -> WireError | None:
     answers: queue.Queue[WireError | None] = queue.Queue()
     producer.send(messages, answers.put)
-    return answers.get(timeout=60)
+    return answers.get(timeout=patient(60))
 
 
 def read(client: PulsarClient, topic: TestTopic, count: int) -> list[Sent]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 PULSEBRIDGE = [sys.executable, "-c", "from bridge.cli import main; main()"]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.spark]
 
 
 def pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PULSEBRIDGE, *arguments], capture_output=True, text=True, timeout=600)
+    return subprocess.run([*PULSEBRIDGE, *arguments], capture_output=True, text=True, timeout=patient(600))
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
 
     poll_for(started, timeout=200, what="the start of the demo's Spark job")
     running.send_signal(signal.SIGINT)
-    assert running.wait(timeout=90) == 130
-    _gone, alive = psutil.wait_procs(children.values(), timeout=20)
+    assert running.wait(timeout=patient(90)) == 130
+    _gone, alive = psutil.wait_procs(children.values(), timeout=patient(20))
     assert [_command(p) for p in alive] == []
 
 

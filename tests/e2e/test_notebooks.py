@@ -14,6 +14,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.waiting import patient
+
 if TYPE_CHECKING:
     from bridge.local.stack import LocalStack
     from bridge.settings import PulsarSettings
@@ -55,7 +57,9 @@ def run(
     def executed(name: str) -> Any:
         (path,) = (one for one in NOTEBOOKS if one.stem == name)
         notebook = nbformat.read(path, as_version=4)
-        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        NotebookClient(
+            notebook, timeout=patient(300), resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
         return notebook
 
     return executed

@@ -21,7 +21,7 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from streaming.rules import load_rules
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 SECTION = "## One example per tier"
@@ -59,7 +59,7 @@ def run(line: str, cwd: Path) -> str:
     done = subprocess.run(
         command(line),
         cwd=cwd,
-        timeout=150,
+        timeout=patient(150),
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -77,7 +77,7 @@ def running(line: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
             process.send_signal(signal.SIGTERM)
-            code = process.wait(timeout=60)
+            code = process.wait(timeout=patient(60))
             log.seek(0)
             assert code == 0, f"{line} ended with {code}:\n{log.read()}"
         finally:

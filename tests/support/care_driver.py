@@ -16,6 +16,7 @@ from streaming.rebuild import Rebuild, Span
 from tests.support.bronze_rows import ARRIVAL
 from tests.support.lakehouse import Lakehouse
 from tests.support.spark import build_session
+from tests.support.waiting import patient
 
 __all__ = ["DAY", "killed_after", "main"]
 
@@ -30,7 +31,7 @@ def killed_after(step: str, root: str, *what: str) -> None:
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient(280),
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr

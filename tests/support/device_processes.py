@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.device_fleet import DeviceEvent, FleetSpec, read_log
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = ["DeviceProcesses", "device_processes"]
 
@@ -91,7 +91,7 @@ class DeviceProcesses:
             process.stdin.close()
         for process in self._processes:
             try:
-                process.wait(10)
+                process.wait(patient(10))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -26,7 +26,7 @@ from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.sharding import Remembered
 from tests.support.reading_back import patiently, read_back
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = [
     "Stored",
@@ -93,7 +93,7 @@ def running_ingest(settings: Settings, *, wait: bool = True) -> Iterator[IngestS
         yield service
     finally:
         service.stop()
-        thread.join(60)
+        thread.join(patient(60))
     assert not thread.is_alive(), "ingest did not stop"
     if failures:
         raise failures[0]

@@ -30,6 +30,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from tests.support.stack import mqtt_settings
+from tests.support.waiting import patient
 
 LIMIT = 20
 """Messages that each protocol's handler has in flight at most."""
@@ -129,7 +130,7 @@ class _Threaded(Peer):
         for one in self._queues.values():
             one.put(None)
         for thread in self._threads:
-            thread.join(30)
+            thread.join(patient(30))
             assert not thread.is_alive()
 
     @property
@@ -214,7 +215,7 @@ def install_line_protocol(target: Path) -> None:
             *("--no-build-isolation", "--no-index", "--target", str(target), str(source)),
         ],
         check=True,
-        timeout=120,
+        timeout=patient(120),
     )
 
 

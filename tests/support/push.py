@@ -37,7 +37,7 @@ from bridge.settings import MqttSettings, PulsarSettings, PushSettings, Settings
 from bridge.settings.push import PresenceRule
 from tests.support.reading_back import patiently, quiet, read_back
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 
 def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes: object) -> Settings:
@@ -228,7 +228,7 @@ def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
         yield metrics
     finally:
         worker.stop()
-        thread.join(60)
+        thread.join(patient(60))
     assert not thread.is_alive()
     if failures:
         raise failures[0]
@@ -340,4 +340,4 @@ class PushProcess:
     def terminate(self) -> int:
         """Ask it to end and return its exit code."""
         self._process.terminate()
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=patient(30))

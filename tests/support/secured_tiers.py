@@ -24,6 +24,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from tests.support.secured import SecuredPulsar
+from tests.support.waiting import patient
 
 __all__ = ["PLANT", "granted", "payloads", "provisioned_for", "pushing", "write_command"]
 
@@ -92,7 +93,7 @@ def pushing(settings: Settings) -> Iterator[list[PulsebridgeError]]:
         yield failures
     finally:
         worker.stop()
-        thread.join(60)
+        thread.join(patient(60))
     assert not thread.is_alive()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.folders import made_folder
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +79,6 @@ def stop_session(spark: SparkSession) -> None:
         gateway.shutdown()
     if process is not None:
         process.stdin.close()
-        process.wait(timeout=60)
+        process.wait(timeout=patient(60))
     type(spark.sparkContext)._gateway = None
     type(spark.sparkContext)._jvm = None

@@ -108,6 +108,6 @@ def _alive(servers: list[Server], web: int) -> int:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{web}/json/", timeout=5) as answer:
             state: dict[str, Any] = json.load(answer)
-    except OSError:
+    except (OSError, json.JSONDecodeError):  # its page is served before the one in JSON
         return 0
     return int(state["aliveworkers"])

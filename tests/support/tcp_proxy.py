@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from tests.support.waiting import patient
+
 _BUFFER = 64 * 1024
 
 
@@ -63,7 +65,7 @@ class TcpProxy:
     ) -> None:
         self._ended = True
         socket.create_connection(("127.0.0.1", self.port)).close()
-        self._thread.join(10)
+        self._thread.join(patient(10))
         self.cut()
         self._listener.close()
         self._selector.close()

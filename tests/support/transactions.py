@@ -24,7 +24,7 @@ from bridge.local.sizes import Sizes
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = ["JavaClient", "java_client", "running_pulsar"]
 
@@ -149,5 +149,5 @@ def java_client(settings: PulsarSettings) -> Iterator[JavaClient]:
     finally:
         gateway.shutdown()
         process.stdin.close()
-        process.wait(timeout=60)
+        process.wait(timeout=patient(60))
         process.stdout.close()

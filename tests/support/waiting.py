@@ -13,6 +13,11 @@ _PATIENCE: Final = 3 if os.environ.get("CI") else 1
 """Continuous integration runs on machines that others load as well: what comes late there has come all the same."""
 
 
+def patient(seconds: float) -> float:
+    """Return how long to wait for what takes at most ``seconds``, as ``poll_for`` does, in continuous integration too."""
+    return seconds * _PATIENCE
+
+
 def poll_for(
     condition: Callable[[], T], timeout: float = 30.0, what: str = "the condition", *, every: float = 0.05
 ) -> T:
@@ -24,7 +29,7 @@ def poll_for(
     Raises AssertionError that names ``what`` and the last value after ``timeout`` seconds, three times as many in
     continuous integration. Errors of the condition are the test's: they are not caught.
     """
-    timeout *= _PATIENCE
+    timeout = patient(timeout)
     deadline = time.monotonic() + timeout
     while True:
         began = time.monotonic()

@@ -15,6 +15,7 @@ from bridge.mqtt.device import DeviceClient
 from bridge.settings import Settings
 from bridge.settings.loading import load_with_origins
 from tests.support.stack import mqtt_settings
+from tests.support.waiting import patient
 
 
 def settings_of(stack: LocalStack, **changes: object) -> Settings:
@@ -72,7 +73,7 @@ def test_without_servers_each_endpoint_gets_its_remedy_and_the_exit_code_is_1() 
             "--set", f"pulsar.service_url=pulsar://127.0.0.1:{pulsar}",
             "--set", f"pulsar.admin_url=http://127.0.0.1:{admin}",
         ],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=patient(120), check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)

@@ -32,7 +32,7 @@ from bridge.settings.rules import TopicRule
 from tests.support.ingest import dead_letters, running_ingest, stored
 from tests.support.protocol_peers import held
 from tests.support.stack import provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -210,7 +210,7 @@ def test_a_stop_answers_what_it_took_and_refuses_the_rest(pulsar: PulsarSettings
             assert half.recv(100).startswith(b"HTTP/1.1 503 ")
             with pytest.raises(OSError):
                 socket.create_connection(service.running.listeners["http"][0], timeout=5).close()
-        thread.join(60)
+        thread.join(patient(60))
         poll_for(service.ended.is_set, 60, "the end")
     assert answers == [200]
     assert payloads(pulsar) == [b"first", b"taken"]
@@ -329,7 +329,7 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(
             )
             assert client.post("/topics/fleet/a/m", content=b"x").status_code == 200, log.read_text()
             process.terminate()
-            assert process.wait(40) == 0, log.read_text()
+            assert process.wait(patient(40)) == 0, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()

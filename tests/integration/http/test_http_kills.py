@@ -21,7 +21,7 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import stored
 from tests.support.stack import provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
@@ -60,7 +60,7 @@ class Fleet:
     def stop(self) -> None:
         self.ended.set()
         for thread in self.threads:
-            thread.join(60)
+            thread.join(patient(60))
             assert not thread.is_alive()
 
 

@@ -22,7 +22,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import first_copies, rule_for, stored
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
@@ -41,7 +41,7 @@ def workers(settings: Settings, folder: Path, count: int) -> Iterator[tuple[subp
     finally:
         if process.poll() is None:
             process.terminate()
-        process.wait(60)
+        process.wait(patient(60))
 
 
 def running(settings: Settings) -> list[InstanceRecord]:
@@ -105,9 +105,9 @@ def test_workers_share_the_port_of_http_and_one_that_dies_is_not_missed(
         second = settings.model_copy(update={"http": HttpSettings(port=port)})
         (tmp_path / "second").mkdir()
         with workers(second, tmp_path / "second", 2) as (other, its_log):
-            assert other.wait(60) == 1
+            assert other.wait(patient(60)) == 1
         assert f"the workers cannot listen on 127.0.0.1:{port} (http.port)" in its_log.read_text()
         process.terminate()
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(patient(60)) == 0, log.read_text()
     found = [m.payload.decode() for m in stored(namespaces, "fleet")]
     assert first_copies(found) == list(range(device.count))

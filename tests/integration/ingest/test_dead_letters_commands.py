@@ -29,6 +29,7 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import Stored, dead_letters, stored
 from tests.support.reading_back import quiet
+from tests.support.waiting import patient
 
 pytestmark = pytest.mark.stack
 
@@ -88,7 +89,7 @@ def killed_run(settings: PulsarSettings, *arguments: str, kill_at: str) -> subpr
         [sys.executable, "-c", "from bridge.cli import main; main()", *arguments_of(settings, *arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         env=os.environ | {"PULSEBRIDGE_KILL_AT": kill_at},
     )
 
@@ -224,7 +225,7 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
         try:
             assert first.stderr is not None
             assert "waiting for the ingest workers" in first.stderr.readline()
-            second = subprocess.run(replay, capture_output=True, text=True, timeout=60, check=False)
+            second = subprocess.run(replay, capture_output=True, text=True, timeout=patient(60), check=False)
             assert second.returncode == 1
             assert f"another replay of the dead letters is running: process {first.pid} on " in second.stderr
             assert "Traceback" not in second.stderr

@@ -22,7 +22,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -53,7 +53,7 @@ def test_what_is_published_while_it_listens_is_counted_and_proposed(
             poll_for(lambda: tree.messages >= 101, 30, "all messages")
         finally:
             enough.set()
-            thread.join(30)
+            thread.join(patient(30))
         dev.publish(f"{root}/press-0/state", b"", retain=True)
         assert dev.flush()
     assert not thread.is_alive()
@@ -87,7 +87,7 @@ def test_the_command_prints_json_at_ctrl_c_and_needs_no_pulsar(stack: LocalStack
                 dev.publish(f"{root}/w-{number % 2}/glucose", b'{"glucose": 90}')
             poll_for(lambda: len(arrived) >= 20, 30, "the messages")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=patient(60))
     finally:
         if process.poll() is None:
             process.kill()
@@ -115,7 +115,7 @@ def discovering(mqtt: MqttSettings, *arguments: str) -> subprocess.Popen[str]:
 
 def test_a_filter_that_is_none_is_refused_in_one_line(stack: LocalStack) -> None:
     process = discovering(mqtt_settings(stack), "--for", "1s", "--filter", "a/#/b")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=patient(60))
     assert process.returncode == 2
     assert "nothing may follow level 2" in err
     assert "Traceback" not in err

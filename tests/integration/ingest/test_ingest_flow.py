@@ -37,7 +37,7 @@ from tests.support.ingest import (
     wait_for,
 )
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -254,12 +254,12 @@ def test_h9_one_signal_drains_and_the_exit_code_is_0(
                 publish_ids(dev, [f"{t}{run}" for t in topics], 1000, confirmed)
                 poll_for(lambda run=run: len(confirmed) > run * 1000 + 300, 60, "a flow")  # type: ignore[misc]
                 process.send_signal(signal.SIGTERM if run % 2 else signal.SIGINT)
-                assert process.wait(40) == 0, (tmp_path / "ingest.log").read_text()
+                assert process.wait(patient(40)) == 0, (tmp_path / "ingest.log").read_text()
             assert dev.flush(60)
         with ingest_process(settings, tmp_path) as process:
             poll_for(lambda: set(confirmed) <= ids(namespaces), 60, "every confirmed id in Pulsar", every=0.5)
             process.terminate()
-            assert process.wait(40) == 0
+            assert process.wait(patient(40)) == 0
     assert_in_order(namespaces)
 
 
@@ -299,7 +299,7 @@ def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
         with ingest_process(settings, tmp_path) as process:
             poll_for(lambda: set(confirmed) <= ids(namespaces), 90, "every confirmed id in Pulsar", every=0.5)
             process.terminate()
-            assert process.wait(40) == 0
+            assert process.wait(patient(40)) == 0
     assert_in_order(namespaces)
 
 

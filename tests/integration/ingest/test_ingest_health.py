@@ -22,7 +22,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids, running_ingest
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -119,7 +119,7 @@ def test_an_mqtt_broker_that_is_away_makes_it_unready_and_no_more(
             endpoint.await_ready()
             assert endpoint.value("pulsebridge_ingest_connections_total") == 2
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(patient(60)) == 0
 
 
 def test_what_it_cannot_recover_from_ends_it(
@@ -133,7 +133,7 @@ def test_what_it_cannot_recover_from_ends_it(
         other = DeviceClient(mqtt, mqtt.client_id)
         try:
             other.connect(30)
-            assert process.wait(60) == 1
+            assert process.wait(patient(60)) == 1
         finally:
             other.close()
     assert "another process uses the MQTT client id" in (tmp_path / "ingest.log").read_text()
@@ -189,7 +189,7 @@ def test_a_healthy_run_says_nothing_above_info_and_all_of_it_in_json(
         publish_ids(dev, [f"{mqtt.client_id}/d{n}" for n in range(20)], 200, confirmed)
         poll_for(lambda: endpoint.value("pulsebridge_ingest_acked_total") == 200, 60, "all acknowledged")
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(patient(60)) == 0
     lines = [json.loads(line) for line in (tmp_path / "ingest.log").read_text().splitlines()]
     assert {"ingest starts", "subscribed at the MQTT broker", "ingest stops"} <= {x["event"] for x in lines}
     assert {line["level"] for line in lines} <= {"debug", "info"}, lines

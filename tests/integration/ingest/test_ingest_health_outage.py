@@ -17,7 +17,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids, rule_for
 from tests.support.push import PushProcess, provision, push_settings
 from tests.support.stack import mqtt_settings, provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -70,5 +70,5 @@ def test_pulsar_away_makes_both_unready_and_no_more(private_stack: LocalStack, t
         assert ingest.healthy
         assert push.healthy
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(patient(60)) == 0
         assert pusher.terminate() == 0

@@ -11,7 +11,7 @@ from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Sub
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -93,7 +93,7 @@ def test_h2_a_late_ack_does_not_meet_another_message(stack: LocalStack, protocol
             poll_for(lambda: seen.payloads(4), 30, "what was not acknowledged")
             assert seen.payloads(4) == [b"new"]
         link.stop()
-        assert link.join(10)
+        assert link.join(patient(10))
 
 
 def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack) -> None:
@@ -118,7 +118,7 @@ def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack)
             link.wake()
             poll_for(lambda: len(seen.messages) >= 2, 20, "reading to go on")
         link.stop()
-        assert link.join(10)
+        assert link.join(patient(10))
 
 
 class Pausing(Recorder):
@@ -213,4 +213,4 @@ def test_a_paused_link_before_mqtt_5_leaves_the_broker_packet_identifiers(privat
         poll_for(lambda: seen.count >= count, 60, "all of them")
     finally:
         link.stop()
-        link.join(10)
+        link.join(patient(10))

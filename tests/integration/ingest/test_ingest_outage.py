@@ -30,7 +30,7 @@ from tests.support.ingest import (
 from tests.support.ledger import read_ledger
 from tests.support.memory import memory_samples, slope
 from tests.support.stack import mqtt_settings, provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
@@ -106,7 +106,7 @@ def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
         private_stack.kill("pulsar")
         restart = threading.Thread(target=private_stack.restart, args=("pulsar",))
         restart.start()
-        restart.join(120)
+        restart.join(patient(120))
         for topic in ("fleet-311", "fleet-5"):
             poll_for(
                 lambda topic=topic: len(set(ids(namespaces, topic))) == 2000,
@@ -138,7 +138,7 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
                 poll_for(lambda: "Pulsar does not confirm" in log.read_text(), 30, "the watchdog")
                 assert namespaces.readings_topic("fleet") in log.read_text()
                 process.terminate()
-                assert process.wait(60) == 0, log.read_text()
+                assert process.wait(patient(60)) == 0, log.read_text()
         assert "unstored=250" in log.read_text()
         assert "did not end in time" not in log.read_text()
         with ingest_process(settings, tmp_path):

@@ -19,7 +19,7 @@ from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import device, ingest_settings, remembered, rule_for, running_ingest, stored
 from tests.support.raw_mqtt import at_broker
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -32,7 +32,7 @@ def status(settings: Settings, folder: Path, *options: str) -> tuple[int, str]:
     command = [sys.executable, "-c", "from bridge.cli import main; main()", "status", "-c", str(config)]
     done = subprocess.run(
         [*command, "--data-dir", str(folder / "none"), *options],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=patient(120), check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, done.stdout

@@ -30,7 +30,7 @@ from bridge.settings.pulsar import PulsarSettings
 from tests.support import mqtt_packets as mqtt
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import new_stack, provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -177,7 +177,7 @@ def test_a_killed_owner_leaves_no_server_behind(stack: LocalStack, tmp_path: Pat
     for process in orphans:
         if process.cmdline() and "time.sleep(600)" in " ".join(process.cmdline()):
             process.kill()  # the forked child, which is ours to end
-    gone, alive = psutil.wait_procs(orphans, timeout=30)
+    gone, alive = psutil.wait_procs(orphans, timeout=patient(30))
     assert not alive
     assert gone
 
@@ -186,7 +186,7 @@ def test_a_killed_guardian_takes_its_server_along(mqtt_only: LocalStack) -> None
     server = psutil.Process(mqtt_only.pids["mqtt"])
     if sys.platform == "linux":
         os.kill(server.ppid(), signal.SIGKILL)
-        assert not psutil.wait_procs([server], timeout=30)[1]
+        assert not psutil.wait_procs([server], timeout=patient(30))[1]
 
 
 # --- what refuses to start, in one line with the remedy ---------------------------------------------------------
@@ -278,7 +278,7 @@ def _pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=patient(200),
     )
 
 
@@ -315,7 +315,7 @@ def test_a_killed_supervisor_leaves_no_server_behind(stack: LocalStack, tmp_path
     state = json.loads(started.stdout)
     server = psutil.Process(state["servers"]["mqtt"]["pid"])
     os.kill(state["supervisor"]["pid"], signal.SIGKILL)
-    assert not psutil.wait_procs([server], timeout=30)[1]
+    assert not psutil.wait_procs([server], timeout=patient(30))[1]
     assert _pulsebridge("status", *common).returncode == 1
 
 

@@ -33,6 +33,7 @@ from tests.support.bronze_rows import reading
 from tests.support.folders import own_folder
 from tests.support.pulsar_topics import topic_of
 from tests.support.spark_cluster import SparkHome, standalone
+from tests.support.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -110,7 +111,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             words = shlex.split(line(Target.standalone, packed, url, delta_jars()))
             done = subprocess.run(
                 [*words, "--available-now"],
-                cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=600, check=False,
+                cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=patient(600), check=False,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         assert done.returncode == 0, done.stdout[-6000:]
@@ -166,7 +167,7 @@ def submitted(
             "--conf", f"spark.local.dir={folder / 'scratch'}",
             job.name, json.dumps(options), str(folder),
         ],
-        cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=600, check=False,
+        cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=patient(600), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]

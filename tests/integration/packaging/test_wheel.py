@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import patient
+
 ROOT = Path(__file__).resolve().parents[3]
 NOT_IN_CORE = ("pyspark", "great_expectations", "pandas", "pyarrow", "numpy", "delta")
 CORE_MB = 60
@@ -92,7 +94,7 @@ def test_the_core_install_has_neither_spark_nor_great_expectations(core: Path) -
 def test_a_command_that_needs_an_extra_names_the_install_line(core: Path) -> None:
     done = subprocess.run(
         [str(core / "v/bin/pulsebridge"), "demo", "--quick"],
-        cwd=core, capture_output=True, text=True, timeout=60, check=False,
+        cwd=core, capture_output=True, text=True, timeout=patient(60), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert re.search(r"pip install ['\"]pulsebridge\[", done.stderr)

@@ -29,7 +29,7 @@ from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from tests.support.ingest import device, ingest_process, running_ingest, stored
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -54,7 +54,7 @@ def status(settings: Settings, folder: Path) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-c", "from bridge.cli import main; main()", "status", "--json"]
     done = subprocess.run(
         [*command, "-c", str(config), "--data-dir", str(folder / "none")],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=patient(120), check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)

@@ -32,7 +32,7 @@ from tests.support.push import (
     write_commands,
 )
 from tests.support.push_commands import asked, run
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -151,7 +151,7 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
     killed = subprocess.run(
         [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
         capture_output=True,
-        timeout=120,
+        timeout=patient(120),
         env=os.environ | {"PULSEBRIDGE_KILL_AT": point},
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -25,7 +25,7 @@ from bridge.settings.rules import TopicRule
 from tests.support.ingest import running_ingest
 from tests.support.secured import SecuredArtemis, SecuredPulsar
 from tests.support.secured_tiers import PLANT, payloads, provisioned_for
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -45,7 +45,7 @@ def run(folder: Path, pulsar: PulsarSettings, *arguments: str) -> subprocess.Com
     (folder / "settings.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return subprocess.run(
         [sys.executable, "-c", "from bridge.cli import main; main()", *arguments, "-c", f"{folder}/settings.yaml"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=patient(120), check=False,
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def shell(pulsar: SecuredPulsar, folder: Path, script: str) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patient(150),
         check=False,
     )
     said = done.stdout + done.stderr
@@ -222,7 +222,7 @@ def test_no_output_of_any_command_shows_a_secret(
         ):
             done = subprocess.run(
                 [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
-                env=environment | given, capture_output=True, text=True, timeout=120, check=False,
+                env=environment | given, capture_output=True, text=True, timeout=patient(120), check=False,
             )  # fmt: skip
             shown = done.stdout + done.stderr
             assert done.returncode == code, (arguments, shown)

@@ -25,6 +25,7 @@ from tests.support.push import (
     user,
 )
 from tests.support.stack import mqtt_settings
+from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -162,7 +163,7 @@ def test_h21_a_task_tried_again_in_another_order_and_a_driver_killed_before_its_
     made.write.parquet(str(tmp_path / "rows"))
     killed = subprocess.run(
         [sys.executable, "-m", commands_driver.__name__, str(tmp_path), json.dumps(options(settings))],
-        capture_output=True, text=True, timeout=170, check=False,
+        capture_output=True, text=True, timeout=patient(170), check=False,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     checkpoint = tmp_path / "checkpoint"

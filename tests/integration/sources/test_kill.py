@@ -17,6 +17,7 @@ from sources.spark_features import spark_features
 from tests.support import source_driver
 from tests.support.pulsar_topics import TestTopic
 from tests.support.spark_features import needs_limits
+from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,7 @@ def killed_run(options: dict[str, str], folder: Path, **when: object) -> None:
     given = json.dumps({"options": options, "folder": str(folder), **when})
     done = subprocess.run(
         [sys.executable, "-m", source_driver.__name__, given],
-        capture_output=True, text=True, timeout=150, check=False,
+        capture_output=True, text=True, timeout=patient(150), check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
 

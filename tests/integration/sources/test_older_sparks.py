@@ -18,7 +18,7 @@ from sources.spark_features import spark_features
 from tests.support import source_driver
 from tests.support.older_source import FORMAT, OlderSource
 from tests.support.pulsar_topics import TestTopic, topic_of
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
@@ -125,7 +125,7 @@ def test_what_this_spark_lacks_is_said_once_at_the_start(topic: TestTopic, tmp_p
     options = topic.options(predefinedSubscription="q", startingOffsets="earliest", maxBytesPerTrigger="1000")
     done = subprocess.run(
         [sys.executable, "-m", source_driver.__name__, json.dumps({"options": options, "folder": str(tmp_path)})],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(300), check=True,
     )  # fmt: skip
     told = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
     assert len(told) == 1

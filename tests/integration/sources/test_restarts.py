@@ -19,6 +19,7 @@ from bridge.settings.pulsar import PulsarSettings
 from tests.support import batch_engine
 from tests.support.batch_engine import ENGINE_KILL_POINTS, rows_of
 from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.waiting import patient
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
@@ -63,7 +64,7 @@ class World:
 
     def run(self, **environment: str) -> tuple[int, str]:
         with self.start(**environment) as process:
-            _, told = process.communicate(timeout=120)
+            _, told = process.communicate(timeout=patient(120))
         return process.returncode, told
 
     def check(self) -> None:

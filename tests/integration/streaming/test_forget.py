@@ -16,7 +16,7 @@ from streaming.remains import in_lakehouse
 from streaming.stopping import StopRequest
 from tests.support.bronze_rows import reading
 from tests.support.lakehouse import Lakehouse
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +108,7 @@ def test_a_deletion_that_delta_refuses_because_of_an_append_is_tried_again(
     thread = threading.Thread(target=append)
     thread.start()
     write_between(delete, "bronze", HoldFile(spark, house.tables.root))
-    thread.join(60)
+    thread.join(patient(60))
     assert attempts == [0, 1]
     assert [row[0] for row in house.tables.bronze.read(spark).select("device").collect()] == ["b"]
 
@@ -135,6 +135,6 @@ def test_the_job_pauses_between_batches_while_it_is_asked_and_loses_nothing(
         poll_for(lambda: house.ids("silver") == ["a-1", "a-2"], 60, "the job to go on")
     finally:
         stop.ask()
-        thread.join(60)
+        thread.join(patient(60))
         job.close()
     assert not thread.is_alive()

@@ -25,6 +25,7 @@ from tests.support import bronze_rows, silver_rows
 from tests.support.bronze_rows import ARRIVAL, reading
 from tests.support.gold_driver import DELAY_S, WINDOW_S
 from tests.support.silver_rows import GoldModel, Silver
+from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -179,7 +180,7 @@ def test_h17_a_driver_killed_between_gold_and_the_late_table_counts_nothing_twic
         [sys.executable, "-c", code, world.tables.root, "gold"],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patient(150),
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr

@@ -25,7 +25,7 @@ from bridge.settings.loading import conf_path
 from streaming.checkpoints import CheckpointLock
 from tests.support.bronze_rows import reading
 from tests.support.endpoint import Endpoint
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +83,7 @@ class Driver:
             [*self._cli, "tables", command, *self._pairs, *words],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=patient(240),
             check=False,
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -96,12 +96,12 @@ class Driver:
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         self._process.wait()
-        _, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=patient(30))
         assert not alive, f"outlived their JVM: {alive}"
 
     def end(self) -> int:
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=180)
+        return self._process.wait(timeout=patient(180))
 
     def check(self) -> bool:
         assert self._process.poll() is None, self.log.read_text()

@@ -24,7 +24,7 @@ from streaming.tables import Tables
 from tests.support import silver_rows
 from tests.support.device_messages import Commanded, Seen, Told, latest_of
 from tests.support.silver_rows import AT, Silver
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ def test_the_latest_state_alone_follows_silver_and_pulsar_until_all_is_done_or_i
             poll_for(lambda: (shown("behind_seconds") or 0) > 0, 60, "the age of the rows")
         finally:
             stop.ask()
-            thread.join(60)
+            thread.join(patient(60))
         assert not thread.is_alive()
     finally:
         job.close()

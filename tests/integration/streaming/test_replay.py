@@ -32,6 +32,7 @@ from streaming.rebuild import Rebuild, Span
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import Message, reading
+from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -153,7 +154,7 @@ def test_h18_a_replay_killed_between_the_tables_is_finished_by_the_next(world: W
         [sys.executable, "-c", code, world.tables.root, "silver", str(wider)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patient(280),
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr

@@ -28,6 +28,7 @@ from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import ARRIVAL, Message, reading
 from tests.support.silver_world import TIME, SilverWorld, message
+from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -261,7 +262,7 @@ def test_h18_a_driver_killed_between_the_tables_while_the_rules_are_edited(world
         [sys.executable, "-c", code, world.tables.root, "silver"],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patient(150),
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr

@@ -81,7 +81,10 @@ def test_the_tables_compact_themselves_and_their_streams_give_each_row_once(
         quarters = [held[at * len(held) // 4 : (at + 1) * len(held) // 4] for at in (1, 3)]
         heaps = [sum(mb for _, mb in quarter) / len(quarter) for quarter in quarters]
         print(f"heap {heaps[0]:.1f} MB in the second quarter, {heaps[1]:.1f} MB in the last")
-    assert len({cached for cached, _ in held[1:]}) == 1, held
+    first, *later = (cached for cached, _ in held[1:])
+    assert all(cached <= first for cached in later), (
+        held
+    )  # less where other tests' frames are collected meanwhile
     assert all(n < least + _OF_A_BATCH for n in most), counts
     assert any(b < a for (a, *_), (b, *_) in pairwise(counts)), "nothing was compacted"
 

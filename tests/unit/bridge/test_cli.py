@@ -11,6 +11,7 @@ import typer
 
 from bridge import cli
 from bridge.errors import ConfigError, FencedError, PulsebridgeError
+from tests.support.waiting import patient
 
 GROUP = cli.COMMANDS_GROUP
 
@@ -18,7 +19,7 @@ GROUP = cli.COMMANDS_GROUP
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=patient(60), check=False,
     )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def test_help_imports_nothing_heavy() -> None:
         f"print('HEAVY', [m for m in {heavy!r} if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60), check=False
     )
     assert done.returncode == 0, done.stderr
     assert "HEAVY []" in done.stdout

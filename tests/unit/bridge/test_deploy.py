@@ -20,6 +20,7 @@ from bridge.settings import Settings
 from bridge.settings.loading import load
 from bridge.settings.shard import Shard
 from bridge.sharding import own_sessions, sessions
+from tests.support.waiting import patient
 
 DEPLOY = Path(__file__).resolve().parents[3] / "conf/deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -149,7 +150,7 @@ def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=patient(60), check=False,
     )  # fmt: skip
     ours = [line for line in done.stderr.splitlines() if "pulsebridge" in line]
     assert ours == []

@@ -21,16 +21,6 @@ from bridge.settings.log import LogSettings
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
 def test_json_lines_name_logger_level_time_and_event(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogSettings(format="json"))
     structlog.get_logger("ingest").warning("topic is blocked", topic="a/b")

@@ -18,6 +18,7 @@ from bridge.errors import ConfigError, DeniedError, PulsebridgeError, RefusedErr
 from bridge.local.ports import free_ports
 from bridge.pulsar_dial import addresses, credentials_remedy, dial, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.waiting import patient
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def answering(data: bytes) -> Iterator[PulsarSettings]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield PulsarSettings(service_url=f"pulsar://127.0.0.1:{listener.getsockname()[1]}")
-        thread.join(10)
+        thread.join(patient(10))
 
 
 def frame(command: bytes) -> bytes:

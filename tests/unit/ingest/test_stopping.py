@@ -11,6 +11,7 @@ import pytest
 
 from bridge.ingest.stopping import CLOSE_S
 from bridge.settings import Settings
+from tests.support.waiting import patient
 
 PROGRAM = """
 import time
@@ -38,7 +39,7 @@ def stopped(number: signal.Signals, **program: object) -> tuple[int, str]:
         process.send_signal(number)
         try:
             text = process.stdout.read()
-            return process.wait(60), text
+            return process.wait(patient(60)), text
         finally:
             process.kill()
 
