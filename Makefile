@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 STAMP := $(VENV)/.installed
+WARM := $(VENV)/.warm
 
 # What the caller's shell says of other projects must not leak into this one.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
@@ -44,7 +45,7 @@ setup: $(STAMP) ## Make .venv and install the locked packages, once
 demo: $(STAMP) ## Run the demo; ARGS="--quick", ARGS="--no-chaos", ARGS="--keep"
 	@$(BIN)/pulsebridge demo $(ARGS)
 
-test: $(STAMP) ## Run the tests; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
+test: $(WARM) ## Run the tests; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
 	@$(BIN)/python -m pytest $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting, types and the direction of imports
@@ -62,7 +63,7 @@ chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 m
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
+notebook: $(WARM) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab
 	@$(BIN)/jupyter lab notebooks
 
@@ -93,3 +94,7 @@ $(STAMP): requirements.lock pyproject.toml
 	mkdir -p build && echo "{\"packages_s\": $$(( $$(date +%s) - start ))}" > build/setup.json; \
 	touch $@; \
 	echo "Set up in $$(( $$(date +%s) - start )) s."
+
+# Spark starts without that, too.
+$(WARM): $(STAMP)
+	@echo "Warming up Spark, once …"; $(BIN)/pulsebridge warm-up || true; touch $@

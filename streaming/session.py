@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.loading import conf_path
+from streaming.class_data import with_shared_classes
 from streaming.python_start import local_python
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def local_session(
     # The workers must be this very Python, with the same packages.
     os.environ.setdefault("PYSPARK_PYTHON", local_python() if master.startswith("local[") else sys.executable)
     pairs = spark_defaults()
+    pairs["spark.driver.extraJavaOptions"] = with_shared_classes(pairs["spark.driver.extraJavaOptions"])
     pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
     pairs.update(more or {})
     builder = _builder().appName(name).master(master)

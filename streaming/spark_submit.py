@@ -80,12 +80,14 @@ def submit_command(
 
 
 def java_options() -> str:
-    """Return the driver's JVM options: those of conf/spark-defaults.conf, and where its log's settings are."""
+    """Return the driver's JVM options: those of conf/spark-defaults.conf, where its log's settings are, shared classes."""
     from bridge.settings.loading import conf_path
+    from streaming.class_data import with_shared_classes
     from streaming.session import spark_defaults
 
     log = conf_path("spark-log4j2.properties")
-    return f"{spark_defaults()['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log}"
+    options = f"{spark_defaults()['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log}"
+    return with_shared_classes(options)
 
 
 def submit_environment(master: str) -> dict[str, str]:

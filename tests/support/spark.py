@@ -25,12 +25,13 @@ def build_session(
     folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]"
 ) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
+    from streaming.class_data import with_shared_classes
     from streaming.session import local_session, spark_defaults
 
     jars = os.environ.get(DELTA_JARS)
     for name in ("events", "tmp"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    java_options = spark_defaults()["spark.driver.extraJavaOptions"]
+    java_options = with_shared_classes(spark_defaults()["spark.driver.extraJavaOptions"])
     return local_session(
         "pulsebridge-tests",
         master=master,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streaming.class_data import archive_file
 from streaming.session import local_session
 
 if TYPE_CHECKING:
@@ -42,3 +44,12 @@ def test_workers_take_the_installed_pyspark_and_not_its_zipped_copy(spark: Spark
     found, *path = spark.sparkContext.parallelize([0], 1).flatMap(modules).collect()
     assert Path(found).is_file()
     assert [entry for entry in path if entry.endswith((".zip", ".jar")) and "pyspark" in entry] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process maps is told by Linux alone")
+@pytest.mark.skipif(
+    not archive_file().is_file(), reason="pulsebridge warm-up was not run in this environment"
+)
+def test_the_jvm_maps_the_classes_that_were_kept_by_warm_up(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    assert str(archive_file()) in Path(f"/proc/{gateway.proc.pid}/maps").read_text()
