@@ -30,7 +30,6 @@ from bridge.ingest.metrics import traffic
 from bridge.ingest.policy_watch import verify_topics, watching_policies
 from bridge.ingest.presence import PresenceWriter
 from bridge.ingest.provisioning import known_topics, provision
-from bridge.ingest.stopping import CLOSE_S, stopping_on_signals
 from bridge.mapping import Mapper
 from bridge.metrics import serving
 from bridge.mop_metrics import MopCollector
@@ -46,6 +45,7 @@ from bridge.pulsar_client import PulsarClient
 from bridge.pulsar_watch import watching_pulsar
 from bridge.readings_topics import static_topics
 from bridge.settings import Settings
+from bridge.stopping import CLOSE_S, stopping_on_signals
 
 if TYPE_CHECKING:
     from bridge.ingest.worker import IngestWorker
@@ -333,6 +333,6 @@ def run(settings: Settings, *, shares_ports: bool = False) -> bool:
     """Run ingest in the foreground until SIGTERM or SIGINT. Returns whether Pulsar's client has ended cleanly."""
     service = IngestService(settings, shares_ports=shares_ports)
     look_seldom()
-    with stopping_on_signals(service.stop, settings.ingest.drain_s + CLOSE_S):
+    with stopping_on_signals("ingest", service.stop, settings.ingest.drain_s + CLOSE_S):
         service.run()
     return service.closed

@@ -57,24 +57,13 @@ def _push(
 
         pulsebridge push --trace press-7
     """
-    import os
-    import signal
     import threading
-
-    asked = threading.Event()
-
-    def stop(_signal: int, _frame: object) -> None:
-        if asked.is_set():
-            os._exit(130)
-        asked.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
 
     from bridge.collector import look_seldom
     from bridge.health import Health
     from bridge.metrics import serving
     from bridge.push.worker import PushWorker
+    from bridge.stopping import CLOSE_S, stopping_on_signals
 
     settings = settings_from(config, sets)
     if trace and settings.log.level not in ("debug", "info"):
@@ -83,7 +72,11 @@ def _push(
         )
     health = Health(settings.metrics.stuck_s)
     look_seldom()
-    with serving(settings.metrics, health):
+    asked = threading.Event()
+    with (
+        stopping_on_signals("push", asked.set, settings.push.drain_s + CLOSE_S),
+        serving(settings.metrics, health),
+    ):
         PushWorker(settings, _numbers(partitions), health=health, stopping=asked, trace=trace).run()
 
 

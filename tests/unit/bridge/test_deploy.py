@@ -15,11 +15,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bridge.ingest.stopping import CLOSE_S
 from bridge.settings import Settings
 from bridge.settings.loading import load
 from bridge.settings.shard import Shard
 from bridge.sharding import own_sessions, sessions
+from bridge.stopping import CLOSE_S
 from tests.support.waiting import patient
 
 DEPLOY = Path(__file__).resolve().parents[3] / "conf/deploy"

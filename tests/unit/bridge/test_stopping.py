@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from bridge.ingest.stopping import CLOSE_S
 from bridge.settings import Settings
+from bridge.stopping import CLOSE_S
 from tests.support.waiting import patient
 
 PROGRAM = """
 import time
-from bridge.ingest.stopping import stopping_on_signals
+from bridge.stopping import stopping_on_signals
 
 ended = []
-with stopping_on_signals(lambda: {stop}, {patience_s}):
+with stopping_on_signals("ingest", lambda: {stop}, {patience_s}):
     print("runs", flush=True)
     while not ended:
         {blocks}
@@ -29,10 +29,10 @@ BLOCKED = "while True: time.sleep(1)"
 IN_C = "import threading; t = threading.Thread(target=time.sleep, args=(600,)); t.start(); t.join()"
 
 
-def stopped(number: signal.Signals, **program: object) -> tuple[int, str]:
+def stopped(number: signal.Signals, text: str = PROGRAM, **program: object) -> tuple[int, str]:
     """Run the program, send it a signal, and return its exit code and output."""
     defaults = {"stop": "ended.append(1)", "patience_s": 60, "blocks": "time.sleep(0.01)", "afterwards": ""}
-    command = [sys.executable, "-c", PROGRAM.format(**(defaults | program))]
+    command = [sys.executable, "-c", text.format(**(defaults | program))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "runs\n"
@@ -58,3 +58,22 @@ def test_what_does_not_stop_is_ended_with_code_0(program: dict[str, str]) -> Non
 
 def test_the_defaults_keep_the_promise_of_25_seconds() -> None:
     assert Settings().ingest.drain_s + CLOSE_S <= 25
+    assert Settings().push.drain_s + CLOSE_S <= 25
+
+
+def test_the_lock_of_the_event_that_is_set_may_be_held_by_the_main_thread() -> None:
+    """A handler would wait for it for ever: it runs on the very thread that holds it."""
+    program = """
+import threading, time
+from bridge.stopping import stopping_on_signals
+
+asked = threading.Event()
+with stopping_on_signals("push", asked.set, 60):
+    with asked._cond:
+        print("runs", flush=True)
+        for _ in range(100):
+            time.sleep(0.01)
+    asked.wait()
+print("ended by itself", flush=True)
+"""
+    assert stopped(signal.SIGTERM, program) == (0, "ended by itself\n")

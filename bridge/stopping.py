@@ -1,8 +1,9 @@
-"""Signals that stop ingest, and the end of patience: a stop ends within ``ingest.drain_s`` and ``CLOSE_S``, whatever blocks.
+"""Signals that stop a tier, and the end of patience: a stop ends within its ``drain_s`` and ``CLOSE_S``, whatever blocks.
 
 One signal drains, the second kills. Python runs a signal's handler only between two steps of the main thread, which may
-stand in a call of Pulsar's client at that time; so a thread of its own reads the signal from a socket that the C level
-of Python writes to, and ends the process when the time is over. What was not acknowledged until then comes again.
+stand in a call of Pulsar's client at that time, or hold the lock of the very event that a handler would set; so a thread
+of its own reads the signal from a socket that the C level of Python writes to, asks for the stop, and ends the process
+when the time is over. What was not acknowledged until then comes again.
 """
 
 from __future__ import annotations
@@ -22,29 +23,27 @@ import structlog
 
 __all__ = ["CLOSE_S", "stopping_on_signals"]
 
-log = structlog.get_logger("ingest")
-
 CLOSE_S: Final = 5.0
-"""How long a stop may take after ``ingest.drain_s``, in seconds: producers, connections, threads."""
+"""How long a stop may take after ``drain_s``, in seconds: producers, connections, threads."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def stopping_on_signals(stop: Callable[[], None], patience_s: float) -> Iterator[None]:
-    """Call ``stop`` at the first signal, on the main thread; end the process with code 0 ``patience_s`` seconds later.
+def stopping_on_signals(tier: str, stop: Callable[[], None], patience_s: float) -> Iterator[None]:
+    """Call ``stop`` at the first signal, on a thread of its own; end the process with code 0 ``patience_s`` seconds later.
 
-    The end of patience holds beyond the block, until the process has ended.
+    ``tier`` is named in the log. The end of patience holds beyond the block, until the process has ended.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         for one in _SIGNALS:
             signal.signal(one, signal.SIG_DFL)
-        stop()
 
     told, tells = socket.socketpair()
     tells.setblocking(False)
-    threading.Thread(target=_end_late, args=(told, patience_s), name="ingest-patience", daemon=True).start()
+    given = (told, tier, stop, patience_s)
+    threading.Thread(target=_end, args=given, name=f"{tier}-patience", daemon=True).start()
     before = {one: signal.signal(one, handle) for one in _SIGNALS}
     signal.set_wakeup_fd(tells.fileno())
     try:
@@ -56,16 +55,17 @@ def stopping_on_signals(stop: Callable[[], None], patience_s: float) -> Iterator
             signal.signal(one, handler)
 
 
-def _end_late(told: socket.socket, patience_s: float) -> None:
+def _end(told: socket.socket, tier: str, stop: Callable[[], None], patience_s: float) -> None:
     with told:
         while signals := told.recv(1):
             if signals[0] in _SIGNALS:
                 break
         else:
             return  # it ended by itself
+        stop()
         time.sleep(patience_s)
-        log.warning(
-            "ingest did not end in time and is ended, what it had not acknowledged comes again; see what does not answer",
+        structlog.get_logger(tier).warning(
+            f"{tier} did not end in time and is ended, what it had not acknowledged comes again; see what does not answer",
             after_s=round(patience_s, 1),
         )
         sys.stdout.flush()
