@@ -199,8 +199,9 @@ def test_h23_a_frozen_expander_that_goes_on_writes_nothing_over_its_successor(
         PulsarAdmin(settings.pulsar, timeout_s=30) as admin,
     ):
         frozen.frozen()
+        # As when its keep-alive has run out, only sooner; not while the other provisions: Pulsar's admin may hang then.
+        admin.request("PUT", f"{namespace}/unload")
         with push_in_thread(settings) as metrics:
-            admin.request("PUT", f"{namespace}/unload")  # as when its keep-alive has run out, only sooner
             done = metrics.groups.commands.labels("expanded")
             poll_for(lambda: done._value.get() == 1, 60, "the group command is done")
             devices.await_all(entries(first, names))
