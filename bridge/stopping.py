@@ -44,8 +44,8 @@ def stopping_on_signals(tier: str, stop: Callable[[], None], patience_s: float) 
     tells.setblocking(False)
     given = (told, tier, stop, patience_s)
     threading.Thread(target=_end, args=given, name=f"{tier}-patience", daemon=True).start()
+    signal.set_wakeup_fd(tells.fileno())  # first: a signal that is handled and not told would be lost
     before = {one: signal.signal(one, handle) for one in _SIGNALS}
-    signal.set_wakeup_fd(tells.fileno())
     try:
         yield
     finally:
