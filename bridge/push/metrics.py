@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from bridge.contract import Receipt
 from bridge.push.groups.metrics import GroupMetrics
+from bridge.push.resume import ResumingCore
 
 __all__ = ["PartitionMetrics", "PushMetrics"]
 
@@ -93,7 +94,7 @@ class PushMetrics:
         """Count a receipt that Pulsar has."""
         self.receipts.labels(receipt.state).inc()
         if receipt.state in ("delivered", "answered") and receipt.confirmed_at_us and receipt.pushed_at_us:
-            self.confirm.observe((receipt.confirmed_at_us - receipt.pushed_at_us) / 1e6)
+            self.confirm.observe(max(0.0, (receipt.confirmed_at_us - receipt.pushed_at_us) / 1e6))
             if receipt.emitted_at_us:
                 self.delivery.observe(max(0.0, (receipt.confirmed_at_us - receipt.emitted_at_us) / 1e6))
 
@@ -133,3 +134,16 @@ class PartitionMetrics:
     def lag(self, commands: int) -> None:
         """Show the backlog that Pulsar tells, while the partition is ours; another's is shown by its owner."""
         self.all.lag.labels(self._partition).set(commands if self.owns else 0)
+
+    def show(self, core: ResumingCore, now_us: int) -> None:
+        """Show what the core holds."""
+        self.pending.set(core.pending)
+        self.pending_bytes.set(core.pending_bytes)
+        self.in_flight.set(core.in_flight)
+        self.awaited.set(core.awaited)
+        self.devices.set(core.devices)
+        self.held_back.set(core.held_back)
+        self.parked.set(core.parked)
+        self.parked_devices.set(core.parked_devices)
+        oldest = core.oldest_emitted_us
+        self.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)

@@ -90,7 +90,7 @@ class ReplayCore(LiveCore):
             self._segments += 1
             ids[segment_key(name, self._owner, self._segments)] = cursor.again
         parked = Parked.loaded(ids, done, since_us)
-        parked.since_us = left_us
+        parked.since_us = min(left_us, now_us)  # a clock that was ahead, ours or another's, may not deafen it
         for key in parked.finish(done):
             self._remove(key)
         if not len(parked):

@@ -44,6 +44,7 @@ from bridge.mqtt.types import (
 )
 from bridge.mqtt.types import Message as MqttMessage
 from bridge.pulsar_client import MessageId
+from bridge.push.clock import WallClock
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
 from bridge.push.groups.payloads import PayloadCame, Payloads
@@ -119,6 +120,7 @@ class Session(LinkHandler):
             window=push.window,
         )
         self._hearing = Hearing(settings, self._log, self._link, metrics.all, self._up_if_ready)
+        self._clock = WallClock()
         self._core: ResumingCore | None = None
         self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
@@ -157,7 +159,10 @@ class Session(LinkHandler):
     # --- the session ---
 
     def run(self) -> None:
-        """Wait for ownership, take over, push until stopped or fenced. Raises FencedError or TransientError."""
+        """Wait for ownership, take over, push until stopped, fenced or without a clock to go by (``clock``).
+
+        Raises FencedError or TransientError.
+        """
         try:
             if self._own() and self._take_over():
                 self._push_until_stopped()
@@ -291,10 +296,13 @@ class Session(LinkHandler):
     def _push_until_stopped(self) -> None:
         core = self._core
         assert core is not None
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self._clock.set_back_s():
             due = core.next_time_us()
             rest = self._rest(1.0)
             self._turn(rest if due is None else min(rest, max(0.0, due / 1e6 - time.time())))
+        if back_s := self._clock.set_back_s():
+            text = "the clock was set back: the partition is taken over anew, so that nothing waits for the former time"
+            log.warning(text, partition=self._partition, seconds=round(back_s, 1))
         self._gate.close()
         core.drain()
         end = time.monotonic() + self._settings.push.drain_s
@@ -385,7 +393,7 @@ class Session(LinkHandler):
             self._log.write_cursor(device, core.cursor_of(device).encode(), CursorsForgotten)
         if now >= self._next_watch:
             self._next_watch = now + 1.0
-            self._show(core, now_us)
+            self._metrics.show(core, now_us)
             self._look_for_overdue(self._doing)
         if now >= self._next_hold:
             self._next_hold = now + min(
@@ -426,19 +434,6 @@ class Session(LinkHandler):
         if back is not None and (self._held_from is None or back[:2] < self._held_from[:2]):
             self._held_from = back
             self._log.puller.hold_from(back)
-
-    def _show(self, core: ResumingCore, now_us: int) -> None:
-        metrics = self._metrics
-        metrics.pending.set(core.pending)
-        metrics.pending_bytes.set(core.pending_bytes)
-        metrics.in_flight.set(core.in_flight)
-        metrics.awaited.set(core.awaited)
-        metrics.devices.set(core.devices)
-        metrics.held_back.set(core.held_back)
-        metrics.parked.set(core.parked)
-        metrics.parked_devices.set(core.parked_devices)
-        oldest = core.oldest_emitted_us
-        metrics.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)
 
     # --- events ---
 

@@ -94,6 +94,32 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
     }
 
 
+def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
+    stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = parking_settings(stack, namespaces, probe_min_s=60.0)
+    provision(settings)
+    parked = [command(settings, "d", n) for n in range(20)]
+    live = [command(settings, "live", n) for n in range(40)]
+    with push_in_thread(settings) as metrics:
+        poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+        with Devices(settings, lambda _d, _n: True) as devices:
+            says(settings, "d", b"offline")
+            write_commands(settings, [*parked, *live[:20]])
+            devices.await_all(live[:20])
+            all_acknowledged(settings)
+            real_ns, real = time.time_ns, time.time
+            with monkeypatch.context() as an_hour_ago:
+                an_hour_ago.setattr(time, "time_ns", lambda: real_ns() - 3_600_000_000_000)
+                an_hour_ago.setattr(time, "time", lambda: real() - 3600.0)
+                poll_for(lambda: metrics.takeovers._value.get() == 2, 30, "it is taken over anew")
+                write_commands(settings, live[20:])
+                devices.await_all(live, 30)
+                says(settings, "d", b"online")
+                devices.await_all([*parked, *live], 30)
+                assert devices.check([*parked, *live]) == 0
+
+
 @pytest.fixture(params=["artemis", "mosquitto"])
 def lonely_broker(request: pytest.FixtureRequest, stack: LocalStack) -> Iterator[LocalStack]:
     """The session's Artemis, or a Mosquitto of the test's own: with 0x10 it says that nobody at all subscribes, which a

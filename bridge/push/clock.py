@@ -1,0 +1,35 @@
+"""Whether the host's clock was set back while a partition was ours.
+
+The core tells time in µs since the epoch, since expiries and signs of life come in it. A clock that goes back makes
+every wait that began before longer by as much: a device that was parked an hour ago "in an hour" would be deaf to its
+own signs of life for that hour. What was timed is given up then, and begun anew from what is stored. A clock that goes
+forward ends waits early, which costs a repetition at most.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+__all__ = ["WallClock"]
+
+_STEP_S: Final = 1.0
+"""A clock that is slewed goes back by less, and the clock that it is compared with is slewed with it."""
+
+
+class WallClock:
+    """Looks whether the clock was set back since it was made."""
+
+    def __init__(self) -> None:
+        self._ahead_s = _ahead_s()
+
+    def set_back_s(self) -> float:
+        """Return by how many seconds the clock was set back, 0.0 where it was not. It may have been set ahead before."""
+        ahead = _ahead_s()
+        self._ahead_s = max(self._ahead_s, ahead)
+        back = self._ahead_s - ahead
+        return back if back > _STEP_S else 0.0
+
+
+def _ahead_s() -> float:
+    return time.time_ns() / 1e9 - time.monotonic()
