@@ -1,6 +1,6 @@
 """Class data sharing: Spark's JVM maps the classes that jobs use from a file, checked and linked already.
 
-A third of what the JVM of a short job does is to read, check and link some twenty thousand classes anew. It can keep
+A quarter of what the JVM of a short job does is to read, check and link some twenty thousand classes anew. It can keep
 them (JEP 350), made by a run that uses what jobs use and valid for the environment in which it was made: the JVM
 compares its own version and the class path, and starts as ever where they are others. The file is large, so that it
 is made only when asked for, and lies in the environment itself, with which it goes.
@@ -42,7 +42,7 @@ def with_shared_classes(options: str) -> str:
 def make_archive(cache_dir: Path | None = None) -> Path:
     """Run what jobs run, once, and keep the classes that it used. Returns the archive, which replaces an older one.
 
-    ``cache_dir`` is where Delta's jars are. Takes about half a minute. Raises TerminalError when Spark did not end
+    ``cache_dir`` is where Delta's jars are. Takes about a minute. Raises TerminalError when Spark did not end
     well or wrote none, and whatever fetching Delta's jars raises.
     """
     from streaming.session import delta_jars

@@ -90,7 +90,7 @@ Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridg
 def _warm_up(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Make Spark start faster on this machine: its JVM keeps the classes that jobs use, 0.2 GB, beside the packages.
 
-    Takes about half a minute, once for an environment; `pulsebridge stream`, notebooks and tests then find it.
+    Takes about a minute, once for an environment; `pulsebridge stream`, notebooks and tests then find it.
 
     Example: pulsebridge warm-up
     """
