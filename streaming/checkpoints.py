@@ -26,6 +26,8 @@ __all__ = ["Checkpoint", "CheckpointLock", "recipe_hash", "watermark_in"]
 
 _OURS: Final = "pulsebridge"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+_INTENTS: Final = ("intent", "intent.next")
+"""The second is written first, and counts where the first was not written to its end."""
 _KEPT_BATCHES: Final = 100
 """As many as Spark itself keeps of its logs (spark.sql.streaming.minBatchesToRetain)."""
 
@@ -98,24 +100,31 @@ class Checkpoint:
             self._fs.delete(self._path(f"batches/{batch_id - _KEPT_BATCHES}"), False)
 
     def intend(self, body: Mapping[str, Any]) -> None:
-        """Store what somebody is about to do beside the query, before the first write; one at a time."""
+        """Store what somebody is about to do beside the query, before the first write; one at a time.
+
+        What stood there before stays until this one is written to its end: it may still be owed.
+        """
         text = _canonical(body)
-        self._write("intent", f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        for name in _INTENTS[::-1]:
+            self._write(name, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        self._fs.delete(self._path(_INTENTS[1]), False)
 
     def intent(self) -> dict[str, Any] | None:
         """Return what was begun and not ended, None where there is nothing.
 
         A record that was not written to its end counts as none: nothing was written after it either.
         """
-        name, _, text = self._read("intent").partition("\n")
-        if hashlib.sha256(text.encode()).hexdigest() != name:
-            return None
-        found: dict[str, Any] = json.loads(text)
-        return found
+        for record in _INTENTS:
+            name, _, text = self._read(record).partition("\n")
+            if hashlib.sha256(text.encode()).hexdigest() == name:
+                found: dict[str, Any] = json.loads(text)
+                return found
+        return None
 
     def settle(self) -> None:
         """Forget what was begun: it is done."""
-        self._fs.delete(self._path("intent"), False)
+        for name in _INTENTS[::-1]:
+            self._fs.delete(self._path(name), False)
 
     def begin_at(self, version: int) -> None:
         """Store the version of its table at which the query begins while it has no offsets."""

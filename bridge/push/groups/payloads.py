@@ -1,8 +1,8 @@
 """Reads payloads of group commands from Pulsar, one after the other, on a thread of its own: the cache's shell.
 
 Client and thread are made when the first payload is asked for, so that a process without group commands has neither.
-While Pulsar is away it is tried again, and the pushes wait; only what Pulsar does not have any more counts as gone, or
-does not give to a new reader for half a minute in which it answers.
+While Pulsar is away it is tried again, and the pushes wait; only what Pulsar does not have any more counts as gone.
+What it has and does not give (its bookies are away) waits behind the others, which may lie elsewhere.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Payloads:
         """``failed`` is called on the thread of this when it ends before ``close``."""
         self._failed = failed
         self._settings = settings
+        self._topic = partition_name(settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC), 0)
         self._metrics = metrics
         self._cache = PayloadCache(
             settings.push.group_cache_mb * 1024 * 1024,
@@ -85,11 +86,14 @@ class Payloads:
 
     def _run(self) -> None:
         pulsar = self._settings.pulsar
-        topic = partition_name(pulsar.system_topic(GROUP_COMMANDS_TOPIC), 0)
         with PulsarClient(pulsar) as client:
-            reader = PositionReader(client, topic, 0, over=self._closing.is_set, near=_NEAR)
+            reader = PositionReader(client, self._topic, 0, over=self._closing.is_set, near=_NEAR)
             while (position := self._wanted.get()) is not None and not self._closing.is_set():
-                payload = self._read(reader, position)
+                try:
+                    payload = self._read(reader, position)
+                except NothingComes:
+                    self._wanted.put(position)
+                    continue
                 if self._closing.is_set():
                     break
                 self._cache.fetched(position, payload)
@@ -97,6 +101,7 @@ class Payloads:
             reader.close()
 
     def _read(self, reader: PositionReader, position: CommandPosition) -> bytes | None:
+        """Raises NothingComes when a new reader gets nothing, and Pulsar says that there is something."""
         wait = _RETRY_S[0]
         while not self._closing.is_set():
             opened = reader.opened
@@ -107,7 +112,13 @@ class Payloads:
                 reader.close()
                 if not fresh:  # what it stood on may be gone, and not the message
                     continue
-                message = None
+                log.warning(
+                    "Pulsar has the payload of a group command and does not give it, its members wait: see that the "
+                    "bookies are up; where its ledger is lost for good, run pulsar-admin topics truncate on the topic",
+                    position=str(position),
+                    topic=self._topic,
+                )
+                raise
             except PulsebridgeError as e:
                 log.debug("the payload of a group command is read again", position=str(position), why=str(e))
                 self._closing.wait(wait)

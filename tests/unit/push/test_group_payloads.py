@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections import Counter, defaultdict
 from typing import cast
@@ -20,6 +21,7 @@ from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.payloads import Payloads
 from bridge.push.pulling import PositionReader
 from bridge.settings import Settings
+from tests.support.waiting import patient
 
 
 def place(number: int) -> CommandPosition:
@@ -232,9 +234,45 @@ def test_a_reader_that_gets_nothing_any_more_makes_no_payload_count_as_gone(
     assert (world.opened, world.closed) == (2, 1)
 
 
-def test_what_pulsar_gives_to_no_new_reader_although_it_answers_counts_as_gone(
+class PulsarWithoutABookie(PulsarThatStalls):
+    """Gives nothing of the entries up to 2 while it stalls, and answers."""
+
+    def __init__(self) -> None:
+        super().__init__(3600, answers_then=True)
+        self.stall()
+
+    def gives(self, reader: ReaderOfPulsar) -> bool:
+        return not self._stalled or reader.at > 2
+
+    def back(self) -> None:
+        self._until = 0.0
+
+    def __enter__(self) -> PulsarWithoutABookie:
+        return self
+
+    def __exit__(self, *_what: object) -> None:
+        pass
+
+
+def test_what_pulsar_has_and_gives_to_no_reader_waits_behind_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = PulsarThatStalls(60, answers_then=True)
-    assert read_payloads(world, monkeypatch) == [b"payload 1", None]
-    assert world.opened == 2
+    world = PulsarWithoutABookie()
+    monkeypatch.setattr("bridge.push.pulling._PATIENCE_S", 0.1)
+    monkeypatch.setattr("bridge.push.groups.payloads.PulsarClient", lambda _settings: world)
+    told: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
+    failures: list[Exception] = []
+    payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()), failures.append)
+    for number in (1, 9, 2):
+        assert payloads.ask(place(number), lambda at, payload: told.put((at.entry, payload))) is None
+    try:
+        assert told.get(timeout=patient(20)) == (9, b"payload 9")
+        world.back()
+        assert sorted(told.get(timeout=patient(20)) for _ in range(2)) == [
+            (1, b"payload 1"),
+            (2, b"payload 2"),
+        ]
+    finally:
+        payloads.close()
+    assert told.empty()
+    assert not failures
