@@ -16,7 +16,7 @@ from bridge.contract import (
 from bridge.errors import ContractError
 from bridge.mqtt.types import PublishProperties
 from bridge.push.actions import Push
-from bridge.push.answers import REPEAT_LEVEL, levels_of
+from bridge.push.answers import REPEAT_LEVEL, answer_topic, levels_of
 from bridge.settings.push import PushSettings
 
 __all__ = ["Outgoing", "check_topic", "outgoing"]
@@ -54,8 +54,8 @@ def outgoing(push: Push, settings: PushSettings, partition: int, now_s: int) -> 
     if push.repeat:
         user.append((COMMAND_REPEAT_PROPERTY, "1"))
     topic = command.mqtt_topic
-    levels = levels_of(push.position, partition)
     if settings.position_in == "topic":
+        levels = levels_of(push.position, partition)
         topic = f"{topic}/{levels}/{REPEAT_LEVEL}" if push.repeat else f"{topic}/{levels}"
     left_s = None
     if command.expires_at_ms:
@@ -65,7 +65,7 @@ def outgoing(push: Push, settings: PushSettings, partition: int, now_s: int) -> 
         topic,
         PublishProperties(
             user=tuple(user),
-            response_topic=f"{settings.answer_topic}/{levels}" if answers else None,
+            response_topic=answer_topic(settings.answer_topic, partition) if answers else None,
             correlation_data=position.encode() if answers else None,
             expiry_s=left_s,
         ),

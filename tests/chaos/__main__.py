@@ -19,6 +19,10 @@ from tests.support.fleet import Fleet
 from tests.support.folders import own_folder
 
 _EACH = 3
+_HEAP_MB = 4096
+"""Of the broker with --push: Artemis keeps each topic that was ever used, and devices before MQTT 5 have one for each
+command and one for each answer: 512 MB are full after 25,000 commands.
+"""
 
 
 def main() -> int:
@@ -43,7 +47,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
     devices = args.devices or 1000
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout_s=300)) as stack,
+        LocalStack(LocalSettings(start_timeout_s=300, mqtt_heap_mb=_HEAP_MB)) as stack,
         push_world(
             stack,
             folder,

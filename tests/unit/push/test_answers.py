@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
@@ -150,8 +151,11 @@ def test_what_fails_too_often_goes_to_the_dead_letters_and_the_next_has_its_turn
 # --- on the wire ---
 
 
-def answer(topic: str, *user: tuple[str, str], retain: bool = False) -> Message:
-    return Message(topic, b"ok", 1, retain, False, 1, PublishProperties(user=user) if user else None)
+def answer(
+    topic: str, *user: tuple[str, str], retain: bool = False, correlation: bytes | None = None
+) -> Message:
+    told = PublishProperties(user=user, correlation_data=correlation) if user or correlation else None
+    return Message(topic, b"ok", 1, retain, False, 1, told)
 
 
 def test_positions_travel_as_levels_and_come_back() -> None:
@@ -161,7 +165,14 @@ def test_positions_travel_as_levels_and_come_back() -> None:
     found = parse_answer(answer("a/b/0/4/12/3/-1"), "a/b", 4)
     assert found is not None
     assert (found.position, found.payload, found.failed) == (where, b"ok", False)
-    for failing in (answer("a/b/0/4/12/3/-1/failed"), answer("a/b/0/4/12/3/-1", ("failed", "1"))):
+    told = b"0.4.12.3.-1"
+    assert parse_answer(answer("a/b/0/4", correlation=told), "a/b", 4) == found
+    for failing in (
+        answer("a/b/0/4/12/3/-1/failed"),
+        answer("a/b/0/4/12/3/-1", ("failed", "1")),
+        answer("a/b/0/4/failed", correlation=told),
+        answer("a/b/0/4", ("failed", "1"), correlation=told),
+    ):
         found = parse_answer(failing, "a/b", 4)
         assert found is not None
         assert found.failed
@@ -177,11 +188,26 @@ def test_what_is_no_answer_to_this_partition_is_none(topic: str) -> None:
     assert parse_answer(answer("a/b/0/4/12/3/-1", retain=True), "a/b", 4) is None
 
 
+@given(st.binary(max_size=20) | st.from_regex(r"\A[01]\.[45]\.\d{1,3}\.\d{1,3}\.-?\d\Z").map(str.encode))
+@example(b"0.5.12.3.-1")
+@example(b"1.4.12.3.-1")
+@example(b"0.4.12.3")
+@example(b"")
+def test_correlation_data_is_a_position_of_this_partition_or_none(told: bytes) -> None:
+    found = parse_answer(answer("a/b/0/4", correlation=told), "a/b", 4)
+    ours = re.fullmatch(rb"0\.4\.(\d+)\.(\d+)\.(-?\d+)", told)
+    if ours is not None:
+        assert found is not None
+        assert found.position == CommandPosition(*map(int, ours.groups()))
+    elif found is not None:
+        assert told.startswith(b"0.4.")
+
+
 def test_devices_of_every_version_can_tell_position_and_repetition() -> None:
     push = Push(1, CommandPosition(12, 3, -1), command(1), True)
     five = outgoing(push, PushSettings(confirm="device"), 4, 0)
     assert five.topic == "devices/d/commands"
-    assert five.properties.response_topic == "pulsebridge/answers/0/4/12/3/-1"
+    assert five.properties.response_topic == "pulsebridge/answers/0/4"
     assert five.properties.correlation_data == b"0.4.12.3.-1"
     old = outgoing(push, PushSettings(confirm="device", position_in="topic"), 4, 0)
     assert old.topic == "devices/d/commands/0/4/12/3/-1/repeat"
