@@ -35,10 +35,11 @@ from bridge.push.actions import (
 )
 from bridge.push.answers import Answer
 from bridge.push.core import NO_SUBSCRIBERS
+from bridge.push.gate import Gate
 from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
-from bridge.push.partition_log import Gate, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.pulling import Copied, Pulled
 from bridge.push.resume import ResumingCore
 from bridge.push.resuming import Resuming
@@ -115,6 +116,7 @@ class Doing:
         """Hand a parked command, read again, to the core."""
         command = None
         if event.message is not None:
+            self._forget(event.position)
             self._pulled[event.position] = event.message
             command = read_command(event.message.properties, event.message.payload)
         elif self._core.wants(event.pull.device, event.pull.round):
@@ -184,9 +186,14 @@ class Doing:
         elif isinstance(action, Copy):
             self._log.puller.copy(action)
         elif isinstance(action, Forget):
-            self._pulled.pop(action.position, None)
+            self._forget(action.position)
         else:
             self.resuming.do(action)
+
+    def _forget(self, position: CommandPosition) -> None:
+        message = self._pulled.pop(position, None)
+        if message is not None:
+            self._log.puller.gave(len(message.payload))
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""

@@ -39,6 +39,7 @@ from bridge.pulsar_client import (
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.gate import Gate
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.receipt_log import ReceiptLog
@@ -48,7 +49,7 @@ from bridge.push.taken import Taken, taken
 from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "Cursors", "Failed", "Gate", "PartitionLog", "Stored"]
+__all__ = ["Arrived", "Cursors", "Failed", "PartitionLog", "Stored"]
 
 _READ_PATIENCE_MS: Final = 10_000
 _RECEIVE_MS: Final = 500
@@ -98,53 +99,26 @@ class Cursors:
     """When the former owners wrote last, in µs since the epoch; 0 when nobody did."""
 
 
-class Gate:
-    """Bounds what is taken from Pulsar and not acknowledged, in messages and bytes; full means wait."""
-
-    def __init__(self, messages: int, size: int) -> None:
-        self._room = threading.Condition()
-        self._messages = messages
-        self._bytes = size
-        self._open = True
-
-    def enter(self) -> bool:
-        """Wait until there is room. Returns False when the gate was closed."""
-        with self._room:
-            self._room.wait_for(lambda: not self._open or (self._messages > 0 and self._bytes > 0))
-            return self._open
-
-    def took(self, size: int) -> None:
-        """One message of ``size`` bytes was taken."""
-        with self._room:
-            self._messages -= 1
-            self._bytes -= size
-
-    def gave(self, size: int) -> None:
-        """One message of ``size`` bytes is not held any more."""
-        with self._room:
-            self._messages += 1
-            self._bytes += size
-            self._room.notify_all()
-
-    def close(self) -> None:
-        """Let nobody in any more and wake who waits."""
-        with self._room:
-            self._open = False
-            self._room.notify_all()
-
-
 class PartitionLog:
     """The Pulsar objects of one partition while this process owns it, or tries to."""
 
     def __init__(
-        self, settings: PulsarSettings, partition: int, *, gate: Gate, post: Callable[[object], None]
+        self,
+        settings: PulsarSettings,
+        partition: int,
+        *,
+        gate: Gate,
+        post: Callable[[object], None],
+        pulled_bytes: int,
     ) -> None:
+        """``pulled_bytes``: so much of parked commands that were read again is held at most, as ``gate`` holds others."""
         # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
         patient = settings.model_copy(update={"operation_timeout_s": min(settings.operation_timeout_s, 5.0)})
         self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
         self._gate = gate
+        self._pulled_bytes = pulled_bytes
         self.partition = partition
         self.commands = partition_name(settings.system_topic(COMMANDS_TOPIC), partition)
         self._moved = partition_name(settings.system_topic(PARKED_TOPIC), partition)
@@ -155,7 +129,7 @@ class PartitionLog:
         self._consumer: Consumer | None = None
         self._receiver: threading.Thread | None = None
         self._producers: dict[str, Producer] = {}
-        self.receipts = ReceiptLog(self._client, post)
+        self.receipts = ReceiptLog(self._client, post, self._thread_failed)
         self._partitions: dict[str, list[str]] = {}
         self._puller: Puller | None = None
         self._presence: PresenceLog | None = None
@@ -242,7 +216,13 @@ class PartitionLog:
             self._requests.start()
         self._names(RECEIPTS_TOPIC)  # while it is known how many partitions it has
         self._puller = Puller(
-            self._client, self.commands, self._moved, self.partition, self._post, self._thread_failed
+            self._client,
+            self.commands,
+            self._moved,
+            self.partition,
+            self._post,
+            self._thread_failed,
+            held_bytes=self._pulled_bytes,
         )
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
 

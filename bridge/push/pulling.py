@@ -9,6 +9,7 @@ a new one begins there.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -32,6 +33,7 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import Copy, Pull
+from bridge.push.gate import Gate
 from bridge.push.parked import GONE
 from bridge.push.taken import Taken, position_of, taken
 from bridge.push.threads import telling
@@ -207,7 +209,10 @@ class Puller:
         partition: int,
         post: Callable[[object], None],
         failed: Callable[[Exception], None],
+        *,
+        held_bytes: int,
     ) -> None:
+        """Until ``gave`` is called it reads on while less than ``held_bytes`` of payloads were posted."""
         self._client = client
         self._topic = topic
         self._moved = moved
@@ -215,6 +220,7 @@ class Puller:
         self._post = post
         self._orders: queue.SimpleQueue[Pull | Copy | _Hold | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        self._gate = Gate(sys.maxsize, held_bytes)
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._copies = PositionReader(client, moved, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
@@ -236,9 +242,18 @@ class Puller:
         """Let go of what is before ``position``. The owner asks for it after its state was rebuilt (H25)."""
         self._orders.put(_Hold(position, moved))
 
+    def gave(self, size: int) -> None:
+        """A message with a payload of ``size`` bytes that was posted is not held any more."""
+        self._gate.gave(size)
+
+    def drain(self) -> None:
+        """Wait for no room any more: nothing further is asked for."""
+        self._gate.close()
+
     def close(self) -> None:
         """End the thread; before the client is closed."""
         self._closing.set()
+        self._gate.close()
         self._orders.put(None)
         self._thread.join()
 
@@ -247,9 +262,11 @@ class Puller:
             while (order := self._orders.get()) is not None and not self._closing.is_set():
                 if isinstance(order, Pull):
                     for position, place in zip(order.positions, order.places, strict=True):
+                        self._gate.enter()
                         message = self._reading.read(position) if place is None else self._copy_at(place)
                         if self._closing.is_set():
                             break
+                        self._gate.took(0 if message is None else len(message.payload))
                         self._post(Pulled(order, position, message))
                 elif isinstance(order, Copy):
                     self._post(Copied(order.move, self._try_to_copy(order)))

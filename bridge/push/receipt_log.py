@@ -20,6 +20,7 @@ from bridge.pulsar_errors import as_our_error, names_a_message
 from bridge.pulsar_wire.batches import head_of
 from bridge.pulsar_wire.commands import WireError
 from bridge.pulsar_wire.producer import BatchProducer, Identity
+from bridge.push.threads import telling
 
 __all__ = ["ReceiptLog", "ReceiptsOpened", "ReceiptsWritten"]
 
@@ -75,11 +76,16 @@ class ReceiptsOpened:
 
 
 class ReceiptLog:
-    """The receipts that one session writes. ``post`` hands over events from other threads."""
+    """The receipts that one session writes. ``post`` hands over events from other threads, ``failed`` what ends one
+    that nobody has foreseen.
+    """
 
-    def __init__(self, client: PulsarClient, post: Callable[[object], None]) -> None:
+    def __init__(
+        self, client: PulsarClient, post: Callable[[object], None], failed: Callable[[Exception], None]
+    ) -> None:
         self._client = client
         self._post = post
+        self._failed = failed
         self._partitions: dict[str, _Partition] = {}
 
     @property
@@ -167,4 +173,6 @@ class ReceiptLog:
             else:
                 self._post(ReceiptsOpened(partition, producer, None))
 
-        threading.Thread(target=opening, name=f"push-receipts-{partition.name[-4:]}", daemon=True).start()
+        threading.Thread(
+            target=telling(opening, self._failed), name=f"push-receipts-{partition.name[-4:]}", daemon=True
+        ).start()

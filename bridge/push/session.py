@@ -47,11 +47,12 @@ from bridge.pulsar_client import MessageId
 from bridge.push.clock import WallClock
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
+from bridge.push.gate import Gate
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.hearing import Hearing
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.partition_log import Arrived, Failed, Gate, PartitionLog, Stored
+from bridge.push.partition_log import Arrived, Failed, PartitionLog, Stored
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
@@ -106,12 +107,15 @@ class Session(LinkHandler):
         self._inbox: deque[object] = deque()
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
         push = settings.push
-        self._gate = Gate(push.pending, push.pending_mb * 1024 * 1024)
+        held = push.pending_mb * 1024 * 1024
+        self._gate = Gate(push.pending, held)
         self._limits = limits_of(push)
         self._next_hold = 0.0
         self._held_from: CommandPosition | None = None
         self._copies_from: CommandPosition | None = None
-        self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post)
+        self._log = PartitionLog(
+            settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held
+        )
         self._link = Link(
             settings.mqtt,
             self,
@@ -304,6 +308,7 @@ class Session(LinkHandler):
             text = "the clock was set back: the partition is taken over anew, so that nothing waits for the former time"
             log.warning(text, partition=self._partition, seconds=round(back_s, 1))
         self._gate.close()
+        self._log.puller.drain()
         core.drain()
         end = time.monotonic() + self._settings.push.drain_s
         while not core.settled and not self._unproven and time.monotonic() < end:

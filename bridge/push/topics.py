@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from bridge.contract import CURSORS_TOPIC, partition_name
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, partition_name
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.health import Health
 from bridge.provisioning import create_topic
@@ -38,6 +38,7 @@ class TopicWatch:
     def __init__(self, admin: PulsarAdmin, partition: int, forgotten: Callable[[], None]) -> None:
         self._admin = admin
         self._needs = push_needs(admin.settings).topics
+        self._commands = admin.settings.system_topic(COMMANDS_TOPIC)
         self._cursors = partition_name(admin.settings.system_topic(CURSORS_TOPIC), partition)
         self._forgotten = forgotten
         self._had: dict[str, int] = {}
@@ -52,6 +53,15 @@ class TopicWatch:
             count = self._admin.partition_count(need.topic)
             if not count and need.topic in self._had:
                 count = self._make_again(replace(need, partitions=self._had[need.topic]))
+            if need.topic == self._commands and 0 < self._had.get(need.topic, 0) < count:
+                log.error(
+                    "topic has more partitions than before: nobody pushes what is in the new ones, and devices change "
+                    "partition. Once none of their commands waits in the old ones (pulsebridge devices list), start all "
+                    "push processes anew",
+                    topic=need.topic,
+                    partitions=count,
+                    before=self._had[need.topic],
+                )
             if count:
                 self._had[need.topic] = count
                 self._said.discard(need.topic)

@@ -123,7 +123,9 @@ class PushSettings(Section):
         description="Commands taken from Pulsar and not acknowledged, per partition; full means stop reading.",
     )
     pending_mb: int = Field(
-        64, ge=8, description="MB of commands taken from Pulsar and not acknowledged, per partition."
+        64,
+        ge=8,
+        description="MB of commands taken from Pulsar and not acknowledged, per partition, and as much of parked ones that are read again.",
     )
     device_pending: int = Field(
         1000,

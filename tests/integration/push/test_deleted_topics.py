@@ -120,3 +120,22 @@ def test_h11_cursors_made_anew_by_others_are_noticed_and_what_may_not_be_made_is
         provision_commands(admin)
         assert looked() == []
     assert forgotten == [True]
+
+
+def test_partitions_that_are_added_to_the_commands_are_named_with_what_to_do(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    commands = namespaces.system_topic(COMMANDS_TOPIC)
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        provision_commands(admin)
+        watch = TopicWatch(admin, 0, lambda: None)
+        watch.look()
+        before = admin.partition_count(commands)
+        for topic in (commands, namespaces.system_topic(RECEIPTS_TOPIC)):
+            admin.request("POST", f"/{rest_path(topic)}/partitions", body=before + 2)
+        with capture_logs() as lines:
+            watch.look()
+            watch.look()
+    (line,) = lines
+    assert (line["topic"], line["before"], line["partitions"]) == (commands, before, before + 2)
+    assert "start all push processes anew" in line["event"]

@@ -14,8 +14,9 @@ from bridge.mqtt.client import Link
 from bridge.pulsar_client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.doing import Doing
+from bridge.push.gate import Gate
 from bridge.push.metrics import PushMetrics
-from bridge.push.partition_log import Gate, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.queues import Limits
 from bridge.push.resume import ResumingCore
 from bridge.push.taken import Taken

@@ -13,7 +13,8 @@ from bridge.mqtt.client import Link
 from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import DeadLetter, Pull, Push
 from bridge.push.doing import Doing
-from bridge.push.partition_log import Arrived, Gate, PartitionLog
+from bridge.push.gate import Gate
+from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.pulling import Puller
 from bridge.push.queues import Limits
 from bridge.push.requests import Requests
@@ -68,7 +69,7 @@ class Consumer:
 def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad: str) -> None:
     arrived: list[object] = []
     gate = Gate(10, 1000)
-    partition = PartitionLog(PulsarSettings(), 0, gate=gate, post=arrived.append)
+    partition = PartitionLog(PulsarSettings(), 0, gate=gate, post=arrived.append, pulled_bytes=1000)
     partition._receive(cast(Any, Consumer(gate, [FromPulsar(0, bad), FromPulsar(1)])))
     partition.close()
     core = ResumingCore(0, Limits(), {}, None)
@@ -103,7 +104,7 @@ class Broken:
 
 def test_whatever_ends_a_thread_beside_the_session_is_told() -> None:
     client, failed = cast(PulsarClient, Broken()), list[Exception]()
-    puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append)
+    puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, held_bytes=1)
     puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
     poll_for(lambda: len(failed) == 1, 30, "the puller has told")
     requests = Requests(

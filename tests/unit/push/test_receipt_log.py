@@ -41,7 +41,8 @@ class World:
         self.refuses: Exception | None = None
         self.producer = Producer()
         self.inbox: list[object] = []
-        self.log = ReceiptLog(cast(PulsarClient, self), self.inbox.append)
+        self.failures: list[Exception] = []
+        self.log = ReceiptLog(cast(PulsarClient, self), self.inbox.append, self.failures.append)
         self.now = 0.0
 
     def batch_producer(self, _partition: str, _identity: object) -> Producer:
@@ -129,3 +130,11 @@ def test_who_may_not_write_receipts_hears_of_it() -> None:
     world.log.write("receipts-0", "d", b"row", b"row")
     with pytest.raises(DeniedError):
         world.turn()
+
+
+def test_an_opening_that_ends_in_an_error_that_nobody_has_foreseen_is_told() -> None:
+    world = World()
+    world.refuses = LookupError("unforeseen")
+    world.log.write("p", "d", b"row", b"row")
+    world.log.flush(1.0)
+    poll_for(lambda: world.failures == [world.refuses], 30, "it was told", every=0)
