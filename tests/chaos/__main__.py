@@ -19,9 +19,9 @@ from tests.support.fleet import Fleet
 from tests.support.folders import own_folder
 
 _EACH = 3
-_HEAP_MB = 4096
-"""Of the broker with --push: Artemis keeps each topic that was ever used, and devices before MQTT 5 have one for each
-command and one for each answer: 512 MB are full after 25,000 commands.
+_HEAP_FOR_OLD_MB = 8192
+"""Of the broker with --push --old: Artemis keeps each topic that was ever used, and where devices before MQTT 5 are to
+read positions each command has one of its own: 4 GB are full after 150,000 commands.
 """
 
 
@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--no-points", action="store_true", help="leave out the named points")
     parser.add_argument("--push", action="store_true", help="kill push instead of ingest")
     parser.add_argument("--victim", choices=VICTIMS, help="of push: at named points kill this one alone")
+    parser.add_argument("--old", type=float, default=0.0, help="of push: share of devices with MQTT 3.1.1")
     parser.add_argument("--away", type=float, default=20.0, help="of push: how long devices are away, in s")
     args = parser.parse_args()
     seed = random.randrange(2**32) if args.seed is None else args.seed
@@ -47,7 +48,9 @@ def _push(args: argparse.Namespace, seed: int) -> int:
     devices = args.devices or 1000
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout_s=300, mqtt_heap_mb=_HEAP_MB)) as stack,
+        LocalStack(
+            LocalSettings(start_timeout_s=300, mqtt_heap_mb=_HEAP_FOR_OLD_MB if args.old else 0)
+        ) as stack,
         push_world(
             stack,
             folder,
@@ -57,6 +60,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
             present_s=args.away,
             away_s=args.away,
             processes=max(1, devices // 500),
+            old_share=args.old,
         ) as (one, fleet),
     ):
         if not args.no_points:

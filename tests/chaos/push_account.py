@@ -27,6 +27,16 @@ __all__ = ["Told", "Verdict", "judge"]
 _BEFORE_S: Final = 1.0
 AFTER_S: Final = 20.0
 """How long after its victim is up again a kill explains: devices and push connect anew, and answers are awaited."""
+_KINDS: Final = (
+    "is missing",
+    "unmarked",
+    "no kill, no absence",
+    "final receipt",
+    "an answer",
+    "a receipt written",
+)
+_SHOWN: Final = 12
+"""Lines of evidence for each kind of violation."""
 
 
 class Told(NamedTuple):
@@ -64,7 +74,14 @@ class Verdict:
             f"order, repeats {dict(sorted(self.repeats.items()))}, {len(self.unmarked)} unmarked, {len(self.unexplained)} "
             f"unexplained, {len(self.untold)} without one final receipt"
         )
-        return "\n".join([counts, *self.evidence[:60]])
+        shown: Counter[str] = Counter()
+        lines = [counts]
+        for line in self.evidence:
+            kind = next((kind for kind in _KINDS if kind in line), "")
+            shown[kind] += 1
+            if shown[kind] <= _SHOWN:
+                lines.append(line)
+        return "\n".join(lines)
 
 
 class _Life:

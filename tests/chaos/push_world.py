@@ -175,8 +175,12 @@ class _Worker:
 class PushWorld:
     """Everything that is killed. ``kills`` counts at random, ``points`` at named points; ``times`` has them all."""
 
-    def __init__(self, stack: LocalStack, folder: Path, *, devices: int, rate: float, seed: int) -> None:
+    def __init__(
+        self, stack: LocalStack, folder: Path, *, devices: int, rate: float, seed: int, old_share: float
+    ) -> None:
+        """``old_share`` of the devices speak MQTT 3.1.1: then commands name their positions in their topics."""
         self.stack = stack
+        self._old_share = old_share
         self._folder = folder
         self.pulsar: PulsarSettings = provisioned(stack)
         self.kills: Counter[str] = Counter()
@@ -190,7 +194,7 @@ class PushWorld:
             command_partitions=_PARTITIONS,
             confirm="device",
             answer_topic=f"{self.root}/answers",
-            position_in="topic",
+            position_in="topic" if old_share else "properties",
             presence=(PresenceRule(filter=status_topic(self.root, "+device")),),
             answer_timeout_s=10.0,
             probe_min_s=5.0,
@@ -207,7 +211,7 @@ class PushWorld:
         self._started = 0
 
     def spec(self, *, devices: int, seed: int, present_s: float, away_s: float) -> FleetSpec:
-        """Return the fleet of this world: a quarter speaks MQTT 3.1.1, a quarter has persistent sessions."""
+        """Return the fleet of this world: a quarter has persistent sessions."""
         return FleetSpec(
             self.stack.mqtt_host,
             self.stack.mqtt_port,
@@ -217,7 +221,7 @@ class PushWorld:
             seed=seed,
             present_s=present_s,
             away_s=away_s,
-            old_share=0.25,
+            old_share=self._old_share,
             persistent_share=0.25,
         )
 
@@ -375,7 +379,7 @@ class PushWorld:
             found[:] = [self._judged(fleet)]
         except AssertionError as e:
             found[0].evidence.insert(0, str(e)[:3000])
-            found[0].evidence.append(self._logs())
+            found[0].evidence.insert(1, self._logs())
         return found[0]
 
     def _judged(self, fleet: DeviceProcesses) -> Verdict:
@@ -413,9 +417,10 @@ def push_world(
     present_s: float,
     away_s: float,
     processes: int = 1,
+    old_share: float = 0.25,
 ) -> Iterator[tuple[PushWorld, DeviceProcesses]]:
-    """A world with its devices there and commands being written."""
-    made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed)
+    """A world with its devices there and commands being written. ``old_share`` of them speak MQTT 3.1.1."""
+    made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed, old_share=old_share)
     spec = made.spec(devices=devices, seed=seed, present_s=present_s, away_s=away_s)
     try:
         made.fill()
