@@ -70,7 +70,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
                     _say(f"{victim} killed {_EACH} times at {point}; {one.writer.stored} written")
         _say(f"at random for {args.seconds:.0f} s, {fleet.there} of {devices} devices are there")
         one.at_random(args.seconds, chance, _say)
-        found = one.account(fleet)
+        found = one.account(fleet, say=_say)
         _say(f"at points {dict(one.points)}, at random {dict(one.kills)}; {found.text()}")
     return 1 if found.broken else 0
 

@@ -5,6 +5,7 @@ the logs of the devices, and the receipts. What may be repeated, and by what:
 
 - The bridge repeats what may not have arrived, marked: after a kill, after a device left in mid-command, or when its
   answer did not come in time. Of these only the first two are explained here.
+- The broker keeps for a persistent session what was sent while it was away, with its marked repetitions.
 - The MQTT broker repeats, unmarked, what a device with a persistent session had not acknowledged when its connection
   ended (MQTT-4.4.0-1; Artemis does not set DUP).
 - A receipt is written again after a kill (``bridge.push.live``, commit order), and the copy of a command that Pulsar's
@@ -27,6 +28,8 @@ __all__ = ["Told", "Verdict", "judge"]
 _BEFORE_S: Final = 1.0
 AFTER_S: Final = 20.0
 """How long after its victim is up again a kill explains: devices and push connect anew, and answers are awaited."""
+_KEPT_S: Final = 5.0
+"""How long after a device has come what the broker kept for it arrives."""
 _KINDS: Final = (
     "is missing",
     "unmarked",
@@ -92,6 +95,13 @@ class _Life:
         self.moves = [event for event in events if event.kind in "CL"]
         self._times = [event.at for event in self.moves]
 
+    def comes_with_its_session(self, event: DeviceEvent) -> bool:
+        """Whether the broker had kept what came for a persistent session, and gives it as the device comes."""
+        found = bisect_right(self._times, event.at)
+        last = self.moves[found - 1] if found else None
+        kept = event.persistent and last is not None and last.kind == "C"
+        return kept and last is not None and event.at - last.at < _KEPT_S * 1e6
+
     def moved_between(self, first: int, last: int) -> bool:
         return bisect_left(self._times, first) < bisect_right(self._times, last)
 
@@ -149,26 +159,29 @@ class _Judge:
                 self._tell(f"{self._name}-{number} is missing; receipts {_states(told)}", int(at * 1e6))
             self._receipts(number, at, told)
 
-    def _arrivals(self) -> dict[int, DeviceEvent]:
+    def _arrivals(self) -> Mapping[int, Sequence[DeviceEvent]]:
         last = -1
-        had: dict[int, DeviceEvent] = {}
+        had: dict[int, list[DeviceEvent]] = defaultdict(list)
         for event in self._life.received:
             number = int(event.number)
-            before = had.get(number)
-            had[number] = event
-            if before is not None:
-                self._repeat(number, before, event)
+            if had[number]:
+                self._repeat(number, had[number], event)
             elif number < last:
                 line = f"{self._name}-{number} after {last}"
                 self._verdict.disordered.append(line)
                 self._tell(line, event.at)
             last = max(last, number)
+            had[number].append(event)
         return had
 
-    def _repeat(self, number: int, before: DeviceEvent, event: DeviceEvent) -> None:
-        count = self._verdict.repeats
-        same = (event.repeat, event.position) == (before.repeat, before.position)
-        if event.dup or (same and event.persistent and event.connection != before.connection):
+    def _repeat(self, number: int, copies: Sequence[DeviceEvent], event: DeviceEvent) -> None:
+        count, before = self._verdict.repeats, copies[-1]
+        same = any(
+            (one.repeat, one.position) == (event.repeat, event.position)
+            and one.connection != event.connection
+            for one in copies
+        )
+        if event.dup or (same and event.persistent):
             count["sent again by the MQTT broker to a persistent session"] += 1
             return
         line = f"{self._name}-{number} came again {(event.at - before.at) / 1e6:.3f} s later"
@@ -177,6 +190,8 @@ class _Judge:
             self._tell(f"{line}, unmarked, first marked: {before.repeat}", event.at)
         if self._crash(before.at / 1e6, event.at / 1e6):
             count["marked, after a kill"] += 1
+        elif self._life.comes_with_its_session(event):
+            count["marked, kept by the MQTT broker for a persistent session"] += 1
         elif event.connection != before.connection or self._life.moved_between(before.at, event.at):
             count["marked, the device had left"] += 1
         else:

@@ -36,7 +36,7 @@ from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.push import provision, push_settings
 from tests.support.reading_back import quiet, read_back
 from tests.support.stack import mqtt_settings, provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = ["PUSH_POINTS", "VICTIMS", "PushWorld", "Victim", "Writer", "push_world"]
 
@@ -360,27 +360,40 @@ class PushWorld:
 
     # --- the account ---
 
-    def account(self, fleet: DeviceProcesses, *, patience_s: float = 180) -> Verdict:
-        """Stop writing, have all devices come, wait for each command and its receipt, and judge."""
+    def account(
+        self,
+        fleet: DeviceProcesses,
+        *,
+        patience_s: float = 60,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Verdict:
+        """Stop writing, have all devices come, wait for each command and its receipt for as long as ever more of them
+        come, and judge.
+        """
         self.fill()
         self.writer.stop()
         fleet.order("stay")
         fleet.all_there()
-        found: list[Verdict] = []
-
-        def whole() -> bool:
+        began = since = time.monotonic()
+        least = sys.maxsize
+        while True:
             self.check()
-            found[:] = [self._judged(fleet)]
-            return not found[0].missing and not found[0].untold
-
-        try:
-            poll_for(whole, patience_s, "every command at its device, and its receipt", every=2.0)
-            self.drain()
-            found[:] = [self._judged(fleet)]
-        except AssertionError as e:
-            found[0].evidence.insert(0, str(e)[:3000])
-            found[0].evidence.insert(1, self._logs())
-        return found[0]
+            asked = time.monotonic()
+            found = self._judged(fleet)
+            left = len(found.missing) + len(found.untold)
+            now = time.monotonic()
+            if left < least:
+                least, since = left, now
+                say(f"{now - began:.0f} s after the last kill {len(found.missing)} commands are on their way")
+            if not left or now - since > patient(patience_s):
+                break
+            time.sleep(max(2.0, 2 * (now - asked)))
+        if left:
+            found.evidence.insert(0, f"nothing more came for {now - since:.0f} s")
+            found.evidence.insert(1, self._logs())
+            return found
+        self.drain()
+        return self._judged(fleet)
 
     def _judged(self, fleet: DeviceProcesses) -> Verdict:
         return judge(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)

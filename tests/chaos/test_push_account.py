@@ -17,10 +17,14 @@ def account(
     kills: tuple[Kill, ...] = (),
     told: dict[str, list[Told]] | None = None,
     persistent: bool = False,
+    came: tuple[tuple[float, int], ...] = (),
 ) -> Verdict:
     events = [
         DeviceEvent(int(at * 1e6), "R", 7, connection, str(n), "0.0.1.1.1", repeat, persistent=persistent)
         for at, n, repeat, connection in arrivals
+    ]
+    events += [
+        DeviceEvent(int(at * 1e6), "C", 7, connection, persistent=persistent) for at, connection in came
     ]
     told = {f"d7-{n}": [Told("answered", f"d7 did {n}".encode(), n + 1.5)] for n in (0, 1)} | (told or {})
     return judge({7: [0.5, 0.6]}, events, told, kills, name="d%d")
@@ -53,6 +57,17 @@ def test_a_repetition_needs_a_mark_and_a_cause() -> None:
     assert not account(*_STEADY, (3.0, 1, True, 2)).broken  # the device was away in between
     assert len(account(*_STEADY, (3.0, 1, False, 2)).unmarked) == 1
     assert not account(*_STEADY, (3.0, 1, False, 2), persistent=True).broken  # by the broker
+    both = (*_STEADY, (3.0, 1, True, 2), (3.1, 1, False, 2))  # and once more what it had given before
+    assert not account(*both, persistent=True).broken
+    assert len(account(*both).unmarked) == 1
+
+
+def test_marked_copies_that_come_together_with_a_persistent_session_were_kept_by_the_broker() -> None:
+    both = (_STEADY[0], (5.0, 1, False, 2), (5.1, 1, True, 2))
+    assert not account(*both, persistent=True, came=((0.1, 1), (4.9, 2))).broken
+    assert len(account(*both, came=((0.1, 1), (4.9, 2))).unexplained) == 1
+    late = (_STEADY[0], (50.0, 1, False, 2), (50.1, 1, True, 2))
+    assert len(account(*late, persistent=True, came=((0.1, 1), (4.9, 2))).unexplained) == 1
 
 
 @pytest.mark.parametrize(
