@@ -70,6 +70,11 @@ class Verdict:
         """Whether anything was found that must not be."""
         return bool(self.missing or self.disordered or self.unmarked or self.unexplained or self.untold)
 
+    @property
+    def lacking(self) -> int:
+        """How many commands or receipts have not come so far."""
+        return len(self.missing) + len(self.untold)
+
     def text(self) -> str:
         """Return sums, and the first of each kind of violation with its evidence."""
         counts = (

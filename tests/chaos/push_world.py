@@ -36,7 +36,7 @@ from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.push import provision, push_settings
 from tests.support.reading_back import quiet, read_back
 from tests.support.stack import mqtt_settings, provisioned
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import poll_for
 
 __all__ = ["PUSH_POINTS", "VICTIMS", "PushWorld", "Victim", "Writer", "push_world"]
 
@@ -374,24 +374,25 @@ class PushWorld:
         self.writer.stop()
         fleet.order("stay")
         fleet.all_there()
-        began = since = time.monotonic()
-        least = sys.maxsize
-        while True:
+        began = time.monotonic()
+        found = self._judged(fleet)
+        took = time.monotonic() - began
+
+        def more_came() -> bool:
+            nonlocal found
             self.check()
-            asked = time.monotonic()
-            found = self._judged(fleet)
-            left = len(found.missing) + len(found.untold)
-            now = time.monotonic()
-            if left < least:
-                least, since = left, now
-                say(f"{now - began:.0f} s after the last kill {len(found.missing)} commands are on their way")
-            if not left or now - since > patient(patience_s):
-                break
-            time.sleep(max(2.0, 2 * (now - asked)))
-        if left:
-            found.evidence.insert(0, f"nothing more came for {now - since:.0f} s")
-            found.evidence.insert(1, self._logs())
-            return found
+            before, found = found, self._judged(fleet)
+            return found.lacking < before.lacking
+
+        while found.lacking:
+            say(
+                f"{time.monotonic() - began:.0f} s after the end {len(found.missing)} commands are on their way"
+            )
+            try:
+                poll_for(more_came, patience_s, "one more command at its device", every=max(2.0, 2 * took))
+            except AssertionError as e:
+                found.evidence[:0] = [str(e)[:3000], self._logs()]
+                return found
         self.drain()
         return self._judged(fleet)
 
