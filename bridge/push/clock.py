@@ -11,7 +11,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import structlog
+
 __all__ = ["WallClock"]
+
+log = structlog.get_logger("push")
 
 _STEP_S: Final = 1.0
 """A clock that is slewed goes back by less, and the clock that it is compared with is slewed with it."""
@@ -22,6 +26,17 @@ class WallClock:
 
     def __init__(self) -> None:
         self._ahead_s = _ahead_s()
+
+    def was_set_back(self, partition: int) -> bool:
+        """Return whether the clock was set back, and say so."""
+        back_s = self.set_back_s()
+        if back_s:
+            log.warning(
+                "the clock was set back, the partition is taken over anew; see what keeps this host's time",
+                partition=partition,
+                seconds=round(back_s, 1),
+            )
+        return back_s > 0
 
     def set_back_s(self) -> float:
         """Return by how many seconds the clock was set back, 0.0 where it was not. It may have been set ahead before."""

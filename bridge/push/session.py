@@ -300,13 +300,10 @@ class Session(LinkHandler):
     def _push_until_stopped(self) -> None:
         core = self._core
         assert core is not None
-        while not self._stopping.is_set() and not self._clock.set_back_s():
+        while not self._stopping.is_set() and not self._clock.was_set_back(self._partition):
             due = core.next_time_us()
             rest = self._rest(1.0)
             self._turn(rest if due is None else min(rest, max(0.0, due / 1e6 - time.time())))
-        if back_s := self._clock.set_back_s():
-            text = "the clock was set back: the partition is taken over anew, so that nothing waits for the former time"
-            log.warning(text, partition=self._partition, seconds=round(back_s, 1))
         self._gate.close()
         self._log.puller.drain()
         core.drain()

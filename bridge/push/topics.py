@@ -56,7 +56,7 @@ class TopicWatch:
             if need.topic == self._commands and 0 < self._had.get(need.topic, 0) < count:
                 log.error(
                     "topic has more partitions than before: nobody pushes what is in the new ones, and devices change "
-                    "partition. Once none of their commands waits in the old ones (pulsebridge devices list), start all "
+                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), start all "
                     "push processes anew",
                     topic=need.topic,
                     partitions=count,
