@@ -1,9 +1,9 @@
 """Whether the host's clock was set back while a partition was ours.
 
 The core tells time in µs since the epoch, since expiries and signs of life come in it. A clock that goes back makes
-every wait that began before longer by as much: a device that was parked an hour ago "in an hour" would be deaf to its
-own signs of life for that hour. What was timed is given up then, and begun anew from what is stored. A clock that goes
-forward ends waits early, which costs a repetition at most.
+every wait that began before longer by as much: set back by an hour, a parked device is deaf for that hour, since its
+signs of life seem older than its absence. What was timed is given up then, and begun anew from what is stored. A clock
+that goes forward ends waits early, which costs a repetition at most.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from bridge.commands import Command, CommandPosition, GroupRef
-from bridge.pulsar_client import Message, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar_client import Message, MessageId, PulsarClient, ReceiveTimeout
 from bridge.push.actions import Push
 from bridge.push.groups.cache import PayloadCache
 from bridge.push.groups.indexed import Indexed, Lost
@@ -21,6 +21,7 @@ from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.payloads import Payloads
 from bridge.push.pulling import PositionReader
 from bridge.settings import Settings
+from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
 
 
@@ -146,7 +147,8 @@ class ReaderOfPulsar:
         if not self.world.gives(self):
             raise ReceiveTimeout("nothing came")
         self.at += 1
-        return cast(Message, Stored(self.at - 1))
+        entry = self.at - 1
+        return cast(Message, StoredMessage(entry, "g", b"payload %d" % entry))
 
     def has_message_available(self) -> bool:
         if not self.world.answers():
@@ -156,28 +158,6 @@ class ReaderOfPulsar:
     def close(self) -> None:
         self.world.closed += 1
         raise ReceiveTimeout("the connection is gone")
-
-
-class Stored:
-    """A message whose payload tells its entry."""
-
-    def __init__(self, entry: int) -> None:
-        self._id = message_id(0, 3, entry, -1)
-
-    def message_id(self) -> MessageId:
-        return self._id
-
-    def partition_key(self) -> str:
-        return "g"
-
-    def data(self) -> bytes:
-        return b"payload %d" % self._id.entry_id()
-
-    def properties(self) -> dict[str, str]:
-        return {}
-
-    def publish_timestamp(self) -> int:
-        return 0
 
 
 class PulsarThatStalls:

@@ -8,32 +8,13 @@ from typing import Any, cast
 import pytest
 
 from bridge.commands import CommandPosition
-from bridge.pulsar_client import MessageId, PulsarClient, message_id
+from bridge.pulsar_client import MessageId, PulsarClient
 from bridge.push.actions import Pull
 from bridge.push.pulling import Pulled, Puller
+from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
 
 SIZE = 10
-
-
-class Stored:
-    def __init__(self, entry: int) -> None:
-        self._id = message_id(0, 3, entry, -1)
-
-    def message_id(self) -> MessageId:
-        return self._id
-
-    def partition_key(self) -> str:
-        return "d"
-
-    def data(self) -> bytes:
-        return b"x" * SIZE
-
-    def properties(self) -> dict[str, str]:
-        return {}
-
-    def publish_timestamp(self) -> int:
-        return 0
 
 
 class Topic:
@@ -45,7 +26,7 @@ class Topic:
 
     def read_next(self, _wait_ms: int) -> Any:
         self._at += 1
-        return Stored(self._at)
+        return StoredMessage(self._at, "d", b"x" * SIZE)
 
     def close(self) -> None:
         pass

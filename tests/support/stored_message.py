@@ -1,0 +1,31 @@
+"""A message as Pulsar's client gives it, for readers whose topic a test plays."""
+
+from __future__ import annotations
+
+from bridge.pulsar_client import MessageId, message_id
+
+__all__ = ["StoredMessage"]
+
+
+class StoredMessage:
+    """The message at an entry of ledger 3, with a key and a payload."""
+
+    def __init__(self, entry: int, key: str, payload: bytes) -> None:
+        self._id = message_id(0, 3, entry, -1)
+        self._key = key
+        self._payload = payload
+
+    def message_id(self) -> MessageId:
+        return self._id
+
+    def partition_key(self) -> str:
+        return self._key
+
+    def data(self) -> bytes:
+        return self._payload
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+    def publish_timestamp(self) -> int:
+        return 0
