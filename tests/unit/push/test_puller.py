@@ -1,16 +1,19 @@
-"""Parked commands that are read again are held in bounded memory, however large they are."""
+"""Parked commands are read again in the order of the log, and held in bounded memory, however large they are."""
 
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import MessageId, PulsarClient
 from bridge.push.actions import Pull
-from bridge.push.pulling import Pulled, Puller
+from bridge.push.pulling import Pulled, Puller, wanted_by
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
 
@@ -18,10 +21,17 @@ SIZE = 10
 
 
 class Topic:
-    """A client whose readers give an entry after the other from where they begin."""
+    """A client whose readers give an entry after the other from where they begin, once it lets them."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.lets = threading.Event()
+        self.lets.set()
 
     def reader(self, _topic: str, start: MessageId, **_more: object) -> Topic:
+        assert self.lets.wait(patient(20))
         self._at = start.entry_id() - 1
+        self.begun.append(start.entry_id())
         return self
 
     def read_next(self, _wait_ms: int) -> Any:
@@ -37,11 +47,20 @@ def posted() -> queue.SimpleQueue[Pulled]:
     return queue.SimpleQueue()
 
 
-def puller(posted: queue.SimpleQueue[Any]) -> Puller:
-    made = Puller(
-        cast(PulsarClient, Topic()), "commands", "moved", 0, posted.put, posted.put, held_bytes=2 * SIZE + 1
+def order(device: str, *entries: int, turn: int = 1) -> Pull:
+    return Pull(
+        device, turn, tuple(CommandPosition(3, entry, -1) for entry in entries), (None,) * len(entries)
     )
-    made.pull(Pull("d", 1, tuple(CommandPosition(3, n, -1) for n in range(8)), (None,) * 8))
+
+
+def reads_from(topic: Topic, posted: queue.SimpleQueue[Any], *, held_bytes: int = 2 * SIZE + 1) -> Puller:
+    client = cast(PulsarClient, topic)
+    return Puller(client, "commands", "moved", 0, posted.put, posted.put, held_bytes=held_bytes)
+
+
+def puller(posted: queue.SimpleQueue[Any]) -> Puller:
+    made = reads_from(Topic(), posted)
+    made.pull(order("d", *range(8)))
     return made
 
 
@@ -73,3 +92,51 @@ def test_nothing_waits_for_room_at_a_drain_or_at_the_end(posted: queue.SimpleQue
     some(posted, 3)
     other.close()
     assert posted.empty()
+
+
+def test_what_many_devices_wait_for_is_read_in_the_order_of_the_log(
+    posted: queue.SimpleQueue[Pulled],
+) -> None:
+    topic = Topic()
+    topic.lets.clear()
+    one = reads_from(topic, posted, held_bytes=1000)
+    orders = [order("first", 10), order("c", 70, 72), order("a", 20, 71), order("b", 40), order("a", 73)]
+    for each in orders:
+        one.pull(each)
+    topic.lets.set()
+    found = [posted.get(timeout=patient(20)) for _ in range(7)]
+    one.close()
+    assert [(pulled.pull.device, pulled.position.entry) for pulled in found] == [
+        ("first", 10), ("a", 20), ("b", 40), ("c", 70), ("a", 71), ("c", 72), ("a", 73),
+    ]  # fmt: skip
+    assert topic.begun == [10], "one reader for all of them"
+
+
+def test_a_device_that_woke_twice_gets_both_answers_of_one_read(posted: queue.SimpleQueue[Pulled]) -> None:
+    topic = Topic()
+    topic.lets.clear()
+    one = reads_from(topic, posted, held_bytes=1000)
+    for each in (order("first", 10), order("a", 20, 21, turn=1), order("a", 20, 21, turn=2)):
+        one.pull(each)
+    topic.lets.set()
+    found = [posted.get(timeout=patient(20)) for _ in range(5)]
+    one.close()
+    assert [(pulled.pull.round, pulled.position.entry) for pulled in found[1:]] == [
+        (1, 20),
+        (2, 20),
+        (1, 21),
+        (2, 21),
+    ]
+    assert topic.begun == [10]
+
+
+@given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=5), max_size=6))
+def test_each_order_is_answered_whole_and_in_the_order_of_the_log(entries: list[list[int]]) -> None:
+    orders = [order(f"d{n}", *sorted(each)) for n, each in enumerate(entries)]
+    answered: dict[str, list[CommandPosition]] = {each.device: [] for each in orders}
+    read = wanted_by(orders)
+    for (position, _), several in read:
+        for each in several:
+            answered[each.device].append(position)
+    assert answered == {each.device: list(each.positions) for each in orders}
+    assert len({where for where, _ in read}) == len(read), "none is read twice"
