@@ -32,7 +32,7 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
 from bridge.push.parked import GONE
 from bridge.push.pulling import PositionReader
-from bridge.push.taken import Taken, position_of
+from bridge.push.taken import Taken, key_of, position_of, record_key
 
 __all__ = ["BACKLOG", "OLDEST", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
 
@@ -122,7 +122,9 @@ class PushTopics:
         for local, take in ((CURSORS_TOPIC, view.take_record), (PRESENCE_TOPIC, view.take_presence)):
             if partition < self.count(local):
                 for message in self.scan(local, partition, compacted=True):
-                    take(message.partition_key(), message.data())
+                    key = record_key(message, local)
+                    if key is not None:
+                        take(key, message.data())
         return view
 
     def unacknowledged(
@@ -255,7 +257,7 @@ class PushTopics:
                 where = position_of(message.message_id())
                 if ahead is not None and where[:2] >= ahead[:2]:
                     break
-                if message.partition_key() == device:
+                if key_of(message) == device:
                     with suppress(ContractError):
                         older.append(Receipt.decode(message.data()))
             found.receipts = [*older, *found.receipts][-most:]

@@ -17,7 +17,7 @@ from bridge.devices.history import Family, candidates, named_like_a_copy, root_o
 from bridge.devices.reading import PushTopics
 from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
-from bridge.push.taken import position_of
+from bridge.push.taken import key_of, position_of
 
 __all__ = ["Search"]
 
@@ -61,7 +61,7 @@ class Search:
     def _read_receipts(self, device: str, states: Collection[str] = ()) -> None:
         for partition in self._partitions_of(RECEIPTS_TOPIC, device):
             for message in self._topics.scan(RECEIPTS_TOPIC, partition):
-                if device and message.partition_key() != device:
+                if device and key_of(message) != device:
                     continue
                 with suppress(ContractError):
                     self._take_receipt(Receipt.decode(message.data()), states)

@@ -20,6 +20,7 @@ from bridge.devices.view import PartitionView
 from bridge.errors import PulsebridgeError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import PulsarClient
+from bridge.push.taken import record_key
 from bridge.settings import Settings
 
 __all__ = ["PartitionStatus", "PushStatus", "look_at_push", "show_push"]
@@ -85,7 +86,9 @@ def look_at_push(settings: Settings) -> PushStatus:
 def _look(topics: PushTopics, admin: PulsarAdmin, partition: int, end: float) -> PartitionStatus:
     view, whole = PartitionView(partition), True
     for message in topics.scan(CURSORS_TOPIC, partition, compacted=True):
-        view.take_record(message.partition_key(), message.data())
+        key = record_key(message, CURSORS_TOPIC)
+        if key is not None:
+            view.take_record(key, message.data())
         if time.monotonic() > end:
             whole = False
             break

@@ -45,7 +45,7 @@ from bridge.push.pulling import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
-from bridge.push.taken import Taken, taken
+from bridge.push.taken import Taken, record_key, taken
 from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
 
@@ -185,7 +185,9 @@ class PartitionLog:
                 with our_errors(f"reading {self.cursors}"):
                     message = reader.read_next(_READ_PATIENCE_MS)
                 stamp = message.publish_timestamp()
-                yield message.partition_key(), message.data(), message.message_id(), stamp
+                key = record_key(message, self.cursors)
+                if key is not None:
+                    yield key, message.data(), message.message_id(), stamp
         finally:
             with our_errors(f"closing the reader of {self.cursors}"):
                 reader.close()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import structlog
+
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import Message, MessageId
 
-__all__ = ["NO_TEXT", "Taken", "key_of", "position_of", "properties_of", "taken"]
+__all__ = ["NO_TEXT", "Taken", "key_of", "position_of", "properties_of", "record_key", "taken"]
+
+log = structlog.get_logger("push")
 
 NO_TEXT: Final = "its key or one of its properties is no UTF-8"
 
@@ -36,6 +40,19 @@ def key_of(message: Message) -> str | None:
         return str(message.partition_key())
     except UnicodeDecodeError:
         return None
+
+
+def record_key(message: Message, topic: str) -> str | None:
+    """Return the key of a record that only push writes, None for a foreign one, whose key is no UTF-8: no device is called so."""
+    key = key_of(message)
+    if key is None:
+        log.warning(
+            "a record that push did not write is left out; see who else may produce there",
+            topic=topic,
+            position=str(position_of(message.message_id())),
+            why="its key is no UTF-8",
+        )
+    return key
 
 
 def properties_of(message: Message) -> dict[str, str] | None:

@@ -10,16 +10,18 @@ __all__ = ["StoredMessage"]
 class StoredMessage:
     """The message at an entry of ledger 3, with a key and a payload."""
 
-    def __init__(self, entry: int, key: str, payload: bytes) -> None:
+    def __init__(self, entry: int, key: str, payload: bytes, *, bad_key: bool = False) -> None:
+        """``bad_key``: the key is no UTF-8."""
         self._id = message_id(0, 3, entry, -1)
         self._key = key
+        self._bad_key = bad_key
         self._payload = payload
 
     def message_id(self) -> MessageId:
         return self._id
 
     def partition_key(self) -> str:
-        return self._key
+        return b"\xff".decode() if self._bad_key else self._key
 
     def data(self) -> bytes:
         return self._payload

@@ -37,7 +37,7 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.taken import key_of, properties_of
+from bridge.push.taken import key_of, properties_of, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
@@ -120,7 +120,7 @@ class GroupLog:
         try:
             while True:
                 message = self._next(reader)
-                key, payload = message.partition_key(), message.data()
+                key, payload = record_key(message, self._roster), message.data()
                 if payload and owner_of(payload) == self._token:
                     break
                 if key:  # compaction leaves messages without one in the midst of a batch

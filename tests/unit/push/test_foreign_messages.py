@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from bridge.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
 from bridge.contract import C_REF
@@ -12,6 +13,7 @@ from bridge.errors import ContractError
 from bridge.mqtt.client import Link
 from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import DeadLetter, Pull, Push
+from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate
 from bridge.push.partition_log import Arrived, PartitionLog
@@ -21,6 +23,7 @@ from bridge.push.requests import Requests
 from bridge.push.resume import ResumingCore
 from bridge.push.taken import NO_TEXT
 from bridge.settings import PulsarSettings, Settings
+from tests.support.stored_message import StoredMessage
 from tests.support.waiting import poll_for
 from tests.unit.push.test_doing import METRICS
 
@@ -83,6 +86,37 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     assert letter == DeadLetter(CommandPosition(1, 0, -1), key, NO_TEXT)
     assert isinstance(push, Push)
     assert push.command.command_id == "c-1"
+
+
+class Records:
+    """A client whose readers give these records of a cursors partition; a key of None is no UTF-8."""
+
+    def __init__(self, *records: tuple[str | None, bytes]) -> None:
+        self._records = list(enumerate(records))
+
+    def reader(self, *_args: object, **_more: object) -> Records:
+        return self
+
+    def read_next(self, _wait_ms: int) -> StoredMessage:
+        number, (key, payload) = self._records.pop(0)
+        return StoredMessage(number, key or "", payload, bad_key=key is None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = Cursor(8, CommandPosition(3, 7, -1))
+    own = OwnerRecord("us", 1)
+    records = Records((None, b"?"), ("d", cursor.encode()), (OWNER_KEY, own.encode()))
+    partition = PartitionLog(PulsarSettings(), 0, gate=Gate(1, 1), post=print, pulled_bytes=1)
+    monkeypatch.setattr(partition, "_client", records)
+    with structlog.testing.capture_logs() as logs:
+        found = partition.read_cursors(own, 8)
+    assert {name: one.position for name, one in found.by_device.items()} == {"d": cursor.position}
+    assert [(line["log_level"], line["position"]) for line in logs] == [
+        ("warning", str(CommandPosition(3, 0, -1)))
+    ]
 
 
 class Broken:
