@@ -140,8 +140,11 @@ class Cursor:
             del self._ids[next(iter(self._ids))]
 
     def merge(self, other: Cursor) -> None:
-        """Take over what ``other``, a record of the same device, knows beyond this one."""
-        self.position = max(self.position, other.position)
+        """Take over what ``other``, a record of the same device, knows beyond this one. Where commands are to be pushed
+        once more, the position stays with them.
+        """
+        if self.again_from is None:
+            self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
         self.sure = sorted({*self.sure, *other.sure})[-SURE:]
         for digest, delivered in other._ids.items():

@@ -150,14 +150,14 @@ class PartitionLog:
         found = CursorRecords(capacity)
         until = EARLIEST
         left_ms = 0
-        for key, payload, where, at_ms in self._records(EARLIEST, compacted=True):
+        for key, payload, where, at_ms, writer in self._records(EARLIEST, compacted=True):
             if key == OWNER_KEY:
                 record = OwnerRecord.decode(payload)
                 if (record.token, record.serial) == (own.token, own.serial):
                     until = where
                     break
             left_ms = max(left_ms, at_ms)
-            found.take(key, payload)
+            found.take(key, payload, writer)
         cursors, former = found.by_device, found.owner
         clean = former.clean if former is not None else not cursors
         return Cursors(cursors, found.parked, found.stale, clean, until, left_ms * 1000)
@@ -168,7 +168,7 @@ class PartitionLog:
         A producer that waits for exclusive access is granted it again when its successor leaves, and nobody is
         told; then its receipts are Ok, and yet it is not the owner that it was.
         """
-        for key, payload, _, _ in self._records(start, compacted=False):
+        for key, payload, _, _, _ in self._records(start, compacted=False):
             if key == OWNER_KEY:
                 record = OwnerRecord.decode(payload)
                 if record.token != own.token:
@@ -177,8 +177,10 @@ class PartitionLog:
                     break
         return False
 
-    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId, int]]:
-        """Yield key, payload, id and publish time (ms since the epoch) of each record."""
+    def _records(
+        self, start: MessageId, *, compacted: bool
+    ) -> Iterator[tuple[str, bytes, MessageId, int, str]]:
+        """Yield key, payload, id, publish time (ms since the epoch) and producer of each record."""
         reader: Any = self._client.reader(self.cursors, start, compacted=compacted)
         try:
             while True:
@@ -187,7 +189,7 @@ class PartitionLog:
                 stamp = message.publish_timestamp()
                 key = record_key(message, self.cursors)
                 if key is not None:
-                    yield key, message.data(), message.message_id(), stamp
+                    yield key, message.data(), message.message_id(), stamp, message.producer_name()
         finally:
             with our_errors(f"closing the reader of {self.cursors}"):
                 reader.close()

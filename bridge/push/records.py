@@ -21,9 +21,14 @@ class CursorRecords:
         self.stale: set[str] = set()
         """Devices whose outdated record stands last: it is to be written again."""
         self.owner: OwnerRecord | None = None
+        self._terms: dict[str, int] = {}  # of writers, in the order in which they began
+        self._written_in: dict[str, int] = {}  # by device: whose record of it counts
 
-    def take(self, key: str, payload: bytes) -> None:
-        """Take the next record. Raises ContractError for one of another version."""
+    def take(self, key: str, payload: bytes, writer: str = "") -> None:
+        """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Raises
+        ContractError for one of another version.
+        """
+        term = self._terms.setdefault(writer, len(self._terms))
         if key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
         elif (parked_for := segment_device(key)) is not None:
@@ -33,15 +38,21 @@ class CursorRecords:
                 self.parked[parked_for].pop(key, None)
         elif not payload:
             self.by_device.pop(key, None)  # a tombstone
+            self._written_in.pop(key, None)
         else:
-            self._take_cursor(key, Cursor.decode(payload, self._capacity))
+            self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
 
-    def _take_cursor(self, device: str, cursor: Cursor) -> None:
+    def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
+        """A write of an owner that had been replaced may be stored when its successor leaves. It has the lower position;
+        or it says nothing of commands that the successor is sending once more (H26).
+        """
         earlier = self.by_device.get(device)
-        if earlier is not None and earlier.position > cursor.position:
-            # A write of an owner that had been replaced, stored when its successor left.
+        goes_back = earlier is not None and earlier.again_from is not None and term < self._written_in[device]
+        if earlier is not None and (earlier.position > cursor.position or goes_back):
             cursor, earlier = earlier, cursor
             self.stale.add(device)
+        else:
+            self._written_in[device] = term
         if earlier is not None and device in self.stale:
             cursor.merge(earlier)
         self.by_device[device] = cursor

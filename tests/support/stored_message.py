@@ -8,11 +8,13 @@ __all__ = ["StoredMessage"]
 
 
 class StoredMessage:
-    """The message at an entry of ledger 3, with a key and a payload."""
+    """The message at an entry of a ledger, with a key and a payload."""
 
-    def __init__(self, entry: int, key: str, payload: bytes, *, bad_key: bool = False) -> None:
+    def __init__(
+        self, entry: int, key: str, payload: bytes, *, ledger: int = 3, bad_key: bool = False
+    ) -> None:
         """``bad_key``: the key is no UTF-8."""
-        self._id = message_id(0, 3, entry, -1)
+        self._id = message_id(0, ledger, entry, -1)
         self._key = key
         self._bad_key = bad_key
         self._payload = payload
@@ -28,6 +30,9 @@ class StoredMessage:
 
     def properties(self) -> dict[str, str]:
         return {}
+
+    def producer_name(self) -> str:
+        return "owner"
 
     def publish_timestamp(self) -> int:
         return 0

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from bridge.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.push.cursor import NOWHERE, Cursor, OwnerRecord
+from bridge.push.parked import ParkedId
+from bridge.push.records import CursorRecords
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.booleans()), max_size=20), st.integers(1, 8))
@@ -72,3 +74,36 @@ def test_an_owner_record_survives_encoding() -> None:
     assert record == OwnerRecord("host/1/x", 3, clean=True)
     with pytest.raises(ContractError):
         OwnerRecord.decode(b'{"v":7}')
+
+
+def records_of(*written: tuple[str, Cursor]) -> CursorRecords:
+    found = CursorRecords(8)
+    for writer, cursor in written:
+        found.take("d", cursor.encode(), writer)
+    return found
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_h26_a_late_write_of_a_former_owner_does_not_undo_what_its_successor_sends_again(behind: int) -> None:
+    place = CommandPosition(1, 5, -1)
+    former, successor = Cursor(8, place), Cursor(8, place)
+    former.settle(place._replace(entry=5 + behind), "confirmed late", delivered=True)
+    successor.go_back([ParkedId(place, maybe_seen=True, unsure=True)])
+    found = records_of(("former", Cursor(8, place)), ("successor", successor), ("former", former))
+    counts = found.by_device["d"]
+    assert (counts.again, counts.again_from, counts.position) == (
+        successor.again,
+        successor.again_from,
+        place,
+    )
+    assert counts.delivered("confirmed late"), "what the former one knew is not lost"
+    assert found.stale == {"d"}, "it is written again"
+
+
+def test_what_an_owner_says_of_its_own_commands_counts_and_so_does_that_of_the_next_one() -> None:
+    place = CommandPosition(1, 5, -1)
+    back, done = Cursor(8, place), Cursor(8, place)
+    back.go_back([ParkedId(place, maybe_seen=True, unsure=True)])
+    for writers in (("one", "one"), ("one", "other")):
+        found = records_of(*zip(writers, (back, done), strict=True))
+        assert (found.by_device["d"].again_from, found.stale) == (None, set())
