@@ -31,7 +31,7 @@ from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
 from bridge.push.parked import GONE
-from bridge.push.pulling import PositionReader
+from bridge.push.position_reader import PositionReader
 from bridge.push.taken import Taken, key_of, position_of, record_key
 
 __all__ = ["BACKLOG", "OLDEST", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]

@@ -1,10 +1,9 @@
 """Reads parked commands from Pulsar again, by their ids, copies those that wait for very long to the topic of the moved
 ones, and moves the holds that keep both; on a thread of its own.
 
-It decides nothing: what is read comes from the core, and each read is answered by ``Pulled``. A device's commands lie
-close together or far apart; the reader goes on where it stands when the next one is near, else a new one begins there.
-Where many devices wake at once, as after a takeover, what all of them wait for is read in the order of the log: one
-after the other they would cost a new reader each, and after a restart of Pulsar that is a third of a second.
+It decides nothing: what is read comes from the core, and each read is answered by ``Pulled``. Where many devices wake
+at once, as after a takeover, what all of them wait for is read in the order of the log: one after the other they would
+cost a new reader each.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,27 +29,20 @@ from bridge.pulsar_client import (
     PulsarClient,
     message_id,
     our_errors,
-    received,
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import Copy, Pull
 from bridge.push.gate import Gate
 from bridge.push.parked import GONE
-from bridge.push.taken import Taken, position_of, taken
+from bridge.push.position_reader import PositionReader
+from bridge.push.taken import Taken, position_of
 from bridge.push.threads import telling
 
-__all__ = ["Copied", "NothingComes", "PositionReader", "Pulled", "Puller"]
+__all__ = ["Copied", "Pulled", "Puller", "wanted_by"]
 
 log = structlog.get_logger("push")
 
-_NEAR: Final = 100
-"""Entries that are read and thrown away rather than begin a new reader."""
-_QUEUE: Final = 10
-"""Entries, and not messages, that Pulsar's client reads ahead: it keeps 3 KB and more of each message in them."""
-_PASSED: Final = 4000
-_PASSED_BYTES: Final = 4 * 1024 * 1024
-"""What is kept of that."""
-_READ_MS: Final = 500
+_LOOK_S: Final = 0.5
 _PATIENCE_S: Final = 30.0
 
 
@@ -94,126 +86,6 @@ def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
         for where in zip(pull.positions, pull.places, strict=True):
             found[where].append(pull)
     return sorted(found.items(), key=lambda one: one[0][0])
-
-
-class NothingComes(TransientError):
-    """Raised when for half a minute no message comes, and Pulsar says that there is one."""
-
-
-class _Patience:
-    """Ends a read for which nothing comes."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._answers_since: float | None = None
-
-    def waited(self, doing: str, *, answered: bool) -> None:
-        """Nothing came once more; ``answered``: Pulsar says that there is something.
-
-        Raises NothingComes when it said so for half a minute, else TransientError after half a minute.
-        """
-        now = time.monotonic()
-        if not answered:
-            self._answers_since = None
-            if now - self._since > _PATIENCE_S:
-                raise TransientError(f"{doing}: Pulsar does not answer")
-        elif self._answers_since is None:
-            self._answers_since = now
-        elif now - self._answers_since > _PATIENCE_S:
-            raise NothingComes(f"{doing}: nothing comes")
-
-
-class PositionReader:
-    """Reads messages of one partition by their positions; cheap where the next one stands near behind the last.
-
-    What is passed on the way is kept for a while: of devices that wake together the commands stand between each other's,
-    and a new reader for each step back would cost tens of milliseconds.
-    """
-
-    def __init__(
-        self,
-        client: PulsarClient,
-        topic: str,
-        partition: int,
-        *,
-        over: Callable[[], bool] = lambda: False,
-        near: int = _NEAR,
-    ) -> None:
-        """``over`` ends a read that waits. Up to ``near`` entries are read and thrown away rather than begin anew; at most
-        so many are read ahead.
-        """
-        self._near = near
-        self._client = client
-        self._topic = topic
-        self._partition = partition
-        self._over = over
-        self._reader: Any = None
-        self._at: CommandPosition | None = None  # what it gave last
-        self._passed: OrderedDict[CommandPosition, Taken] = OrderedDict()  # read, and not wanted so far
-        self._passed_bytes = 0
-        self.opened = 0
-        """How many readers it took."""
-
-    def read(self, wanted: CommandPosition) -> Taken | None:
-        """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
-
-        Raises NothingComes, and what a reader raises.
-        """
-        passed = self._passed.pop(wanted, None)
-        if passed is not None:
-            self._passed_bytes -= len(passed.payload)
-            return passed
-        at = self._at
-        near = at is not None and at[0] == wanted[0] and at < wanted and wanted[1] - at[1] <= self._near
-        if self._reader is None or not near:
-            self.close()
-            start = message_id(self._partition, *wanted)
-            self.opened += 1
-            self._reader = self._client.reader(self._topic, start, queue=min(_QUEUE, self._near))
-        patience = _Patience()
-        while not self._over():
-            came = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
-            if came is None:
-                more = self._more()
-                if more is False:  # nobody wrote behind what was trimmed
-                    self.close()
-                    return None
-                patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
-                continue
-            message = taken(came)
-            self._at = message.position
-            if self._at == wanted:
-                return message
-            if self._at > wanted:  # all from there on was read
-                self.close()
-                return None
-            self._keep(self._at, message)
-        return None
-
-    def _more(self) -> bool | None:
-        """Whether Pulsar has a message where the reader stands, or behind it; None when it does not answer for now."""
-        try:
-            with our_errors(f"asking for the end of {self._topic}"):
-                return bool(self._reader.has_message_available())
-        except TransientError:
-            return None
-
-    def _keep(self, position: CommandPosition, message: Taken) -> None:
-        self._passed[position] = message
-        self._passed_bytes += len(message.payload)
-        while len(self._passed) > _PASSED or self._passed_bytes > _PASSED_BYTES:
-            _, oldest = self._passed.popitem(last=False)
-            self._passed_bytes -= len(oldest.payload)
-
-    def close(self) -> None:
-        """Close what is open; the next read opens it again. What Pulsar says to that matters to nobody."""
-        reader, self._reader, self._at = self._reader, None, None
-        if reader is not None:
-            try:
-                with our_errors(f"closing the reader of {self._topic}"):
-                    reader.close()
-            except PulsebridgeError as e:
-                log.debug("a reader was not closed cleanly", topic=self._topic, why=str(e))
 
 
 class Puller:
@@ -350,7 +222,7 @@ class Puller:
                     )
         end = time.monotonic() + _PATIENCE_S
         while sent and not self._closing.is_set():
-            if answered.acquire(timeout=_READ_MS / 1000):
+            if answered.acquire(timeout=_LOOK_S):
                 sent -= 1
             elif time.monotonic() > end:
                 raise TransientError(f"writing to {self._moved}: no receipt comes")

@@ -21,7 +21,7 @@ from bridge.errors import PulsebridgeError
 from bridge.pulsar_client import PulsarClient
 from bridge.push.groups.cache import PayloadCache, Told
 from bridge.push.groups.metrics import GroupMetrics
-from bridge.push.pulling import NothingComes, PositionReader
+from bridge.push.position_reader import NothingComes, PositionReader
 from bridge.push.threads import telling
 from bridge.settings import Settings
 

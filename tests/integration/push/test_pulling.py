@@ -11,7 +11,7 @@ from bridge.local.stack import LocalStack
 from bridge.provisioning_plan import rest_path
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
-from bridge.push.pulling import PositionReader
+from bridge.push.position_reader import PositionReader
 from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
 from tests.support.command_writer import write_many

@@ -19,7 +19,7 @@ from bridge.push.groups.cache import PayloadCache
 from bridge.push.groups.indexed import Indexed, Lost
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.payloads import Payloads
-from bridge.push.pulling import PositionReader
+from bridge.push.position_reader import PositionReader
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
@@ -193,7 +193,7 @@ class PulsarThatStalls:
 
 def read_payloads(world: PulsarThatStalls, monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     """Read one payload, then one behind it while Pulsar stalls; in a tenth of a second patience is at its end."""
-    monkeypatch.setattr("bridge.push.pulling._PATIENCE_S", 0.1)
+    monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 0.1)
     payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()), list[Exception]().append)
     reader = PositionReader(cast(PulsarClient, world), "group-commands", 0, near=4)
     first = payloads._read(reader, place(1))
@@ -238,7 +238,7 @@ def test_what_pulsar_has_and_gives_to_no_reader_waits_behind_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = PulsarWithoutABookie()
-    monkeypatch.setattr("bridge.push.pulling._PATIENCE_S", 0.1)
+    monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 0.1)
     monkeypatch.setattr("bridge.push.groups.payloads.PulsarClient", lambda _settings: world)
     told: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
     failures: list[Exception] = []

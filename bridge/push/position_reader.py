@@ -1,0 +1,224 @@
+"""Reads single messages of a partition by their positions.
+
+A new reader is dear: tens of milliseconds, and a third of a second while Pulsar warms up after a restart. To read on
+to a message farther behind costs its way. Both are measured, for neither is known beforehand: an entry may hold one
+message or a thousand, of some bytes or of megabytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from bridge.commands import CommandPosition
+from bridge.errors import PulsebridgeError, TransientError
+from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
+from bridge.push.taken import Taken, taken
+
+__all__ = ["NothingComes", "Pace", "PositionReader"]
+
+log = structlog.get_logger("push")
+
+_NEAR: Final = 10_000
+_QUEUE: Final = 10
+"""Entries, and not messages, that Pulsar's client reads ahead: it keeps 3 KB and more of each message in them."""
+_PASSED: Final = 4000
+_PASSED_BYTES: Final = 4 * 1024 * 1024
+"""What is kept of that."""
+_READ_MS: Final = 500
+_PATIENCE_S: Final = 30.0
+_OPENING_S: Final = 0.05
+_ENTRY_S: Final = 0.0005
+"""What they cost as long as nothing was measured."""
+_LEAST_S: Final = 0.01
+_WEIGHT: Final = 0.2
+"""Of what was measured last."""
+
+
+class NothingComes(TransientError):
+    """Raised when for half a minute no message comes, and Pulsar says that there is one."""
+
+
+class _Patience:
+    """Ends a read for which nothing comes."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._answers_since: float | None = None
+
+    def waited(self, doing: str, *, answered: bool) -> None:
+        """Nothing came once more; ``answered``: Pulsar says that there is something.
+
+        Raises NothingComes when it said so for half a minute, else TransientError after half a minute.
+        """
+        now = time.monotonic()
+        if not answered:
+            self._answers_since = None
+            if now - self._since > _PATIENCE_S:
+                raise TransientError(f"{doing}: Pulsar does not answer")
+        elif self._answers_since is None:
+            self._answers_since = now
+        elif now - self._answers_since > _PATIENCE_S:
+            raise NothingComes(f"{doing}: nothing comes")
+
+
+class Pace:
+    """What a new reader costs, and an entry that is read on the way, as they did lately. Pure; all in seconds."""
+
+    def __init__(self) -> None:
+        self._opening: float | None = None
+        self._entry: float | None = None
+
+    @property
+    def opening(self) -> float:
+        """What a new reader takes until it has given its first message."""
+        return _OPENING_S if self._opening is None else max(_LEAST_S, self._opening)
+
+    def opened(self, took: float) -> None:
+        """A reader was made, and gave its first message."""
+        self._opening = _lately(self._opening, took)
+
+    def read(self, entries: int, took: float) -> None:
+        """So many entries were read."""
+        self._entry = _lately(self._entry, took / entries)
+
+    def reads_on(self, at: CommandPosition, wanted: CommandPosition, near: int) -> bool:
+        """Return whether to read on from ``at`` to ``wanted``, over ``near`` entries at most. How far it is into a later
+        ledger is not known: that is tried for as long as a new reader takes, which costs at most twice the better way.
+        """
+        if wanted <= at:
+            return False
+        away = wanted.entry - at.entry
+        entry = _ENTRY_S if self._entry is None else self._entry
+        return wanted.ledger > at.ledger or (away <= near and away * entry <= self.opening)
+
+
+def _lately(known: float | None, now: float) -> float:
+    return now if known is None else known + _WEIGHT * (now - known)
+
+
+class PositionReader:
+    """Reads messages of one partition by their positions; cheap where the next one stands not far behind the last.
+
+    What is passed on the way is kept for a while: of devices that wake together the commands stand between each other's,
+    and each step back would cost a new reader.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        partition: int,
+        *,
+        over: Callable[[], bool] = lambda: False,
+        near: int = _NEAR,
+    ) -> None:
+        """``over`` ends a read that waits. At most ``near`` entries are read and thrown away rather than begin anew, and
+        no more are read ahead.
+        """
+        self._near = near
+        self._client = client
+        self._topic = topic
+        self._partition = partition
+        self._over = over
+        self._reader: Any = None
+        self._at: CommandPosition | None = None  # what it gave last
+        self._passed: OrderedDict[CommandPosition, Taken] = OrderedDict()  # read, and not wanted so far
+        self._passed_bytes = 0
+        self._pace = Pace()
+        self._spent = 0.0  # since the last entry was whole, or for opening
+        self._waited = False
+        self.opened = 0
+        """How many readers it took."""
+
+    def read(self, wanted: CommandPosition) -> Taken | None:
+        """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
+
+        Raises NothingComes, and what a reader raises.
+        """
+        passed = self._passed.pop(wanted, None)
+        if passed is not None:
+            self._passed_bytes -= len(passed.payload)
+            return passed
+        trying = self._at is not None and self._pace.reads_on(self._at, wanted, self._near)
+        if self._reader is None or not trying:
+            trying = False
+            self._open(wanted)
+        patience, end = _Patience(), time.monotonic() + self._pace.opening
+        while not self._over():
+            came = self._next()
+            if came is None:
+                more = self._more()
+                if more is False:  # nobody wrote behind what was trimmed
+                    self.close()
+                    return None
+                patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
+                continue
+            message = taken(came)
+            self._measure(message.position)
+            self._at = message.position
+            if self._at == wanted:
+                return message
+            if self._at > wanted:  # all from there on was read
+                self.close()
+                return None
+            self._keep(self._at, message)
+            if trying and time.monotonic() > end:
+                trying = False
+                self._open(wanted)
+        return None
+
+    def _open(self, wanted: CommandPosition) -> None:
+        self.close()
+        began = time.monotonic()
+        start = message_id(self._partition, *wanted)
+        self.opened += 1
+        self._reader = self._client.reader(self._topic, start, queue=min(_QUEUE, self._near))
+        self._spent, self._waited = time.monotonic() - began, False
+
+    def _next(self) -> Message | None:
+        began = time.monotonic()
+        came = received(self._reader.read_next, _READ_MS, f"reading {self._topic}")
+        self._spent += time.monotonic() - began
+        self._waited = self._waited or came is None
+        return came
+
+    def _measure(self, position: CommandPosition) -> None:
+        """Nothing is learnt from a time in which Pulsar gave nothing."""
+        if self._at is not None and position[:2] == self._at[:2]:
+            return
+        if not self._waited and self._at is None:
+            self._pace.opened(self._spent)
+        elif not self._waited and self._at is not None:
+            same = position.ledger == self._at.ledger
+            self._pace.read(max(1, position.entry - self._at.entry) if same else 1, self._spent)
+        self._spent, self._waited = 0.0, False
+
+    def _more(self) -> bool | None:
+        """Whether Pulsar has a message where the reader stands, or behind it; None when it does not answer for now."""
+        try:
+            with our_errors(f"asking for the end of {self._topic}"):
+                return bool(self._reader.has_message_available())
+        except TransientError:
+            return None
+
+    def _keep(self, position: CommandPosition, message: Taken) -> None:
+        self._passed[position] = message
+        self._passed_bytes += len(message.payload)
+        while len(self._passed) > _PASSED or self._passed_bytes > _PASSED_BYTES:
+            _, oldest = self._passed.popitem(last=False)
+            self._passed_bytes -= len(oldest.payload)
+
+    def close(self) -> None:
+        """Close what is open; the next read opens it again. What Pulsar says to that matters to nobody."""
+        reader, self._reader, self._at = self._reader, None, None
+        if reader is not None:
+            try:
+                with our_errors(f"closing the reader of {self._topic}"):
+                    reader.close()
+            except PulsebridgeError as e:
+                log.debug("a reader was not closed cleanly", topic=self._topic, why=str(e))
