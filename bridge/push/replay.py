@@ -25,6 +25,7 @@ __all__ = ["ReplayCore"]
 
 _AHEAD: Final = 8
 """Parked commands of one device that are pulled and not settled."""
+_SLOW_EVERY: Final = 8
 _SECOND: Final = 1_000_000
 _TIMERS: Final = 100
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
@@ -64,6 +65,7 @@ class ReplayCore(LiveCore):
         self._flush_at_us = 0
         self._waking: deque[Device] = deque()
         self._slow: deque[Device] = deque()  # probed or swept: behind those that are back
+        self._pull_turns = 0
         self._tokens = 0.0
         self._tokens_at_us = 0
         self._coming = 0
@@ -313,7 +315,7 @@ class ReplayCore(LiveCore):
         self._tokens = min(max(1.0, rate / 20), self._tokens + passed * rate / _SECOND)
         self._tokens_at_us = now_us
         while (self._waking or self._slow) and self._tokens >= 1 and self._pulls_now:
-            device = (self._waking or self._slow).popleft()
+            device = self._next_to_pull()
             device.wanting = False
             slow = device.probing or device.sweeping
             room = self._limits.replay_window - self._coming - len(self._pulled)
@@ -327,6 +329,12 @@ class ReplayCore(LiveCore):
             self._coming += count
             self._tokens -= count
             self._actions.append(Pull(device.name, device.round, wanted, places))
+
+    def _next_to_pull(self) -> Device:
+        """Those that are back come first; but one of eight is one that nobody knows of, for others may be back for ever."""
+        self._pull_turns += 1
+        slow = self._slow and (not self._waking or self._pull_turns % _SLOW_EVERY == 0)
+        return (self._slow if slow else self._waking).popleft()
 
     def _gave_sign(self, device: Device, now_us: int) -> None:
         self.presence.alive(device.name, now_us)

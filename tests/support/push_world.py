@@ -211,10 +211,13 @@ class PushWorld:
             self.core.alive(device, at_us)
             self.run()
 
-    def pull(self, _choice: int) -> None:
-        """A parked command was read again."""
+    def pull(self, choice: int) -> None:
+        """A parked command was read again: those of one device in their order, and of others whenever they come."""
         if self.pulls:
-            device, turn, position, place = self.pulls.popleft()
+            of_one = dict.fromkeys((device, turn) for device, turn, _, _ in self.pulls)
+            chosen = list(of_one)[choice % len(of_one)]
+            device, turn, position, place = next(one for one in self.pulls if one[:2] == chosen)
+            self.pulls.remove((device, turn, position, place))
             command = self._kept(position, place) if self.core.wants(device, turn) else None
             self.core.pulled(device, turn, position, command, self.now)
             self.run()

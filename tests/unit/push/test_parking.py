@@ -199,6 +199,42 @@ def test_h31_a_parked_device_is_probed_within_a_minute_and_then_more_and_more_sl
     assert waits == [20, 40, 50]
 
 
+def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> None:
+    core = a_core(replace(LIMITS, replay_rate=20, replay_window=64))
+    places = {}
+    for device in ("a", "b", "c", "unheard"):
+        core.gone(device, NOW, NOW)
+        for number in range(1 if device == "unheard" else 500):
+            places[position(len(places))] = command(number, device)
+    for place, one in places.items():
+        core.arrived(place, one, NOW)
+    now, pulled = NOW, list[str]()
+    for _ in range(400):
+        now += SECOND // 20
+        core.tick(now)
+        for device in ("a", "b", "c"):
+            core.alive(device, now)
+        for action in core.take(now):
+            if isinstance(action, Pull):
+                pulled.append(action.device)
+                for place in action.positions:
+                    core.pulled(action.device, action.round, place, places[place], now)
+            elif isinstance(action, Push):
+                core.confirmed(action.number, 0, now)
+                core.answered(action.position, b"", now, failed=False)
+            elif isinstance(action, StoreSegment):
+                core.segment_stored(action.parked)
+            elif isinstance(action, StoreReceipt):
+                core.receipt_stored(action.position)
+            elif isinstance(action, StoreCursor):
+                core.cursor_stored(action.device)
+        if "unheard" in pulled:
+            break
+    due = (LIMITS.probe_min_us + SECOND) // (SECOND // 20)
+    assert len(pulled) < due + 16, f"others had {len(pulled)} turns"
+    assert core.parked > 1000, "and more waits for them"
+
+
 def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_meant() -> None:
     """Behind Mosquitto the success of a QoS 2 publish says nothing: its PUBREC is 0 without a subscriber."""
     core = a_core(replace(BROKER, probe_min_us=20 * SECOND, replay_rate=1000))
