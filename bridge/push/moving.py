@@ -135,7 +135,7 @@ class MovingCore(ReplayCore):
     def _moves_now(self) -> bool:
         """Whether there is something to be moved; devices that are back come first."""
         some = self._move is not None or bool(self._to_move)
-        return some and self._link and not self._draining and not self._waking and not self._slow
+        return some and self._link and not self._draining and not self._pulling
 
     def _move_some(self) -> None:
         if not self._moves_now:

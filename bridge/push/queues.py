@@ -51,7 +51,7 @@ class Limits:
     """Parked commands pulled for devices that are back, in a second."""
     move_after_us: int = 0
     """Parked commands that wait for longer are moved to a topic of their own; 0: never."""
-    replay_window: int = 256
+    replay_window: int = 512
     """Parked commands pulled and not settled, of all devices."""
     probe_min_us: int = 20_000_000
     probe_max_us: int = 1_800_000_000

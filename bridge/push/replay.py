@@ -6,7 +6,6 @@ Who is away, and what is parked for it, is decided by ``core``.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import Final
@@ -20,12 +19,14 @@ from bridge.push.live import LiveCore
 from bridge.push.parked import Parked, ParkedId, read_segment, segment_key
 from bridge.push.presence import Presence
 from bridge.push.queues import Device, Item, Limits, Mode, State
+from bridge.push.turns import Turns
 
 __all__ = ["ReplayCore"]
 
-_AHEAD: Final = 8
+_AHEAD: Final = 16
 """Parked commands of one device that are pulled and not settled."""
-_SLOW_EVERY: Final = 8
+_AT_ONCE: Final = 8
+"""So many of them are pulled together, where the rate allows that: they lie close together."""
 _SECOND: Final = 1_000_000
 _TIMERS: Final = 100
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
@@ -63,9 +64,8 @@ class ReplayCore(LiveCore):
         self._tainted: set[str] = set()  # with parked commands that were pushed, and not stored as such
         self._unwritten: dict[str, Device] = {}  # with parked ids to be stored
         self._flush_at_us = 0
-        self._waking: deque[Device] = deque()
-        self._slow: deque[Device] = deque()  # probed or swept: behind those that are back
-        self._pull_turns = 0
+        self._pulling = Turns()
+        self._at_once = max(1, min(_AT_ONCE, limits.replay_rate // 8, limits.replay_window // 4))
         self._tokens = 0.0
         self._tokens_at_us = 0
         self._coming = 0
@@ -166,15 +166,18 @@ class ReplayCore(LiveCore):
         """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
         times = [super().next_time_us(), self._timers[0][0] if self._timers else None]
         times.append(self._flush_at_us if self._unwritten else None)
-        if (self._waking or self._slow) and self._pulls_now:
-            missing = max(0.0, 1 - self._tokens)
+        if self._pulling and self._pulls_now:
+            missing = max(0.0, self._at_once - self._tokens)
             times.append(self._tokens_at_us + int(missing * _SECOND / self._limits.replay_rate) + 1)
         return min((at for at in times if at is not None), default=None)
 
     @property
     def _pulls_now(self) -> bool:
-        room = self._coming + len(self._pulled) < self._limits.replay_window
-        return self._link and not self._draining and room
+        return self._link and not self._draining and self._pull_room >= self._at_once
+
+    @property
+    def _pull_room(self) -> int:
+        return self._limits.replay_window - self._coming - len(self._pulled)
 
     def link_up(self, *, tells_absence: bool = False) -> None:
         """The MQTT connection stands, and Pulsar has confirmed that we are the owner. ``tells_absence``: this broker
@@ -298,9 +301,13 @@ class ReplayCore(LiveCore):
         self._tainted.discard(device.name)
 
     def _want(self, device: Device) -> None:
-        if device.mode is Mode.REPLAYING and not device.wanting and self._taken(device) < len(device.parked):
+        """Have more of its parked commands pulled: not one by one as they are settled, but a few together."""
+        if device.mode is not Mode.REPLAYING or device.wanting:
+            return
+        taken = self._taken(device)
+        if taken < len(device.parked) and taken + self._at_once <= _AHEAD:
             device.wanting = True
-            (self._slow if device.probing or device.sweeping else self._waking).append(device)
+            self._pulling.add(device, device.parked.position(taken))
 
     @staticmethod
     def _taken(device: Device) -> int:
@@ -309,18 +316,18 @@ class ReplayCore(LiveCore):
         return device.coming + sum(1 for item in items if item.pulled or item.listed)
 
     def _pull(self, now_us: int) -> None:
-        """Pull for those that are back, in turn and at the shaped rate, so that live devices do not feel it."""
+        """Pull for those that are back, at the shaped rate, so that live devices do not feel it."""
         rate = self._limits.replay_rate
         passed = max(0, now_us - self._tokens_at_us)
-        self._tokens = min(max(1.0, rate / 20), self._tokens + passed * rate / _SECOND)
+        most = max(self._at_once, rate / 20)
+        self._tokens = min(most, self._tokens + passed * rate / _SECOND)
         self._tokens_at_us = now_us
-        while (self._waking or self._slow) and self._tokens >= 1 and self._pulls_now:
-            device = self._next_to_pull()
+        while self._pulling and self._tokens >= self._at_once and self._pulls_now:
+            device = self._pulling.next()
             device.wanting = False
-            slow = device.probing or device.sweeping
-            room = self._limits.replay_window - self._coming - len(self._pulled)
+            ahead = 1 if device.probing or device.sweeping else _AHEAD
             taken = self._taken(device)
-            count = min((1 if slow else _AHEAD) - taken, len(device.parked) - taken, room, int(self._tokens))
+            count = min(ahead - taken, len(device.parked) - taken, self._pull_room, int(self._tokens))
             if device.mode is not Mode.REPLAYING or count < 1:
                 continue
             wanted = tuple(device.parked.position(taken + n) for n in range(count))
@@ -329,12 +336,6 @@ class ReplayCore(LiveCore):
             self._coming += count
             self._tokens -= count
             self._actions.append(Pull(device.name, device.round, wanted, places))
-
-    def _next_to_pull(self) -> Device:
-        """Those that are back come first; but one of eight is one that nobody knows of, for others may be back for ever."""
-        self._pull_turns += 1
-        slow = self._slow and (not self._waking or self._pull_turns % _SLOW_EVERY == 0)
-        return (self._slow if slow else self._waking).popleft()
 
     def _gave_sign(self, device: Device, now_us: int) -> None:
         self.presence.alive(device.name, now_us)
