@@ -39,6 +39,7 @@ from bridge.pulsar_client import (
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.ends import end_of
 from bridge.push.gate import Gate
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
@@ -59,7 +60,6 @@ _QUEUE: Final = 20
 """Entries that Pulsar's client reads ahead of us: it keeps 3 KB and more of each message in them, so of entries with a
 hundred messages 6 MB. The broker counts entries, the client messages.
 """
-_MAX_INDEX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class PartitionLog:
             self._thread_failed,
             held_bytes=self._pulled_bytes,
         )
-        return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
+        return end_of(self._settings, self.commands, last)
 
     def _subscribe_to_requests(self, most_found: int) -> Requests | None:
         """Return the requests of this partition's devices, None where nobody has made their topic."""

@@ -17,6 +17,7 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
+from bridge.push.ends import ledgers_of
 from bridge.push.taken import Taken, taken
 
 __all__ = ["NothingComes", "Pace", "PositionReader"]
@@ -152,7 +153,7 @@ class PositionReader:
         while not self._over():
             came = self._next()
             if came is None:
-                more = self._more()
+                more = self._more(wanted)
                 if more is False:  # nobody wrote behind what was trimmed
                     self.close()
                     return None
@@ -198,13 +199,16 @@ class PositionReader:
             self._pace.read(max(1, position.entry - self._at.entry) if same else 1, self._spent)
         self._spent, self._waited = 0.0, False
 
-    def _more(self) -> bool | None:
+    def _more(self, wanted: CommandPosition) -> bool | None:
         """Whether Pulsar has a message where the reader stands, or behind it; None when it does not answer for now."""
         try:
             with our_errors(f"asking for the end of {self._topic}"):
-                return bool(self._reader.has_message_available())
+                if self._reader.has_message_available():
+                    return True
+            ledgers = ledgers_of(self._client.settings, self._topic)
         except TransientError:
             return None
+        return ledgers is not None and ledgers.has(wanted)
 
     def _keep(self, position: CommandPosition, message: Taken) -> None:
         self._passed[position] = message

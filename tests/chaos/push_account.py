@@ -192,7 +192,8 @@ class _Judge:
         line = f"{self._name}-{number} came again {(event.at - before.at) / 1e6:.3f} s later"
         if not event.repeat:
             self._verdict.unmarked.append(line)
-            self._tell(f"{line}, unmarked, first marked: {before.repeat}", event.at)
+            places = f"at {before.position}, then at {event.position}"
+            self._tell(f"{line}, unmarked, first marked: {before.repeat}; {places}", event.at)
         if self._crash(before.at / 1e6, event.at / 1e6):
             count["marked, after a kill"] += 1
         elif self._life.comes_with_its_session(event):

@@ -10,7 +10,9 @@ from bridge.contract import COMMANDS_TOPIC, partition_name
 from bridge.local.stack import LocalStack
 from bridge.provisioning_plan import rest_path
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_client import PulsarClient, message_id
+from bridge.push.cursor import NOWHERE
+from bridge.push.ends import end_of, ledgers_of
 from bridge.push.position_reader import PositionReader
 from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
@@ -73,6 +75,9 @@ def test_h25_what_was_trimmed_at_the_end_of_a_topic_is_gone_and_nobody_waits_for
             return last.ledger not in {one["ledgerId"] for one in admin.internal_stats(partition)["ledgers"]}
 
         poll_for(trimmed, 60, "the commands are trimmed", every=0.5)
+        before = ledgers_of(settings.pulsar, partition)
+        assert before is not None
+        assert not before.has(last)
         reading = PositionReader(client, partition, 0)
         assert reading.read(last) is None
         write_many(settings, [command(settings, "d", 10)])
@@ -82,3 +87,25 @@ def test_h25_what_was_trimmed_at_the_end_of_a_topic_is_gone_and_nobody_waits_for
         assert found is not None
         assert found.payload == later.data()
         reading.close()
+
+
+def test_h24_what_is_there_is_found_though_the_broker_says_that_there_is_nothing(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """A broker that has just restarted now and then gives no end of a partition that it has loaded."""
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+    nothing = message_id(0, -1, -1, -1)
+    assert end_of(settings.pulsar, partition, nothing) == NOWHERE
+    write_many(settings, (command(settings, "d", n) for n in range(10)))
+    last = position_of(read_topic(settings, COMMANDS_TOPIC)[-1].message_id())
+    assert end_of(settings.pulsar, partition, nothing)[:2] == last[:2]
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        admin.request("PUT", f"/{rest_path(partition)}/unload")
+        poll_for(lambda: admin.internal_stats(partition)["ledgers"], 30, "the partition is loaded again")
+    assert end_of(settings.pulsar, partition, nothing)[:2] == last[:2]
+    ledgers = ledgers_of(settings.pulsar, partition)
+    assert ledgers is not None
+    assert ledgers.has(last)
+    assert not ledgers.has(last._replace(entry=last.entry + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout
+from bridge.push.ends import Ledgers
 from bridge.push.position_reader import Pace, PositionReader
+from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 
 POSITIONS = st.builds(CommandPosition, st.integers(1, 3), st.integers(0, 1000), st.integers(-1, 5))
@@ -29,6 +32,11 @@ class Log:
         self.entry = entry
         self.now = 0.0
         self.opened = 0
+        self.settings = PulsarSettings()
+
+    def ledgers(self, _settings: object, _topic: str) -> Ledgers:
+        entries = Counter(ledger for ledger, _ in self._places)
+        return Ledgers({"ledgers": [{"ledgerId": one, "entries": entries[one]} for one in entries]})
 
     def monotonic(self) -> float:
         return self.now
@@ -63,6 +71,7 @@ class ReaderOfLog:
 
 def reading(log: Log, monkeypatch: pytest.MonkeyPatch) -> PositionReader:
     monkeypatch.setattr("bridge.push.position_reader.time", log)
+    monkeypatch.setattr("bridge.push.position_reader.ledgers_of", log.ledgers)
     return PositionReader(cast(PulsarClient, log), "commands", 0)
 
 
@@ -145,3 +154,26 @@ def test_a_time_in_which_nothing_came_teaches_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 100.0)
     read(reader, at(1, 1), at(1, 2), at(1, 40))
     assert log.opened == 1
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_h25_what_is_there_is_not_gone_because_a_broker_that_restarted_says_so(
+    shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(10, opening=0.05, entry=0.001)
+    reader = reading(log, monkeypatch)
+    silent = [None] * 3
+    once = ReaderOfLog.read_next
+
+    def late(opened: ReaderOfLog, wait_ms: int) -> Any:
+        if silent:
+            silent.pop()
+            raise ReceiveTimeout("nothing came")
+        return once(opened, wait_ms)
+
+    monkeypatch.setattr(ReaderOfLog, "read_next", late)
+    monkeypatch.setattr(ReaderOfLog, "has_message_available", lambda _reader: False)
+    if not shown:  # then its word is all that there is
+        monkeypatch.setattr("bridge.push.position_reader.ledgers_of", lambda _settings, _topic: None)
+    found = reader.read(at(1, 4))
+    assert (found is not None) == shown
