@@ -29,6 +29,7 @@ from bridge.pulsar_client import (
 )
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
+from bridge.push.ends import ledgers_of
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.taken import position_of, properties_of
 from bridge.push.threads import telling
@@ -153,7 +154,7 @@ class Requests:
         first: CommandPosition | None = None
         count, since = 0, time.monotonic()
         try:
-            while (message := self._next(reader)) is not None:
+            while (message := self._next(reader, until)) is not None:
                 position = position_of(message.message_id())
                 first = first or position
                 if position > until:
@@ -161,6 +162,8 @@ class Requests:
                 found = wanted.get((properties_of(message) or {}).get(C_DEVICE, ""))
                 if found is not None and found.order.after < position <= found.order.until:
                     self._take(found, position, message)
+                if position == until:
+                    break
                 count += 1
                 if count % _PIECE == 0:
                     self._closing.wait(time.monotonic() - since)
@@ -186,18 +189,27 @@ class Requests:
                 : -(self._most_found + 1) * FOUND_WIDTH
             ]  # the newest count, and that there were more
 
-    def _next(self, reader: Any) -> Message | None:
-        """Return the next message, None at the end of the log or of the session."""
+    def _next(self, reader: Any, until: CommandPosition) -> Message | None:
+        """Return the next message, None at the end of the log or of the session. Where ``until``, which stands ahead, is
+        there, it is not the end, whatever the broker says (``ends``).
+        """
         end = time.monotonic() + _PATIENCE_S
         while not self._closing.is_set():
             with our_errors(f"reading {self._commands}"):
                 try:
                     message: Message = reader.read_next(_RECEIVE_MS)
                 except ReceiveTimeout:
-                    if not reader.has_message_available():
+                    if not reader.has_message_available() and not self._has(until):
                         return None
                 else:
                     return message
             if time.monotonic() > end:
                 raise TransientError(f"reading {self._commands}: nothing comes")
         return None
+
+    def _has(self, position: CommandPosition) -> bool:
+        try:
+            ledgers = ledgers_of(self._client.settings, self._commands)
+        except TransientError:
+            return True  # nobody knows: it is asked again
+        return ledgers is not None and ledgers.has(position)

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition
+from bridge.commands import Command, CommandPosition, encode_command
 from bridge.errors import DeniedError, TransientError
-from bridge.pulsar_client import message_id
+from bridge.pulsar_client import PulsarClient, ReceiveTimeout, message_id
 from bridge.push import ends
+from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
 from bridge.push.ends import EVERYTHING, Ledgers, end_of
+from bridge.push.requests import Requests
 from bridge.settings import PulsarSettings
+from tests.support.stored_message import StoredMessage
 
 
 def stats(entries: dict[int, int], current: int = 0) -> dict[str, Any]:
@@ -67,3 +70,61 @@ def test_h24_a_broker_that_says_nothing_is_there_is_not_believed(
 
     monkeypatch.setattr(ends, "PulsarAdmin", Admin)
     assert end_of(PulsarSettings(), "commands-partition-0", message_id(0, *said, -1))[:2] == end
+
+
+class Consumer:
+    """A client with no requests, and with a log of one ledger whose end it denies."""
+
+    settings = PulsarSettings()
+
+    def __init__(self, count: int, silences: int) -> None:
+        self.count = count
+        self.silences = silences
+        self.at = 0
+
+    def consumer(self, *_args: object, **_more: object) -> Consumer:
+        return self
+
+    reader = consumer
+
+    def read_next(self, _wait_ms: int) -> CommandMessage:
+        if self.at == self.count or (self.at == 2 and self.silences):
+            self.silences -= 1
+            raise ReceiveTimeout("nothing came")
+        self.at += 1
+        return CommandMessage(self.at - 1)
+
+    def has_message_available(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+class CommandMessage(StoredMessage):
+    """A command for the device d."""
+
+    def __init__(self, entry: int) -> None:
+        super().__init__(entry, "d", b"")
+
+    def properties(self) -> dict[str, str]:
+        return encode_command(Command("c", "d", "t", b""))
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [({3: 5}, [0, 1, 2, 3, 4]), ({3: 2}, [0, 1]), (None, [0, 1]), ("away", [0, 1, 2, 3, 4])],
+)
+def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there(
+    shown: Any, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(_settings: object, _topic: str) -> Ledgers | None:
+        if shown == "away":
+            raise TransientError("the admin does not answer")
+        return None if shown is None else Ledgers(stats(shown))
+
+    monkeypatch.setattr("bridge.push.requests.ledgers_of", asked)
+    client = cast(PulsarClient, Consumer(5, 2))
+    requests = Requests(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
+    until = CommandPosition(3, 4, -1)
+    (one,) = requests._search([FindCommands("d", 1, NOWHERE, until)])
+    assert list(one.ids[1::4]) == found
