@@ -23,7 +23,8 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
-from bridge.push.cursor import OWNER_KEY
+from bridge.push.cursor import NOWHERE, OWNER_KEY
+from bridge.push.ends import ledgers_of
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
@@ -53,6 +54,7 @@ class MemberTable:
     ) -> None:
         """Read all of it. Raises TransientError or RefusedError, and Stopped when it is ``over`` before."""
         self._over = over
+        self._settings = settings
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
         self._client = client
         self._membership = membership
@@ -74,7 +76,7 @@ class MemberTable:
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:
-            while (message := self._next_of_view(reader)) is not None:
+            while (message := self._next_of_view(reader, last)) is not None:
                 self._put(key_of(message) or "", message.data())
                 last = message.message_id()
         finally:
@@ -82,22 +84,29 @@ class MemberTable:
                 reader.close()
         return last
 
-    def _next_of_view(self, reader: Any) -> Message | None:
-        """Return the next message of the compacted view, None at its end.
+    def _next_of_view(self, reader: Any, last: MessageId) -> Message | None:
+        """Return the next message of the compacted view behind ``last``, None at its end.
 
         What Pulsar says to be the end may be compacted away, and nothing comes. To take a stall for that would lose what
-        stands behind it: when it is trimmed but for the compacted view, nobody reads it any more.
+        stands behind it: when it is trimmed but for the compacted view, nobody reads it any more. So would a broker that
+        says of a partition that it has just loaded that nothing is there (``ends``); what is there comes all the same.
         """
         patience = time.monotonic() + _VIEW_PATIENCE_S
         while True:
             with our_errors(f"reading {self._topic}"):
-                if not reader.has_message_available():
+                if not reader.has_message_available() and self._is_end(last):
                     return None
             message = received(reader.read_next, _READ_MS, f"reading {self._topic}")
             if message is not None or time.monotonic() > patience:
                 return message
             if self._over():
                 raise Stopped
+
+    def _is_end(self, last: MessageId) -> bool:
+        if last is not EARLIEST:
+            return True
+        ledgers = ledgers_of(self._settings, self._topic)
+        return ledgers is None or ledgers.end == NOWHERE
 
     def _put(self, key: str, payload: bytes) -> None:
         if not key:

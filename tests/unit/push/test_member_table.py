@@ -9,6 +9,7 @@ import pytest
 
 from bridge.groups import MEMBER, member_key
 from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.push.ends import Ledgers
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.table import MemberTable
@@ -76,12 +77,32 @@ class Quiet:
         pass
 
 
+def shows(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    ledgers = Ledgers({"ledgers": [{"ledgerId": 1, "entries": entries}]})
+    monkeypatch.setattr("bridge.push.groups.table.ledgers_of", lambda _settings, _topic: ledgers)
+
+
+class DeniedView(View):
+    """Says at first that nothing is there, as a broker that has just restarted does now and then."""
+
+    def has_message_available(self) -> bool:
+        return len(self._left) < 5 and super().has_message_available()
+
+
+def test_h24_a_broker_that_says_nothing_is_there_costs_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    shows(monkeypatch, 5)
+    membership = Membership([])
+    MemberTable(cast(PulsarClient, DeniedView(3)), PulsarSettings(), membership).close()
+    assert len(membership.members("presses")) == 5
+
+
 @pytest.mark.parametrize("view", [View(), View(3), View(cut=True), View(3, cut=True)])
 def test_all_of_the_compacted_view_is_read_before_what_comes_is_followed(
     view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is behind a stall stands nowhere else when Pulsar has trimmed the topic."""
     monkeypatch.setattr("bridge.push.groups.table._VIEW_PATIENCE_S", 0.5)
+    shows(monkeypatch, 5)
     membership = Membership([])
     table = MemberTable(cast(PulsarClient, view), PulsarSettings(), membership)
     table.close()
