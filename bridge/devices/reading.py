@@ -30,6 +30,7 @@ from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
+from bridge.push.ends import Ledgers
 from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
 from bridge.push.taken import Taken, key_of, position_of, record_key
@@ -121,11 +122,16 @@ class PushTopics:
         view = PartitionView(partition, remembered_ids=remembered_ids)
         for local, take in ((CURSORS_TOPIC, view.take_record), (PRESENCE_TOPIC, view.take_presence)):
             if partition < self.count(local):
-                for message in self.scan(local, partition, compacted=True):
-                    key = record_key(message, local)
-                    if key is not None:
-                        take(key, message.data())
+                for key, payload in self.keyed(local, partition):
+                    take(key, payload)
         return view
+
+    def keyed(self, local: str, partition: int) -> Iterator[tuple[str, bytes]]:
+        """Yield the records of a compacted system topic by their keys; one that push did not write is left out."""
+        for message in self.scan(local, partition, compacted=True):
+            key = record_key(message, local)
+            if key is not None:
+                yield key, message.data()
 
     def unacknowledged(
         self, partition: int, budget: Budget
@@ -245,13 +251,10 @@ class PushTopics:
         if not count or not most:
             return found
         partition = partition_of(device, count)
-        stats = self._admin.internal_stats(partition_name(topic, partition))
-        ledgers = [(int(one["ledgerId"]), int(one["entries"])) for one in stats["ledgers"]]
-        if ledgers and not ledgers[-1][1]:  # the one that is being written
-            ledgers[-1] = ledgers[-1][0], int(stats.get("currentLedgerEntries", 0))
+        ledgers = Ledgers(self._admin.internal_stats(partition_name(topic, partition)))
         ahead: CommandPosition | None = None
         for back in _BACK:
-            begin, found.whole, found.entries = _before_the_end(ledgers, back)
+            begin, found.whole, found.entries = ledgers.before_the_end(back)
             older: list[Receipt] = []
             for message in self.scan(RECEIPTS_TOPIC, partition, start=begin):
                 where = position_of(message.message_id())
@@ -273,13 +276,3 @@ class PushTopics:
         process = view.owner.token.rpartition("/")[0] if view.owner is not None else ""
         since = str(publishers[0].get("connectedSince", "")) if publishers else ""
         return Owner(process, bool(publishers), since)
-
-
-def _before_the_end(ledgers: list[tuple[int, int]], back: int) -> tuple[CommandPosition | None, bool, int]:
-    """Return the position ``back`` entries before the end, whether that is the beginning, and how many they are."""
-    left = back
-    for ledger, entries in reversed(ledgers):
-        if entries >= left:
-            return CommandPosition(ledger, entries - left, -1), False, back
-        left -= entries
-    return None, True, back - left

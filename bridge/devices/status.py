@@ -20,7 +20,6 @@ from bridge.devices.view import PartitionView
 from bridge.errors import PulsebridgeError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import PulsarClient
-from bridge.push.taken import record_key
 from bridge.settings import Settings
 
 __all__ = ["PartitionStatus", "PushStatus", "look_at_push", "show_push"]
@@ -85,10 +84,8 @@ def look_at_push(settings: Settings) -> PushStatus:
 
 def _look(topics: PushTopics, admin: PulsarAdmin, partition: int, end: float) -> PartitionStatus:
     view, whole = PartitionView(partition), True
-    for message in topics.scan(CURSORS_TOPIC, partition, compacted=True):
-        key = record_key(message, CURSORS_TOPIC)
-        if key is not None:
-            view.take_record(key, message.data())
+    for key, payload in topics.keyed(CURSORS_TOPIC, partition):
+        view.take_record(key, payload)
         if time.monotonic() > end:
             whole = False
             break

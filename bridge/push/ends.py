@@ -19,7 +19,7 @@ from bridge.pulsar_client import MessageId
 from bridge.push.cursor import NOWHERE
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["EVERYTHING", "Ledgers", "end_of", "ledgers_of"]
+__all__ = ["EVERYTHING", "Ledgers", "end_of", "is_there", "ledgers_of"]
 
 log = structlog.get_logger("push")
 
@@ -48,6 +48,15 @@ class Ledgers:
         """Whether the entry of ``position`` is there."""
         return position.entry < self._entries.get(position.ledger, 0)
 
+    def before_the_end(self, back: int) -> tuple[CommandPosition | None, bool, int]:
+        """Return the position ``back`` entries before the end, whether that is the beginning, and how many they are."""
+        left = back
+        for ledger, entries in sorted(self._entries.items(), reverse=True):
+            if entries >= left:
+                return CommandPosition(ledger, entries - left, -1), False, back
+            left -= entries
+        return None, True, back - left
+
 
 def ledgers_of(settings: PulsarSettings, topic: str) -> Ledgers | None:
     """Return the ledgers of a partition, None where the admin does not let us see them.
@@ -62,6 +71,14 @@ def ledgers_of(settings: PulsarSettings, topic: str) -> Ledgers | None:
     except PulsebridgeError as e:
         log.debug("the ledgers of a partition are not shown", topic=topic, why=str(e))
         return None
+
+
+def is_there(settings: PulsarSettings, topic: str, position: CommandPosition) -> bool:
+    """Whether a partition has an entry, though the broker says that nothing more is there; its word is all that counts
+    where the admin shows nothing. Raises TransientError when that does not answer.
+    """
+    ledgers = ledgers_of(settings, topic)
+    return ledgers is not None and ledgers.has(position)
 
 
 def end_of(settings: PulsarSettings, topic: str, last: MessageId) -> CommandPosition:

@@ -17,7 +17,7 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
-from bridge.push.ends import ledgers_of
+from bridge.push.ends import is_there
 from bridge.push.taken import Taken, taken
 
 __all__ = ["NothingComes", "Pace", "PositionReader"]
@@ -146,8 +146,7 @@ class PositionReader:
             self._passed_bytes -= len(passed.payload)
             return passed
         trying = self._at is not None and self._pace.reads_on(self._at, wanted, self._near)
-        if self._reader is None or not trying:
-            trying = False
+        if not trying:
             self._open(wanted)
         patience, end = _Patience(), time.monotonic() + self._pace.opening
         while not self._over():
@@ -205,10 +204,9 @@ class PositionReader:
             with our_errors(f"asking for the end of {self._topic}"):
                 if self._reader.has_message_available():
                     return True
-            ledgers = ledgers_of(self._client.settings, self._topic)
+            return is_there(self._client.settings, self._topic, wanted)
         except TransientError:
             return None
-        return ledgers is not None and ledgers.has(wanted)
 
     def _keep(self, position: CommandPosition, message: Taken) -> None:
         self._passed[position] = message

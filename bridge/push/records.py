@@ -22,7 +22,7 @@ class CursorRecords:
         """Devices whose outdated record stands last: it is to be written again."""
         self.owner: OwnerRecord | None = None
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
-        self._written_in: dict[str, int] = {}  # by device: whose record of it counts
+        self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
 
     def take(self, key: str, payload: bytes, writer: str = "") -> None:
         """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Raises
@@ -38,7 +38,6 @@ class CursorRecords:
                 self.parked[parked_for].pop(key, None)
         elif not payload:
             self.by_device.pop(key, None)  # a tombstone
-            self._written_in.pop(key, None)
         else:
             self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
 
@@ -47,12 +46,12 @@ class CursorRecords:
         or it says nothing of commands that the successor is sending once more (H26).
         """
         earlier = self.by_device.get(device)
-        goes_back = earlier is not None and earlier.again_from is not None and term < self._written_in[device]
+        goes_back = earlier is not None and earlier.again_from is not None and term < self._back_in[device]
         if earlier is not None and (earlier.position > cursor.position or goes_back):
             cursor, earlier = earlier, cursor
             self.stale.add(device)
-        else:
-            self._written_in[device] = term
+        elif cursor.again_from is not None:
+            self._back_in[device] = term
         if earlier is not None and device in self.stale:
             cursor.merge(earlier)
         self.by_device[device] = cursor

@@ -29,7 +29,7 @@ from bridge.pulsar_client import (
 )
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
-from bridge.push.ends import ledgers_of
+from bridge.push.ends import is_there
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.taken import position_of, properties_of
 from bridge.push.threads import telling
@@ -209,7 +209,6 @@ class Requests:
 
     def _has(self, position: CommandPosition) -> bool:
         try:
-            ledgers = ledgers_of(self._client.settings, self._commands)
+            return is_there(self._client.settings, self._commands, position)
         except TransientError:
             return True  # nobody knows: it is asked again
-        return ledgers is not None and ledgers.has(position)

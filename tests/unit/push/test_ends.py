@@ -122,7 +122,7 @@ def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there
             raise TransientError("the admin does not answer")
         return None if shown is None else Ledgers(stats(shown))
 
-    monkeypatch.setattr("bridge.push.requests.ledgers_of", asked)
+    monkeypatch.setattr("bridge.push.ends.ledgers_of", asked)
     client = cast(PulsarClient, Consumer(5, 2))
     requests = Requests(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
     until = CommandPosition(3, 4, -1)

@@ -71,7 +71,7 @@ class ReaderOfLog:
 
 def reading(log: Log, monkeypatch: pytest.MonkeyPatch) -> PositionReader:
     monkeypatch.setattr("bridge.push.position_reader.time", log)
-    monkeypatch.setattr("bridge.push.position_reader.ledgers_of", log.ledgers)
+    monkeypatch.setattr("bridge.push.ends.ledgers_of", log.ledgers)
     return PositionReader(cast(PulsarClient, log), "commands", 0)
 
 
@@ -174,6 +174,6 @@ def test_h25_what_is_there_is_not_gone_because_a_broker_that_restarted_says_so(
     monkeypatch.setattr(ReaderOfLog, "read_next", late)
     monkeypatch.setattr(ReaderOfLog, "has_message_available", lambda _reader: False)
     if not shown:  # then its word is all that there is
-        monkeypatch.setattr("bridge.push.position_reader.ledgers_of", lambda _settings, _topic: None)
+        monkeypatch.setattr("bridge.push.ends.ledgers_of", lambda _settings, _topic: None)
     found = reader.read(at(1, 4))
     assert (found is not None) == shown
