@@ -37,10 +37,8 @@ from tests.support.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 
-MASTERS = [
-    "standalone",
-    *(["local-cluster[2,1,1024]"] if os.environ.get("PULSEBRIDGE_CLUSTERS") == "all" else []),
-]
+EVERYWHERE = os.environ.get("PULSEBRIDGE_CLUSTERS") == "all"
+MASTERS = ["standalone", *(["local-cluster[2,1,1024]"] if EVERYWHERE else [])]
 
 QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Executors that live for seconds: what conf/spark-defaults.conf says for the driver."""
@@ -81,7 +79,9 @@ def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
 def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
     packed: Path, namespaces: PulsarSettings
 ) -> None:
-    """Bronze, silver, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes."""
+    """Bronze, silver, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes; then on
+    half the executors, where ``PULSEBRIDGE_CLUSTERS=all``.
+    """
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(namespaces.readings_topic("wearables"), 1)
         provision_commands(admin)
@@ -109,31 +109,54 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
         (place / "pulsebridge.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
         with standalone(home, folder) as url:
             words = shlex.split(line(Target.standalone, packed, url, delta_jars()))
-            done = subprocess.run(
-                [*words, "--available-now"],
-                cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=patient(600), check=False,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-6000:]
-        rows = {
-            name: DeltaTable(str(folder / "tables" / name)).to_pyarrow_table(columns=["device"]).num_rows
-            for name in ("bronze", "silver", "quarantine")
-        }
-    assert rows == {"bronze": 3, "silver": 2, "quarantine": 1}
-    with PulsarAdmin(namespaces, timeout_s=30) as admin:
-        commands = namespaces.system_topic(contract.COMMANDS_TOPIC)
-        stored = [
-            admin.stats(p)["msgInCounter"]
-            for p in contract.partition_names(commands, admin.partition_count(commands))
-        ]
-    assert sum(stored) == 2, "the reading of 60 fell too fast and is too low"
+            run_to_the_end([*words, "--available-now"], home, place)
+            assert rows_in(folder / "tables") == {"bronze": 3, "silver": 2, "quarantine": 1}
+            assert commanded(namespaces) == ["glucose-falling", "glucose-low"], (
+                "60 fell too fast and is too low"
+            )
+            if EVERYWHERE:
+                publish_readings(namespaces, [20], first=3)
+                one = [words[0], "--total-executor-cores", "1", *words[1:]]
+                run_to_the_end([*one, "--available-now"], home, place)
+                assert rows_in(folder / "tables") == {"bronze": 4, "silver": 3, "quarantine": 1}
+                told = "what was known of the device is known on one executor, too: it is low already"
+                assert commanded(namespaces) == ["glucose-falling", "glucose-falling", "glucose-low"], told
 
 
-def publish_readings(settings: PulsarSettings, values: list[int]) -> None:
-    """Publish readings of device a, as ingest would, the first value first."""
+def run_to_the_end(words: list[str], home: SparkHome, place: Path) -> None:
+    """Submit what ``words`` say from ``place``, and wait until it is done."""
+    done = subprocess.run(
+        words,
+        cwd=place, env=home.environment(PEX_ROOT=str(place.parent / "driver")), timeout=patient(600), check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def rows_in(tables: Path) -> dict[str, int]:
+    """Return how many rows each table has."""
+    return {
+        name: DeltaTable(str(tables / name)).to_pyarrow_table(columns=["device"]).num_rows
+        for name in ("bronze", "silver", "quarantine")
+    }
+
+
+def commanded(settings: PulsarSettings) -> list[str]:
+    """Return the rules of all commands that are in Pulsar."""
+    client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    reader = client.create_reader(settings.system_topic(contract.COMMANDS_TOPIC), pulsar.MessageId.earliest)
+    found = []
+    while reader.has_message_available():
+        found.append(str(json.loads(reader.read_next(10_000).data())["rule"]))
+    client.close()
+    return sorted(found)
+
+
+def publish_readings(settings: PulsarSettings, values: list[int], first: int = 0) -> None:
+    """Publish readings of device a, as ingest would, the first value first; ``first`` is its number."""
     client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     producer = client.create_producer(contract.partition_name(settings.readings_topic("wearables"), 0))
-    for n, value in enumerate(values):
+    for n, value in enumerate(values, first):
         message = reading(n, "a", n, value)
         properties = {
             contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
 
+DAY = ("--from", "2026-01-02", "--to", "2026-01-03")
+"""Of the readings' arrival."""
 TABLES = ("bronze", "silver", "quarantine", "gold", "late")
 ONCE = "  - {name: once, metric: glucose, kind: below, limit: 70, clear: 1000}\n"
 """An alert that is never over, after those that are shipped."""
@@ -145,7 +152,38 @@ def publish(client: pulsar.Client, topic: str, numbers: range) -> list[str]:
             event_timestamp=int(message.arrival.timestamp() * 1000),
         )
     producer.flush()
+    producer.close()
     return [f"a-{n}" for n in numbers]
+
+
+@contextmanager
+def readings_meanwhile(client: pulsar.Client, topic: str, first: int) -> Iterator[list[str]]:
+    """Publish nine readings a second, none of them low, until the block ends; yields their ids."""
+    done = threading.Event()
+    sent: list[str] = []
+
+    def run() -> None:
+        for n in count(first, 10):
+            sent.extend(publish(client, topic, range(n, n + 9)))
+            if done.wait(1):
+                return
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        done.set()
+        thread.join()
+
+
+def stricter(folder: Path, least: float) -> Path:
+    """Return a copy of the shipped suite in which glucose has another least value."""
+    suite = json.loads(conf_path("expectations/silver.json").read_text("utf-8"))
+    (rule,) = (e for e in suite["expectations"] if e["meta"]["rule"] == "glucose_range")
+    rule["kwargs"]["min_value"] = least
+    (folder / "stricter.json").write_text(json.dumps(suite), "utf-8")
+    return folder / "stricter.json"
 
 
 def commands(client: pulsar.Client, settings: PulsarSettings) -> Counter[str]:
@@ -200,8 +238,25 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
         assert driver.endpoint.value("pulsebridge_stream_written_rows_total", **query, table="gold") > 0
         once = {cause for cause in commands(client, namespaces) if cause.startswith("once/")}
         assert once == {"once/a-10"}, "the state of alerts outlived its driver and one core"
+        # beside the running jobs, which stay with their own rules: the low ones leave silver and gold, and say nothing
+        before = commands(client, namespaces)
+        suite = f"streaming.expectations={stricter(tmp_path, 65)}"
+        with readings_meanwhile(client, topic, 401) as more:
+            told = driver.tables("rebuild", "silver", *DAY, "--set", suite)
+        sent += more
+        kept = [name for name in sent if int(name[2:]) % 10]
+        assert "rebuilt: arrival from 2026-01-02" in told
+        assert re.search("gold: recomputed from silver for [23] days of event time, [1-9]", told), told
+        poll_for(lambda: len(driver.ids("silver")) >= len(kept), 120, "what came meanwhile in silver")
+        poll_for(
+            lambda: sum(r["readings"] for r in driver.read("gold")) >= len(kept) - len(driver.read("late")),
+            120,
+            "what came meanwhile in gold",
+        )
         bronze, silver = driver.ids("bronze"), driver.ids("silver")
         windows, late = driver.read("gold"), driver.read("late")
+        held = driver.read("quarantine")
+        assert commands(client, namespaces) == before
         assert driver.end() == 0, driver.log.read_text()
         lock.acquire()
         lock.release()
@@ -211,12 +266,15 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
         client.close()
         driver.kill()
     assert Counter(bronze) == Counter(sent)
-    assert Counter(silver) == Counter(sent)
-    assert sum(r["readings"] for r in windows) + len(late) == len(sent)
+    assert Counter(silver) == Counter(kept)
+    low = {name for name in sent if name not in kept}
+    assert {r["reading_id"] for r in held if r["failed_rules"] == ["glucose_range"]} == low
+    assert sum(r["readings"] for r in windows) + len(late) == len(kept)
+    assert all(r["min_value"] > 65 for r in windows)
     assert len({(r["device"], r["metric"], r["window_start"]) for r in windows}) == len(windows)
     left = {name: len(DeltaTable(str(driver.root / name)).to_pyarrow_table()) for name in TABLES}
     assert left == dict.fromkeys(TABLES, 0)
-    assert f"bronze: {len(sent)} rows deleted\nsilver: {len(sent)} rows deleted" in told
+    assert f"bronze: {len(sent)} rows deleted\nsilver: {len(kept)} rows deleted" in told
     assert f"gold: {len(windows)} rows deleted\nlate: {len(late)} rows deleted" in told
     _, _, remains = told.partition("what is left:")
     assert "bronze: old files keep the deleted rows, for time travel, until VACUUM" in remains
