@@ -23,6 +23,7 @@ __all__ = ["LONGEST_S", "HoldFile", "HoldWatch", "Pause", "write_between"]
 
 _EVERY_S: Final = 1.0
 _REFUSALS: Final = 3
+_WASTED_S: Final = 10.0
 _PAUSE_S: Final = 60.0
 T = TypeVar("T")
 LONGEST_S: Final = 600.0
@@ -107,15 +108,19 @@ class HoldWatch:
 
 
 def write_between(write: Callable[[], T], what: str, hold: HoldFile) -> T:
-    """Make a change to a table between the batches of running queries: after three refusals the jobs are asked to
-    pause. Returns what ``write`` returns. Raises TransientError naming ``what`` when other writers are always first.
+    """Make a change to a table between the batches of running queries: after three refusals, or after refusals that
+    cost ten seconds, the jobs are asked to pause. Returns what ``write`` returns. Raises TransientError naming ``what``
+    when other writers are always first.
     """
     asked: list[int] = []
+    began = time.monotonic()
 
     def refused(attempt: int) -> None:
-        if attempt >= _REFUSALS:
+        if attempt >= _REFUSALS or time.monotonic() - began >= _WASTED_S:
             asked.append(attempt)
             hold.ask(_PAUSE_S)
+            if len(asked) == 1:
+                time.sleep(2 * _EVERY_S)  # until the jobs have seen it, and are at the end of a batch
 
     try:
         return retrying(write, what, for_s=LONGEST_S, refused=refused)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.holding import LONGEST_S, Pause
+from streaming import holding
+from streaming.holding import LONGEST_S, HoldFile, Pause, write_between
 
 NOTES = st.tuples(st.sampled_from(["", "{", "[]", '{"id":1}', "a", "b", "c"]), st.floats(0.0, 2 * LONGEST_S))
 
@@ -38,3 +41,39 @@ def test_one_that_was_left_behind_counts_from_when_it_is_first_seen_and_once() -
     assert pause.wanted(left, 1060.0) is False
     assert pause.wanted(left, 5000.0) is False
     assert pause.wanted(text_of("b", 60.0), 5000.0) is True
+
+
+class _Hold:
+    """Counts what is asked; the file itself is tested with the jobs."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.lifted = False
+
+    def ask(self, seconds: float) -> None:
+        self.asked += 1
+
+    def lift(self) -> None:
+        self.lifted = True
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "expected"), [(1.0, [0, 0, 0, 1]), (6.0, [0, 0, 1, 2]), (30.0, [0, 1, 2, 3])]
+)
+def test_a_change_that_takes_long_asks_for_a_pause_sooner(
+    cost_s: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, hold, before = [0.0], _Hold(), list[int]()
+    monkeypatch.setattr(holding.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(holding.time, "sleep", lambda s: None)
+
+    def write() -> str:
+        before.append(hold.asked)
+        now[0] += cost_s
+        if len(before) < 4:
+            raise RuntimeError("[DELTA_CONCURRENT_APPEND] somebody was first")
+        return "done"
+
+    assert write_between(write, "silver", cast("HoldFile", hold)) == "done"
+    assert before == expected
+    assert hold.lifted
