@@ -19,7 +19,7 @@ from bridge.push.live import LiveCore
 from bridge.push.parked import Parked, ParkedId, read_segment, segment_key
 from bridge.push.presence import Presence
 from bridge.push.queues import Device, Item, Limits, Mode, State
-from bridge.push.turns import Turns
+from bridge.push.turns import UNHEARD_EVERY, Turns
 
 __all__ = ["ReplayCore"]
 
@@ -334,7 +334,8 @@ class ReplayCore(LiveCore):
             places = tuple(device.parked.place(taken + n) for n in range(count))
             device.coming += count
             self._coming += count
-            self._tokens -= count
+            # Nobody waits for a probe as a device waits that is back: it costs as much as a turn of such a one.
+            self._tokens -= UNHEARD_EVERY * count if device.probing else count
             self._actions.append(Pull(device.name, device.round, wanted, places))
 
     def _gave_sign(self, device: Device, now_us: int) -> None:

@@ -184,7 +184,8 @@ class PushSettings(Section):
         20.0,
         gt=0,
         le=60,
-        description="First wait before a parked device is tried with one command, in seconds; doubled at each try.",
+        description="First wait before a parked device is tried with one command, in seconds; doubled at each try. All such "
+        "tries take an eighth of replay_rate at most.",
     )
     probe_max_s: float = Field(1800.0, gt=0, description="Longest wait between two such tries, in seconds.")
     unsure_s: float = Field(

@@ -55,6 +55,8 @@ RATE = 500
 DEVICES = 500
 SECONDS = "PULSEBRIDGE_BENCH_PUSH_S"
 """Environment variable: how long the latency is measured, in seconds, 40 by default."""
+BROKER = "PULSEBRIDGE_BENCH_MQTT"
+"""Environment variable: the MQTT broker, ``artemis`` by default, or ``mosquitto``."""
 WARM_S = 10.0
 COUNT = 20_000
 """Commands of which the sustained rate is measured."""
@@ -116,7 +118,8 @@ class Place:
 @contextmanager
 def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iterator[Place]:
     """A stack of its own, provisioned for push, which hears of the devices' births and wills."""
-    with LocalStack(LocalSettings(quick_start=False, mqtt_heap_mb=mqtt_heap_mb)) as stack:
+    server = os.environ.get(BROKER, "artemis")
+    with LocalStack(LocalSettings(quick_start=False, mqtt_server=server, mqtt_heap_mb=mqtt_heap_mb)) as stack:
         mqtt = mqtt_settings(stack)
         presence = (PresenceRule(filter=status_topic(mqtt.client_id, "+device")),)
         settings = push_settings(provisioned(stack), mqtt, command_partitions=4, presence=presence)

@@ -1,7 +1,8 @@
 """Push with commands for 100,000 devices that are away: memory, restart, and a thousand of them that wake at once.
 
 Their absence is announced as a will announces it; the commands are written in the order of the devices, ten each. Live
-devices get commands meanwhile, open loop, before the others wake and while they do.
+devices get commands meanwhile, open loop: while nobody comes; while a thousand others connect for whom nothing waits,
+which shows what so many connections cost the MQTT broker and the machine; and while the thousand wake.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -38,6 +41,10 @@ WAKING: Final = 1000
 LIVE: Final = 100
 LIVE_RATE: Final = 50
 LIVE_S: Final = 20.0
+CONNECTING_S: Final = 30.0
+"""About as long as the waking ones take to get theirs: both have so long a part in which nobody connects any more."""
+SETTLE_S: Final = 20.0
+"""After a restart each device that is away is looked at once within half a minute."""
 MEMORY: Final = 400 * 1024 * 1024
 RESTART_MS: Final = 30_000
 _WINDOW: Final = 1000
@@ -56,20 +63,39 @@ def measure() -> tuple[list[Figure], list[str]]:
         ExitStack() as run,
     ):
         fleets = []
-        for name, spec in (("away", at.fleet(waking, sleeping=waking)), ("live", at.fleet(LIVE, first=away))):
+        for name, spec in (
+            ("away", at.fleet(waking, sleeping=waking)),
+            ("live", at.fleet(LIVE, first=away)),
+            ("others", at.fleet(waking, first=away + LIVE, sleeping=waking)),
+        ):
             (folder / name).mkdir()
             fleets.append(run.enter_context(device_processes(spec, folder / name)))
-        sleepers, live = fleets
-        live.all_there()
+        fleets[1].all_there()
         parked = _park(at, Endpoint(port), away)
-        restart, restarted = _wake(at, sleepers, live, away, waking)
-    before, during, replayed = restarted
+        found = _wake(at, _Fleets(*fleets), away, waking)
+    before, connecting, during = found.live_p99
     return [
-        Figure("push.parked_bytes", max(parked, restart[0]), "bytes", "the bar", MEMORY),
-        Figure("push.parked_restart", restart[1], "ms", "the bar", RESTART_MS),
-        Figure("push.waking.live_p99", during, "ms", "live p99 before", before),
-        Figure("push.waking.rate", replayed, "1/s", "push.replay_rate of all partitions", _shaped(at)),
+        Figure("push.parked_bytes", max(parked, found.peak), "bytes", "the bar", MEMORY),
+        Figure("push.parked_restart", found.restart_ms, "ms", "the bar", RESTART_MS),
+        Figure("push.connecting.live_p99", connecting, "ms", "live p99 while nobody comes", before),
+        Figure("push.waking.live_p99", during, "ms", "live p99 while as many connect", connecting),
+        Figure("push.waking.rate", found.rate, "1/s", "push.replay_rate of all partitions", _shaped(at)),
     ], []
+
+
+class _Fleets(NamedTuple):
+    sleepers: DeviceProcesses
+    live: DeviceProcesses
+    others: DeviceProcesses
+    """As many as wake, for whom nothing waits."""
+
+
+class _Found(NamedTuple):
+    peak: float
+    restart_ms: float
+    live_p99: list[float]
+    """In ms: while nobody comes, while others connect, while devices wake."""
+    rate: float
 
 
 def _shaped(at: Place) -> float:
@@ -100,55 +126,61 @@ def _parked(endpoint: Endpoint) -> int:
     return int(sum(s.value for s in endpoint.samples() if s.name == "pulsebridge_push_parked"))
 
 
-def _wake(
-    at: Place, sleepers: DeviceProcesses, live: DeviceProcesses, away: int, waking: int
-) -> tuple[tuple[float, float], tuple[float, float, float]]:
-    """Start push anew, then have some wake.
-
-    Returns its peak memory in bytes and the time to its first delivery in ms; the p99 of live commands before and while
-    devices wake, in ms, and how many commands a second those got.
-    """
+def _wake(at: Place, fleets: _Fleets, away: int, waking: int) -> _Found:
+    """Start push anew, have others connect, then have some wake."""
+    sleepers, live, others = fleets
     write_many(at.settings, [at.command(away, 0)])
     began = time.time()
-    with at.push("restarted") as process:
+    with at.push("restarted") as process, ExitStack() as run:
         poll_for(live.arrivals, 120, "a first delivery")
         first = next(event.at for event in live.events() if event.kind == "R")
         print(f"  first delivery {first / 1e6 - began:.1f} s after the restart", flush=True)
-        done = threading.Event()
-        devices = range(away, away + LIVE)
-        start = time.time()
-        write_open_loop(at, devices, rate=LIVE_RATE, seconds=LIVE_S, first=1)
-        written: list[int] = []
-        writer = threading.Thread(
-            target=lambda: written.append(
-                write_open_loop(at, devices, rate=LIVE_RATE, seconds=600, first=100_000, stop=done)
-            )
-        )
-        woken = time.time()
+        time.sleep(SETTLE_S)
+        written = run.enter_context(_live_commands(at, range(away, away + LIVE)))
+        times = [time.time()]
+        time.sleep(LIVE_S)
+        times.append(time.time())
+        others.order(f"wake {waking}")
+        time.sleep(CONNECTING_S)
+        others.all_there()
+        times.append(time.time())
         sleepers.order(f"wake {waking}")
-        writer.start()
-        try:
-            poll_for(lambda: sleepers.arrivals() >= waking * EACH, 300, "all parked commands", every=0.2)
-        finally:
-            over = time.time()
-            done.set()
-            writer.join()
+        poll_for(lambda: sleepers.arrivals() >= waking * EACH, 300, "all parked commands", every=0.2)
+        times.append(time.time())
+        run.close()
         peak = _peak(process)
         print(
-            f"  woke {waking} in {over - woken:.1f} s; memory {process.memory_info().rss / 2**20:.0f} MiB, at most "
-            f"{peak / 2**20:.0f} MiB; load {os.getloadavg()[0]:.1f}",
+            f"  woke {waking} in {times[-1] - times[-2]:.1f} s; memory {process.memory_info().rss / 2**20:.0f} MiB, at "
+            f"most {peak / 2**20:.0f} MiB; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
-        wanted = 1 + int(LIVE_RATE * LIVE_S) + written[0]
-        poll_for(lambda: live.arrivals() >= wanted, 60, "the last live commands", every=0.5)
-    before = latencies_ms(live.events(), since=start, until=woken)
-    during = latencies_ms(live.events(), since=woken, until=over)
-    replayed = _in_order(list(sleepers.events()))
-    return (float(peak), (first / 1e6 - began) * 1000), (
-        percentile(before, 0.99),
-        percentile(during, 0.99),
-        replayed,
-    )
+        poll_for(lambda: live.arrivals() >= 1 + written[0], 60, "the last live commands", every=0.5)
+    late = [latencies_ms(live.events(), since=a, until=b) for a, b in pairwise(times)]
+    for name, one in zip(("nobody comes", "others connect", "devices wake"), late, strict=True):
+        print(
+            f"  live while {name}: {len(one)} commands, p50 {percentile(one, 0.5):.1f} ms, "
+            f"p99 {percentile(one, 0.99):.1f} ms, at most {max(one):.0f} ms",
+            flush=True,
+        )
+    p99 = [percentile(one, 0.99) for one in late]
+    return _Found(float(peak), (first / 1e6 - began) * 1000, p99, _in_order(list(sleepers.events())))
+
+
+@contextmanager
+def _live_commands(at: Place, devices: range) -> Iterator[list[int]]:
+    """Write commands to ``devices``, open loop, until the block ends; then the list has how many."""
+    done, written = threading.Event(), list[int]()
+
+    def write() -> None:
+        written.append(write_open_loop(at, devices, rate=LIVE_RATE, seconds=900, first=1, stop=done))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield written
+    finally:
+        done.set()
+        writer.join()
 
 
 def _in_order(events: list[DeviceEvent]) -> float:

@@ -235,6 +235,36 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
     assert core.parked > 1000, "and more waits for them"
 
 
+def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_go_through_the_log() -> None:
+    core = a_core(replace(BROKER, probe_min_us=20 * SECOND, replay_rate=80, replay_window=64))
+    places = {}
+    for number in range(1000):
+        core.gone(f"d{number}", NOW, NOW)
+        places[position(number)] = command(number, f"d{number}")
+    for place, one in places.items():
+        core.arrived(place, one, NOW)
+    core.presence = Presence()  # as after a restart: nobody has heard of them
+    core.link_up(tells_absence=True)
+    now, probed = NOW, list[CommandPosition]()
+    for _ in range(600):
+        now += SECOND // 10
+        core.tick(now)
+        for action in core.take(now):
+            if isinstance(action, Pull):
+                assert len(action.positions) == 1
+                (place,) = action.positions
+                probed.append(place)
+                core.pulled(action.device, action.round, place, places[place], now)
+            elif isinstance(action, Push):
+                core.confirmed(action.number, 0x10, now)
+            elif isinstance(action, StoreSegment):
+                core.segment_stored(action.parked)
+            elif isinstance(action, StoreCursor):
+                core.cursor_stored(action.device)
+    assert 350 < len(probed) <= 402, "ten a second of forty seconds"
+    assert probed == sorted(probed)
+
+
 def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_meant() -> None:
     """Behind Mosquitto the success of a QoS 2 publish says nothing: its PUBREC is 0 without a subscriber."""
     core = a_core(replace(BROKER, probe_min_us=20 * SECOND, replay_rate=1000))
