@@ -89,6 +89,8 @@ class Pull:
     positions: tuple[CommandPosition, ...]
     places: tuple[CommandPosition | None, ...]
     """For each, where its copy stands among the moved commands, None where it was not moved."""
+    unheard: bool = False
+    """Whether the device is tried, or swept, and not back: then this stands anywhere in the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ ones, and moves the holds that keep both; on a thread of its own.
 
 It decides nothing: what is read comes from the core, and each read is answered by ``Pulled``. Where many devices wake
 at once, as after a takeover, what all of them wait for is read in the order of the log: one after the other they would
-cost a new reader each.
+cost a new reader each. Those of which nobody has heard have a reader of their own, for the same reason.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class Puller:
         self._closing = threading.Event()
         self._gate = Gate(sys.maxsize, held_bytes)
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
+        self._unheard = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._copies = PositionReader(client, moved, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
         self._complained = False
@@ -151,15 +152,17 @@ class Puller:
         try:
             while not self._closing.is_set():
                 orders = self._all_waiting()
-                self._sweep([order for order in orders if isinstance(order, Pull)])
+                pulls = [order for order in orders if isinstance(order, Pull)]
+                self._sweep([pull for pull in pulls if not pull.unheard], self._reading)
+                self._sweep([pull for pull in pulls if pull.unheard], self._unheard)
                 for order in orders:
                     if isinstance(order, Copy):
                         self._post(Copied(order.move, self._try_to_copy(order)))
                     elif isinstance(order, _Hold):
                         self._try_to_hold(order)
         finally:
-            self._reading.close()
-            self._copies.close()
+            for reader in (self._reading, self._unheard, self._copies):
+                reader.close()
 
     def _all_waiting(self) -> list[_Order | None]:
         """Wait for an order; return it and those that wait behind it."""
@@ -170,11 +173,11 @@ class Puller:
             except queue.Empty:
                 return found
 
-    def _sweep(self, pulls: list[Pull]) -> None:
+    def _sweep(self, pulls: list[Pull], reader: PositionReader) -> None:
         """Read once through the log. What is ordered meanwhile comes with the next sweep, so that nobody waits for ever."""
         for (position, place), several in wanted_by(pulls):
             self._gate.enter()
-            message = self._reading.read(position) if place is None else self._copy_at(place)
+            message = reader.read(position) if place is None else self._copy_at(place)
             if self._closing.is_set():
                 return
             for pull in several:

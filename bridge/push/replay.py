@@ -325,7 +325,8 @@ class ReplayCore(LiveCore):
         while self._pulling and self._tokens >= self._at_once and self._pulls_now:
             device = self._pulling.next()
             device.wanting = False
-            ahead = 1 if device.probing or device.sweeping else _AHEAD
+            unheard = device.probing or device.sweeping
+            ahead = 1 if unheard else _AHEAD
             taken = self._taken(device)
             count = min(ahead - taken, len(device.parked) - taken, self._pull_room, int(self._tokens))
             if device.mode is not Mode.REPLAYING or count < 1:
@@ -336,7 +337,7 @@ class ReplayCore(LiveCore):
             self._coming += count
             # Nobody waits for a probe as a device waits that is back: it costs as much as a turn of such a one.
             self._tokens -= UNHEARD_EVERY * count if device.probing else count
-            self._actions.append(Pull(device.name, device.round, wanted, places))
+            self._actions.append(Pull(device.name, device.round, wanted, places, unheard))
 
     def _gave_sign(self, device: Device, now_us: int) -> None:
         self.presence.alive(device.name, now_us)

@@ -28,11 +28,17 @@ class Topic:
         self.lets = threading.Event()
         self.lets.set()
 
-    def reader(self, _topic: str, start: MessageId, **_more: object) -> Topic:
+    def reader(self, _topic: str, start: MessageId, **_more: object) -> Entries:
         assert self.lets.wait(patient(20))
-        self._at = start.entry_id() - 1
         self.begun.append(start.entry_id())
-        return self
+        return Entries(start.entry_id())
+
+
+class Entries:
+    """A reader."""
+
+    def __init__(self, first: int) -> None:
+        self._at = first - 1
 
     def read_next(self, _wait_ms: int) -> Any:
         self._at += 1
@@ -47,10 +53,9 @@ def posted() -> queue.SimpleQueue[Pulled]:
     return queue.SimpleQueue()
 
 
-def order(device: str, *entries: int, turn: int = 1) -> Pull:
-    return Pull(
-        device, turn, tuple(CommandPosition(3, entry, -1) for entry in entries), (None,) * len(entries)
-    )
+def order(device: str, *entries: int, turn: int = 1, unheard: bool = False) -> Pull:
+    places = tuple(CommandPosition(3, entry, -1) for entry in entries)
+    return Pull(device, turn, places, (None,) * len(entries), unheard)
 
 
 def reads_from(topic: Topic, posted: queue.SimpleQueue[Any], *, held_bytes: int = 2 * SIZE + 1) -> Puller:
@@ -110,6 +115,21 @@ def test_what_many_devices_wait_for_is_read_in_the_order_of_the_log(
         ("first", 10), ("a", 20), ("b", 40), ("c", 70), ("a", 71), ("c", 72), ("a", 73),
     ]  # fmt: skip
     assert topic.begun == [10], "one reader for all of them"
+
+
+def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
+    posted: queue.SimpleQueue[Pulled],
+) -> None:
+    topic = Topic()
+    one = reads_from(topic, posted, held_bytes=1000)
+    found = []
+    for turn in range(5):
+        one.pull(order("back", 10 + turn))
+        one.pull(order(f"tried-{turn}", 50_000 + turn, unheard=True))
+        found += [posted.get(timeout=patient(20)).position.entry for _ in range(2)]
+    one.close()
+    assert sorted(found) == [*range(10, 15), *range(50_000, 50_005)]
+    assert sorted(topic.begun) == [10, 50_000], "a reader for each of the two"
 
 
 def test_a_device_that_woke_twice_gets_both_answers_of_one_read(posted: queue.SimpleQueue[Pulled]) -> None:
