@@ -78,7 +78,8 @@ class PartitionCore(MovingCore):
         if device.mode is Mode.PARKED:
             self._wake(device)
         elif device.mode is Mode.REPLAYING:
-            device.probing = device.sweeping = False
+            if device.probing or device.sweeping:  # it waits with those that are back from now on
+                device.probing = device.sweeping = device.wanting = False
             self._want(device)
         if device.failures:
             device.retry_at_us = 0
@@ -192,7 +193,7 @@ class PartitionCore(MovingCore):
         expired = len(parked) > 0 and 0 < parked[0].expires_at_ms * 1000 <= now_us
         if not expired and not probe:
             return
-        if not expired and name in self._asleep and not self._can_probe(name):
+        if not expired and name in self._asleep and not (self._can_probe(name) and self._has_room_to_probe):
             self._sleep_on(name, now_us)
             return
         device = self._known(name)

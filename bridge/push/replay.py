@@ -27,6 +27,8 @@ _AHEAD: Final = 16
 """Parked commands of one device that are pulled and not settled."""
 _AT_ONCE: Final = 8
 """So many of them are pulled together, where the rate allows that: they lie close together."""
+_UNHEARD: Final = 64
+"""Devices that wait for their turn to be tried."""
 _SECOND: Final = 1_000_000
 _TIMERS: Final = 100
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
@@ -102,7 +104,7 @@ class ReplayCore(LiveCore):
             self._tainted.add(name)
         # Spread over half a minute, for all of them are probed once.
         wait = self._limits.probe_min_us
-        at = now_us + wait // 2 + crc32(name.encode()) % max(1, wait)
+        at = now_us + _spread_us(name, wait)
         self._asleep[name] = parked, wait, at
         self._look_again(at, name)
         self._watch_expiry(name, parked)
@@ -264,12 +266,21 @@ class ReplayCore(LiveCore):
         """Whether a push would tell: a broker that queues for absent devices, or drops for them, says nothing."""
         return self._limits.answers or (self._tells_absence and not self.presence.absent(name))
 
+    @property
+    def _has_room_to_probe(self) -> bool:
+        """Whether a probe would come to its turn within seconds: until then a device is kept as its ids alone."""
+        return self._pulling.unheard < _UNHEARD
+
     def _sleep_on(self, name: str, now_us: int) -> None:
         """Look again later whether a device can be probed, without more of it in memory than its ids."""
         parked, wait, _ = self._asleep[name]
         wait = wait or self._limits.probe_min_us
-        self._asleep[name] = parked, min(2 * wait, self._limits.probe_max_us), now_us + wait
-        self._look_again(now_us + wait, name)
+        if self._can_probe(name):  # many are due at once, and would be again
+            next_wait, at = wait, now_us + _spread_us(name, wait)
+        else:
+            next_wait, at = min(2 * wait, self._limits.probe_max_us), now_us + wait
+        self._asleep[name] = parked, next_wait, at
+        self._look_again(at, name)
 
     def _plan_probe(self, device: Device, now_us: int) -> None:
         device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us
@@ -384,3 +395,8 @@ class ReplayCore(LiveCore):
             self._parked_count -= len(ids)
             for one in ids:
                 self._append(device, one, now_us)
+
+
+def _spread_us(name: str, wait_us: int) -> int:
+    """Return a time about as long as ``wait_us``, each device its own, so that not all are tried at one moment."""
+    return wait_us // 2 + crc32(name.encode()) % max(1, wait_us)

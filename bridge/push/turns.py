@@ -7,7 +7,7 @@ is for devices of which nobody has heard, in rounds of their own, for others may
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.commands import CommandPosition
 from bridge.push.queues import Device
@@ -15,6 +15,12 @@ from bridge.push.queues import Device
 __all__ = ["UNHEARD_EVERY", "Turns"]
 
 UNHEARD_EVERY: Final = 8
+
+
+class _Place(NamedTuple):
+    head: CommandPosition
+    name: str
+    device: Device
 
 
 class Turns:
@@ -27,9 +33,16 @@ class Turns:
     def __bool__(self) -> bool:
         return bool(self._back or self._unheard)
 
+    @property
+    def unheard(self) -> int:
+        """How many of them nobody has heard of."""
+        return len(self._unheard)
+
     def add(self, device: Device, head: CommandPosition) -> None:
-        """The device waits for what begins at ``head``."""
-        (self._unheard if device.probing or device.sweeping else self._back).add(device, head)
+        """The device waits for what begins at ``head``; a place that it has already is given up."""
+        unheard = device.probing or device.sweeping
+        (self._back if unheard else self._unheard).discard(device)
+        (self._unheard if unheard else self._back).add(device, head)
 
     def next(self) -> Device:
         """Return whose turn it is, and take it out. Raises IndexError when nobody waits."""
@@ -40,16 +53,25 @@ class Turns:
 
 class _Rounds:
     def __init__(self) -> None:
-        self._round: list[tuple[CommandPosition, str, Device]] = []  # the last one is the next
-        self._behind: list[tuple[CommandPosition, str, Device]] = []
+        self._round: list[_Place] = []  # the last one is the next
+        self._behind: list[_Place] = []
+        self._places: dict[str, _Place] = {}  # others in the lists were given up
 
-    def __bool__(self) -> bool:
-        return bool(self._round or self._behind)
+    def __len__(self) -> int:
+        return len(self._places)
 
     def add(self, device: Device, head: CommandPosition) -> None:
-        self._behind.append((head, device.name, device))
+        place = self._places[device.name] = _Place(head, device.name, device)
+        self._behind.append(place)
+
+    def discard(self, device: Device) -> None:
+        self._places.pop(device.name, None)
 
     def next(self) -> Device:
-        if not self._round:
-            self._round, self._behind = sorted(self._behind, reverse=True), []
-        return self._round.pop()[-1]
+        while True:
+            if not self._round:
+                self._round, self._behind = sorted(self._behind, key=lambda one: one[:2], reverse=True), []
+            place = self._round.pop()
+            if self._places.get(place.name) is place:
+                del self._places[place.name]
+                return place.device

@@ -235,7 +235,9 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
     assert core.parked > 1000, "and more waits for them"
 
 
-def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_go_through_the_log() -> None:
+def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_does_not_wait_for_them() -> (
+    None
+):
     core = a_core(replace(BROKER, probe_min_us=20 * SECOND, replay_rate=80, replay_window=64))
     places = {}
     for number in range(1000):
@@ -245,24 +247,34 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_go_through_the
         core.arrived(place, one, NOW)
     core.presence = Presence()  # as after a restart: nobody has heard of them
     core.link_up(tells_absence=True)
-    now, probed = NOW, list[CommandPosition]()
-    for _ in range(600):
+    now, probed, got = NOW, list[str](), dict[str, int]()
+    for turn in range(600):
         now += SECOND // 10
         core.tick(now)
+        if turn == 500:
+            back = [f"d{n}" for n in range(0, 1000, 50)]
+            for device in back:
+                core.alive(device, now)
         for action in core.take(now):
             if isinstance(action, Pull):
-                assert len(action.positions) == 1
                 (place,) = action.positions
-                probed.append(place)
+                probed += [action.device] * action.unheard
                 core.pulled(action.device, action.round, place, places[place], now)
             elif isinstance(action, Push):
-                core.confirmed(action.number, 0x10, now)
+                device = places[action.position].device
+                there = turn >= 500 and device in back
+                core.confirmed(action.number, 0 if there else 0x10, now)
+                if there:
+                    got[device] = turn - 500
             elif isinstance(action, StoreSegment):
                 core.segment_stored(action.parked)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
-    assert 350 < len(probed) <= 402, "ten a second of forty seconds"
-    assert probed == sorted(probed)
+            elif isinstance(action, StoreReceipt):
+                core.receipt_stored(action.position)
+    assert 300 < len(probed) <= 402, "ten a second of forty seconds"
+    assert sorted(got) == sorted(back)
+    assert max(got.values()) <= 30, "within three seconds, though hundreds are still to be tried"
 
 
 def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_meant() -> None:

@@ -49,6 +49,23 @@ def test_nobody_waits_for_ever_though_others_come_again_at_once(steps: list[tupl
     assert 0 < waits["far"] <= 8, "one round, and a turn of the other"
 
 
+def test_who_is_heard_of_waits_with_those_that_are_back_and_once() -> None:
+    turns = Turns()
+    for number in range(20):
+        turns.add(a_device(f"{number}", probing=True), at(number))
+    found = a_device("15", probing=True)
+    turns.add(found, at(15))
+    found.probing = False
+    turns.add(found, at(15))
+    turns.add(found, at(15))
+    assert turns.unheard == 19
+    assert turns.next() is found
+    assert [turns.next().name for _ in range(19)] == [f"{n}" for n in range(20) if n != 15]
+    assert not turns
+    with pytest.raises(IndexError):
+        turns.next()
+
+
 def test_who_comes_behind_what_was_read_waits_for_the_next_round() -> None:
     turns = Turns()
     for name, head in (("a", 10), ("b", 20)):
