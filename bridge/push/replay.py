@@ -27,8 +27,8 @@ _AHEAD: Final = 16
 """Parked commands of one device that are pulled and not settled."""
 _AT_ONCE: Final = 8
 """So many of them are pulled together, where the rate allows that: they lie close together."""
-_UNHEARD: Final = 64
-"""Devices that wait for their turn to be tried."""
+_UNHEARD: Final = 1024
+"""Devices that wait for their turn to be tried: the more of them, the closer together is what is read for them."""
 _SECOND: Final = 1_000_000
 _TIMERS: Final = 100
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
@@ -268,7 +268,7 @@ class ReplayCore(LiveCore):
 
     @property
     def _has_room_to_probe(self) -> bool:
-        """Whether a probe would come to its turn within seconds: until then a device is kept as its ids alone."""
+        """Whether a probe would come to its turn before long: until then a device is kept as its ids alone."""
         return self._pulling.unheard < _UNHEARD
 
     def _sleep_on(self, name: str, now_us: int) -> None:
