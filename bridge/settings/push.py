@@ -169,7 +169,7 @@ class PushSettings(Section):
         description="Commands that wait in Pulsar for one device; newer ones go to the dead letters (receipt overflowed).",
     )
     replay_rate: int = Field(
-        100,
+        50,
         ge=1,
         description="Waiting commands pushed in a second to devices that are back, per partition. One worker pushes about a "
         "thousand commands a second in all: keep this well below, or live devices wait while many come back at once.",
