@@ -48,8 +48,9 @@ class PartitionCore(MovingCore):
 
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far."""
-        self._pull(now_us)
+        self._refill(now_us)
         self._move_some()
+        self._pull()
         actions = super().take(now_us)
         if self._unwritten and (now_us >= self._flush_at_us or self._draining):
             self._flush(now_us)

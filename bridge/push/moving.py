@@ -26,7 +26,7 @@ from bridge.commands import CommandPosition
 from bridge.push.actions import Copy, StoreSegment
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.parked import GONE, Parked, segment_key
-from bridge.push.queues import Limits
+from bridge.push.queues import Device, Limits
 from bridge.push.replay import ReplayCore
 
 __all__ = ["MovingCore"]
@@ -69,16 +69,27 @@ class MovingCore(ReplayCore):
         self._to_move: deque[str] = deque()
         self._move: _Move | None = None
         self._moves = 0
+        self._moves_next = True  # before the next probe
         self._held_back: deque[tuple[int, CommandPosition]] = deque()  # when what was kept
         self._last_place: CommandPosition | None = None
 
     def look_for_moves(self, now_us: int) -> None:
         """Find what waits for too long where it stands; called now and then, before the hold is moved."""
-        after = self._limits.move_after_us
-        if after and not self._to_move:
-            for name, (parked, _, _) in self._asleep.items():
-                if parked.stays and now_us - parked.stays_since_us >= after:
-                    self._to_move.append(name)
+        if not self._limits.move_after_us or self._to_move:
+            return
+        for device in [one for one in self._devices.values() if self._moves_before_its_turn(one, now_us)]:
+            self._try_later(device, now_us)
+        for name, (parked, _, _) in self._asleep.items():
+            if self._stays_too_long(parked, now_us):
+                self._to_move.append(name)
+
+    def _moves_before_its_turn(self, device: Device, now_us: int) -> bool:
+        """Whether it only waits to be tried, which may take as long as it likes, and what it waits for is to be moved."""
+        idle = device.probing and device.wanting and not device.coming and not device.queue
+        return idle and self._stays_too_long(device.parked, now_us)
+
+    def _stays_too_long(self, parked: Parked, now_us: int) -> bool:
+        return bool(parked.stays) and now_us - parked.stays_since_us >= self._limits.move_after_us
 
     def keeps_from(self, now_us: int) -> CommandPosition | None:
         """As before; what is being moved is wanted from where it was until that is stored."""
@@ -122,7 +133,7 @@ class MovingCore(ReplayCore):
         due = super().next_time_us()
         if not self._moves_now or (self._move is not None and (self._move.coming or self._move.storing)):
             return due
-        missing = max(0.0, 1 - self._tokens)
+        missing = max(0.0, self._at_once - self._tokens)
         at = self._tokens_at_us + int(missing * 1_000_000 / self._limits.replay_rate) + 1
         return at if due is None else min(at, due)
 
@@ -133,12 +144,15 @@ class MovingCore(ReplayCore):
 
     @property
     def _moves_now(self) -> bool:
-        """Whether there is something to be moved; devices that are back come first."""
+        """Whether it is the turn of something to be moved: devices that are back come first, and with probes, of which
+        there may always be one more, it takes turns.
+        """
         some = self._move is not None or bool(self._to_move)
-        return some and self._link and not self._draining and not self._pulling
+        may = some and self._link and not self._draining and not self._pulling.back
+        return may and (self._moves_next or not (self._pulling and self._pulls_now))
 
     def _move_some(self) -> None:
-        if not self._moves_now:
+        if not self._moves_now or self._tokens < self._at_once:
             return
         move = self._move or self._next_move()
         if move is None or move.coming or move.storing:
@@ -150,8 +164,14 @@ class MovingCore(ReplayCore):
         count = min(_AT_ONCE, len(left), int(self._tokens))
         if count:
             self._tokens -= count
+            self._moves_next = False
             move.coming = True
             self._actions.append(Copy(move.number, tuple(left[:count])))
+
+    def _pull(self) -> None:
+        before = self._tokens
+        super()._pull()
+        self._moves_next = self._moves_next or self._tokens < before
 
     def _next_move(self) -> _Move | None:
         while self._to_move:

@@ -288,6 +288,14 @@ class ReplayCore(LiveCore):
         self._look_again(device.probe_at_us, device.name)
         device.probe_wait_us = min(2 * device.probe_wait_us, self._limits.probe_max_us)
 
+    def _try_later(self, device: Device, now_us: int) -> None:
+        """Have a device of which nothing is pulled yet give up its turn to be tried."""
+        device.mode = Mode.PARKED
+        device.probing = device.wanting = False
+        self._pulling.discard(device)
+        self._plan_probe(device, now_us)
+        self._sleep(device)
+
     def _wake(self, device: Device, *, probing: bool = False, sweeping: bool = False) -> None:
         device.mode = Mode.REPLAYING
         self._rounds += 1
@@ -326,13 +334,16 @@ class ReplayCore(LiveCore):
         items = chain(device.queue, device.unstored, device.storing)
         return device.coming + sum(1 for item in items if item.pulled or item.listed)
 
-    def _pull(self, now_us: int) -> None:
-        """Pull for those that are back, at the shaped rate, so that live devices do not feel it."""
+    def _refill(self, now_us: int) -> None:
+        """Let through what the shaped rate allows by now, so that live devices do not feel it."""
         rate = self._limits.replay_rate
         passed = max(0, now_us - self._tokens_at_us)
         most = max(self._at_once, rate / 20)
         self._tokens = min(most, self._tokens + passed * rate / _SECOND)
         self._tokens_at_us = now_us
+
+    def _pull(self) -> None:
+        """Pull for those that are back, and for a few others."""
         while self._pulling and self._tokens >= self._at_once and self._pulls_now:
             device = self._pulling.next()
             device.wanting = False

@@ -34,6 +34,11 @@ class Turns:
         return bool(self._back or self._unheard)
 
     @property
+    def back(self) -> bool:
+        """Whether any of them is back."""
+        return bool(self._back)
+
+    @property
     def unheard(self) -> int:
         """How many of them nobody has heard of."""
         return len(self._unheard)
@@ -43,6 +48,11 @@ class Turns:
         unheard = device.probing or device.sweeping
         (self._back if unheard else self._unheard).discard(device)
         (self._unheard if unheard else self._back).add(device, head)
+
+    def discard(self, device: Device) -> None:
+        """The device waits no more."""
+        self._back.discard(device)
+        self._unheard.discard(device)
 
     def next(self) -> Device:
         """Return whose turn it is, and take it out. Raises IndexError when nobody waits."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -756,6 +757,53 @@ def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_whe
     core.copied(order.move, [CommandPosition(50, 0, -1)], now)
     assert not of(StoreSegment, core.take(now + SECOND))
     assert core.keeps_from(now) == position(1)
+
+
+def test_h30_moves_and_probes_go_on_beside_each_other() -> None:
+    """However many devices wait to be tried: else what they wait for would keep everybody's commands in Pulsar."""
+    limits = replace(
+        LIMITS, move_after_us=100 * SECOND, probe_min_us=SECOND, probe_max_us=SECOND, replay_rate=50
+    )
+    core = a_core(limits)
+    names = [f"d{number}" for number in range(300)]
+    for number, name in enumerate(names):
+        core.gone(name, NOW, NOW)
+        core.arrived(position(number), command(number, name), NOW)
+    now = NOW + SECOND // 2
+    core.tick(now)
+    for segment in of(StoreSegment, core.take(now)):
+        core.segment_stored(segment.parked)
+    core.take(now)
+    now = NOW + 102 * SECOND
+    core.tick(now)
+    moved, tried = set[CommandPosition](), set[str]()
+    steps = count()
+    while len(moved) < len(names) and (step := next(steps)) < 5000:
+        if step % 20 == 0:  # those that wait to be tried are moved as well
+            core.look_for_moves(now)
+        actions = core.take(now)
+        for one in of(StoreSegment, actions):
+            core.segment_stored(one.parked)
+            if one.move:
+                core.move_stored(one.move)
+        for order in of(Copy, actions):
+            places = [CommandPosition(50, len(moved) + n, -1) for n in range(len(order.positions))]
+            moved.update(order.positions)
+            core.copied(order.move, places, now)
+        for pull in of(Pull, actions):
+            tried.add(pull.device)
+            for where in pull.positions:
+                core.pulled(pull.device, pull.round, where, command(where.entry, pull.device), now)
+            core.gone(pull.device, now, now)
+        due = core.next_time_us()
+        assert due is not None
+        assert actions or due > now, "due at once, for ever"
+        now = max(due, now)
+        core.tick(now)
+    assert len(moved) == len(names)
+    assert len(tried) > len(names) // 4
+    # both are paid for: a move takes as many tokens as it has commands, a probe eight
+    assert now < NOW + 102 * SECOND + 2 * len(names) * (1 + 8) * SECOND // 50
 
 
 def test_presence_forgets_whom_it_heard_of_least_lately() -> None:
