@@ -256,8 +256,9 @@ class PushWorld:
                 one.kill()
 
     def drain(self) -> None:
-        """Let all workers end as they should."""
+        """Let all workers end as they should; one of which the interpreter only starts would end by the signal."""
         for one in self._workers:
+            poll_for(lambda one=one: self._waits(one), 60, "a worker that has begun")  # type: ignore[misc]
             one.process.terminate()
         for one in self._workers:
             code = one.process.wait(60)
