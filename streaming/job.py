@@ -43,7 +43,7 @@ from streaming.quality import QualityWatch
 from streaming.quality_gate import BadShareGate
 from streaming.rule_fields import RuleFields, rule_fields
 from streaming.rules import AlertRule, load_rules
-from streaming.stopping import StopRequest
+from streaming.stopping import StopRequest, stop_between_batches
 from streaming.tables import Tables
 
 if TYPE_CHECKING:
@@ -183,10 +183,7 @@ class Job:
         if self._quality is not None:
             self._quality.stop()
             self._quality = None
-        for query in self.queries:
-            if query.isActive:
-                _end_batch(query)
-                query.stop()
+        stop_between_batches(self.queries)
         for lock in self._locks:
             lock.release()
         self._locks.clear()
@@ -212,9 +209,9 @@ class Job:
         again when it is done.
         """
         if self._hold is not None and self._hold.wanted():
-            for query in [q for q in self.queries if q.isActive]:
-                _end_batch(query)
-                query.stop()
+            running = [q for q in self.queries if q.isActive]
+            stop_between_batches(running)
+            for query in running:
                 self.queries.remove(query)
                 self._paused.append(str(query.name))
                 _log.info("paused for a change of tables", query=query.name)
@@ -339,13 +336,6 @@ class Job:
         told = device_changes.of_topics(device_changes.topics(self.spark, self.plan.settings))
         batches = latest.LatestBatches(tables, checkpoint, written=partial(self.written, "latest"))
         return latest.query(readings.unionByName(told), tables, batches)
-
-
-def _end_batch(query: StreamingQuery, timeout_s: float = 60.0) -> None:
-    """Wait until the query is between two batches, so that stopping it interrupts none."""
-    deadline = time.monotonic() + timeout_s
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 class Cause(NamedTuple):

@@ -1,19 +1,45 @@
 """Turns SIGTERM and SIGINT into a request to stop, in a driver that is two processes: spark-submit's JVM and Python.
 
-The signal usually reaches the JVM, whose default is to tear everything down in mid-batch. It decides nothing else.
+The signal usually reaches the JVM, whose default is to tear everything down in mid-batch. And stops queries without that.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["StopRequest"]
+__all__ = ["StopRequest", "stop_between_batches"]
+
+
+def stop_between_batches(queries: Iterable[StreamingQuery], timeout_s: float = 60.0) -> None:
+    """Stop queries, each as soon as its batch has ended; no batch of another one waits for that.
+
+    A query that is behind begins the next batch within the same millisecond. So one that has begun a batch since is
+    stopped too: it plans what to read, and what it has planned it reads when it starts again.
+    """
+    running = {query: _batch(query) for query in queries if query.isActive}
+    deadline = time.monotonic() + timeout_s
+    while running:
+        late = time.monotonic() >= deadline
+        for query, batch in list(running.items()):
+            if late or not query.isActive or not query.status["isTriggerActive"] or _batch(query) != batch:
+                query.stop()
+                del running[query]
+        time.sleep(0.02)
+
+
+def _batch(query: StreamingQuery) -> int:
+    """Return the number of the batch that ended last, -1 before the first."""
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
 
 
 class StopRequest:

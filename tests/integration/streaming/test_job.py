@@ -158,14 +158,14 @@ def publish(client: pulsar.Client, topic: str, numbers: range) -> list[str]:
 
 @contextmanager
 def readings_meanwhile(client: pulsar.Client, topic: str, first: int) -> Iterator[list[str]]:
-    """Publish nine readings a second, none of them low, until the block ends; yields their ids."""
+    """Publish nine readings every two seconds, none of them low, until the block ends; yields their ids."""
     done = threading.Event()
     sent: list[str] = []
 
     def run() -> None:
         for n in count(first, 10):
             sent.extend(publish(client, topic, range(n, n + 9)))
-            if done.wait(1):
+            if done.wait(2):
                 return
 
     thread = threading.Thread(target=run)
