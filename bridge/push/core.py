@@ -49,6 +49,7 @@ class PartitionCore(MovingCore):
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far."""
         self._refill(now_us)
+        self._try_due(now_us)
         self._move_some()
         self._pull()
         actions = super().take(now_us)
@@ -194,17 +195,14 @@ class PartitionCore(MovingCore):
         expired = len(parked) > 0 and 0 < parked[0].expires_at_ms * 1000 <= now_us
         if not expired and not probe:
             return
-        if not expired and name in self._asleep and not (self._can_probe(name) and self._has_room_to_probe):
-            self._sleep_on(name, now_us)
-            return
-        device = self._known(name)
-        assert device is not None
         if probe and self._can_probe(name):
-            self._wake(device, probing=True)
+            self._is_due(name)
         elif expired:
+            device = self._known(name)
+            assert device is not None
             self._wake(device, sweeping=True)
-        elif probe:
-            self._plan_probe(device, now_us)
+        else:
+            self._look_later(name, now_us)
 
     # --- going away ---
 

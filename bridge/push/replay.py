@@ -27,10 +27,12 @@ _AHEAD: Final = 16
 """Parked commands of one device that are pulled and not settled."""
 _AT_ONCE: Final = 8
 """So many of them are pulled together, where the rate allows that: they lie close together."""
-_UNHEARD: Final = 1024
-"""Devices that wait for their turn to be tried: the more of them, the closer together is what is read for them."""
+_UNHEARD: Final = 16
+"""Devices that wait for their turn to be tried; of the others that are due the ids are all that is kept."""
 _SECOND: Final = 1_000_000
 _TIMERS: Final = 100
+_DUE: Final = 0
+"""In place of the time of a probe: it waits for its turn."""
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
 
 
@@ -73,6 +75,8 @@ class ReplayCore(LiveCore):
         self._coming = 0
         self._timers: list[tuple[int, str]] = []  # of probes and expiries
         self._timers_most = _TIMERS
+        self._round: list[str] = []  # devices that are due to be tried; the last one is the next
+        self._next_round: list[str] = []
         self._tells_absence = False
         self._parked_count = 0
         segments = {} if parked is None else parked
@@ -168,7 +172,7 @@ class ReplayCore(LiveCore):
         """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
         times = [super().next_time_us(), self._timers[0][0] if self._timers else None]
         times.append(self._flush_at_us if self._unwritten else None)
-        if self._pulling and self._pulls_now:
+        if (self._pulling or self._round or self._next_round) and self._pulls_now:
             missing = max(0.0, self._at_once - self._tokens)
             times.append(self._tokens_at_us + int(missing * _SECOND / self._limits.replay_rate) + 1)
         return min((at for at in times if at is not None), default=None)
@@ -227,10 +231,10 @@ class ReplayCore(LiveCore):
         """Have ``tick`` look at a parked device. Times that were replaced stay until they come, but not too many."""
         heapq.heappush(self._timers, (at_us, name))
         if len(self._timers) >= self._timers_most:
-            self._timers = sorted({one for one in self._timers if self._is_due(*one)})
+            self._timers = sorted({one for one in self._timers if self._is_timed(*one)})
             self._timers_most = 2 * len(self._timers) + _TIMERS
 
-    def _is_due(self, at_us: int, name: str) -> bool:
+    def _is_timed(self, at_us: int, name: str) -> bool:
         asleep, device = self._asleep.get(name), self._devices.get(name)
         if asleep is not None:
             parked, _, probe_at_us = asleep
@@ -266,21 +270,50 @@ class ReplayCore(LiveCore):
         """Whether a push would tell: a broker that queues for absent devices, or drops for them, says nothing."""
         return self._limits.answers or (self._tells_absence and not self.presence.absent(name))
 
-    @property
-    def _has_room_to_probe(self) -> bool:
-        """Whether a probe would come to its turn before long: until then a device is kept as its ids alone."""
-        return self._pulling.unheard < _UNHEARD
+    def _is_due(self, name: str) -> None:
+        """A parked device waits for its turn to be tried, without more of it in memory than its ids if it sleeps."""
+        if name in self._asleep:
+            self._asleep[name] = *self._asleep[name][:2], _DUE
+        else:
+            self._devices[name].probe_at_us = _DUE
+        self._next_round.append(name)
 
-    def _sleep_on(self, name: str, now_us: int) -> None:
-        """Look again later whether a device can be probed, without more of it in memory than its ids."""
+    def _look_later(self, name: str, now_us: int) -> None:
+        """See later whether a parked device can be tried."""
+        if name not in self._asleep:
+            self._plan_probe(self._devices[name], now_us)
+            return
         parked, wait, _ = self._asleep[name]
         wait = wait or self._limits.probe_min_us
-        if self._can_probe(name):  # many are due at once, and would be again
-            next_wait, at = wait, now_us + _spread_us(name, wait)
-        else:
-            next_wait, at = min(2 * wait, self._limits.probe_max_us), now_us + wait
-        self._asleep[name] = parked, next_wait, at
-        self._look_again(at, name)
+        self._asleep[name] = parked, min(2 * wait, self._limits.probe_max_us), now_us + wait
+        self._look_again(now_us + wait, name)
+
+    def _try_due(self, now_us: int) -> None:
+        """Have some of the devices that are due wait for their turn: in rounds, in the order of the log, so that what is
+        read for one stands close behind what was read for the one before.
+        """
+        while self._pulling.unheard < _UNHEARD and (self._round or self._next_round):
+            if not self._round:
+                due = {name: self._due(name) for name in self._next_round}
+                heads = {name: head for name, head in due.items() if head is not None}
+                self._round, self._next_round = sorted(heads, key=heads.__getitem__, reverse=True), []
+                continue
+            name = self._round.pop()
+            if self._due(name) is None:
+                continue  # it was back since
+            if self._can_probe(name):
+                self._wake(self._device(name), probing=True)
+            else:
+                self._look_later(name, now_us)
+
+    def _due(self, name: str) -> CommandPosition | None:
+        """Return the first of what waits for a device that is due to be tried, None when it is not."""
+        asleep, device = self._asleep.get(name), self._devices.get(name)
+        if asleep is not None:
+            return asleep[0].position(0) if asleep[2] == _DUE else None
+        if device is None or device.mode is not Mode.PARKED or device.probe_at_us != _DUE:
+            return None
+        return device.parked.position(0) if len(device.parked) else NOWHERE
 
     def _plan_probe(self, device: Device, now_us: int) -> None:
         device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us
