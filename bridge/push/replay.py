@@ -294,9 +294,8 @@ class ReplayCore(LiveCore):
         """
         while self._pulling.unheard < _UNHEARD and (self._round or self._next_round):
             if not self._round:
-                due = {name: self._due(name) for name in self._next_round}
-                heads = {name: head for name, head in due.items() if head is not None}
-                self._round, self._next_round = sorted(heads, key=heads.__getitem__, reverse=True), []
+                self._round, self._next_round = self._next_round, []
+                self._round.sort(key=lambda name: self._due(name) or NOWHERE, reverse=True)
                 continue
             name = self._round.pop()
             if self._due(name) is None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import idle, ingest, loop, outage, push, push_parked, silver, source
+from tests.bench import idle, ingest, loop, notebook, outage, push, push_parked, silver, source
 from tests.bench.results import Figure, show, write
 
 GROUPS = {
@@ -17,6 +17,7 @@ GROUPS = {
     "idle": idle.measure,
     "loop": loop.measure,
     "silver": silver.measure,
+    "notebook": notebook.measure,
     "push": push.measure,
     "parked": push_parked.measure,
 }
