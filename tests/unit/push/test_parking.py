@@ -760,21 +760,26 @@ def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_whe
     assert core.keeps_from(now) == position(1)
 
 
+def away(limits: Limits, names: list[str]) -> PartitionCore:
+    """Each of ``names`` is away with one command, whose ids are stored half a second after ``NOW``."""
+    core = a_core(limits)
+    for number, name in enumerate(names):
+        core.gone(name, NOW, NOW)
+        core.arrived(position(number), command(number, name), NOW)
+    core.tick(NOW + SECOND // 2)
+    for segment in of(StoreSegment, core.take(NOW + SECOND // 2)):
+        core.segment_stored(segment.parked)
+    core.take(NOW + SECOND // 2)
+    return core
+
+
 def test_h30_moves_and_probes_go_on_beside_each_other() -> None:
     """However many devices wait to be tried: else what they wait for would keep everybody's commands in Pulsar."""
     limits = replace(
         LIMITS, move_after_us=100 * SECOND, probe_min_us=SECOND, probe_max_us=SECOND, replay_rate=50
     )
-    core = a_core(limits)
     names = [f"d{number}" for number in range(300)]
-    for number, name in enumerate(names):
-        core.gone(name, NOW, NOW)
-        core.arrived(position(number), command(number, name), NOW)
-    now = NOW + SECOND // 2
-    core.tick(now)
-    for segment in of(StoreSegment, core.take(now)):
-        core.segment_stored(segment.parked)
-    core.take(now)
+    core = away(limits, names)
     now = NOW + 102 * SECOND
     core.tick(now)
     moved, tried = set[CommandPosition](), set[str]()
@@ -809,15 +814,9 @@ def test_h30_moves_and_probes_go_on_beside_each_other() -> None:
 
 def test_devices_are_tried_in_the_order_of_the_log_and_each_comes_to_its_turn() -> None:
     """However many are due at once, and however often others are: what is read for one stands behind what was read last."""
-    core = a_core(replace(LIMITS, probe_min_us=SECOND, probe_max_us=SECOND, replay_rate=50))
     names = [f"d{number}" for number in range(200)]
-    for number, name in enumerate(names):
-        core.gone(name, NOW, NOW)
-        core.arrived(position(number), command(number, name), NOW)
+    core = away(replace(LIMITS, probe_min_us=SECOND, probe_max_us=SECOND, replay_rate=50), names)
     now = NOW + SECOND // 2
-    core.tick(now)
-    for segment in of(StoreSegment, core.take(now)):
-        core.segment_stored(segment.parked)
     core.arrived(position(200), command(200, "d150"), now)  # not stored for now: kept with more than its ids
     tried: list[int] = []
     while len(tried) < 2 * len(names):
