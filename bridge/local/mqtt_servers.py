@@ -24,6 +24,8 @@ _BROKER_XML = """<?xml version="1.0" encoding="UTF-8"?>
     <name>pulsebridge</name>
     <security-enabled>false</security-enabled>
     <jmx-management-enabled>false</jmx-management-enabled>
+    <!-- Of each session that begins or ends: only a cluster of brokers reads them. -->
+    <suppress-session-notifications>true</suppress-session-notifications>
     <persistence-enabled>true</persistence-enabled>
     <journal-type>{journal_type}</journal-type>
     <journal-datasync>{fsync}</journal-datasync>
