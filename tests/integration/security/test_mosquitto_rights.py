@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC
@@ -169,5 +170,13 @@ def test_the_readme_s_access_list_lets_a_device_ask_for_its_own_commands_alone(
             for asked in ("press-8", "press-7"):
                 device.publish(f"pulsebridge/resume/{asked}", b"earliest")
             assert device.flush()
-            poll_for(lambda: read_topic(settings, RESUME_TOPIC), 30, "the request that it may make")
-            assert [m.partition_key() for m in read_topic(settings, RESUME_TOPIC)] == ["press-7"]
+            poll_for(lambda: requests(settings), 30, "the request that it may make")
+            assert [m.partition_key() for m in requests(settings)] == ["press-7"]
+
+
+def requests(settings: Settings) -> list[pulsar.Message]:
+    """Return the requests to resume; ingest makes their topic with the first."""
+    try:
+        return read_topic(settings, RESUME_TOPIC)
+    except pulsar.TopicNotFound:
+        return []
