@@ -27,6 +27,7 @@ __all__ = ["Advertiser", "read_board", "tidy"]
 log = structlog.get_logger("protocols")
 
 _TOMBSTONE_S: Final = 2.0
+_ANSWER_S: Final = 0.5
 _TIDY_S: Final = 3600.0
 _READ_MS: Final = 2000
 _FORGET_MS: Final = 7 * 24 * 3600 * 1000
@@ -70,7 +71,7 @@ class Advertiser:
         """Remove the record, and wait a moment for that."""
         self._stopping.set()
         self._now.set()
-        self._thread.join(_TOMBSTONE_S + 0.5)
+        self._thread.join(_ANSWER_S + _TOMBSTONE_S + 0.5)
 
     def _run(self) -> None:
         tidied = time.monotonic() - _TIDY_S  # at once: the process before us may have left much
@@ -83,8 +84,8 @@ class Advertiser:
                 self._try(self._tidy, quietly=True)
             self._now.wait(self._interval_s)
             self._stopping.wait(min(0.2, self._interval_s / 4))  # several changes at once make one record
-        # A record that Pulsar has not answered means that it is away: then nothing is waited for.
-        if self._producer is not None and self._answered.is_set():
+        # The last record may be on its way just now; one that is not answered in a moment means that Pulsar is away.
+        if self._producer is not None and self._answered.wait(_ANSWER_S):
             self._try(lambda: self._write(b""), quietly=True)
             self._answered.wait(_TOMBSTONE_S)
 

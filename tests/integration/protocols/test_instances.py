@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
@@ -166,6 +167,27 @@ def test_a_record_of_an_instance_that_went_without_a_word_long_ago_is_removed(
         poll_for(lambda: [r.instance for r in read_board(client)] == ["new"], 30, "the old one to be removed")
         advertiser.stop()
         assert read_board(client) == []
+
+
+def test_a_record_that_is_on_its_way_at_the_stop_is_removed_as_well(namespaces: PulsarSettings) -> None:
+    with PulsarAdmin(namespaces, timeout_s=30) as admin, PulsarClient(namespaces) as client:
+        provision(admin)
+        for turn in range(5):
+            made: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+            def again(turn: int = turn, made: queue.SimpleQueue[int] = made) -> InstanceRecord:
+                made.put(turn)
+                return record(f"i{turn}", turn)
+
+            advertiser = Advertiser(client, admin, again, 60.0)
+            advertiser.start()
+            poll_for(lambda: read_board(client), 30, "the first record")
+            while not made.empty():
+                made.get()
+            advertiser.renew()
+            made.get(timeout=patient(30))  # and now it is sent
+            advertiser.stop()
+            assert read_board(client) == []
 
 
 def test_messages_flow_where_the_instances_topic_cannot_be_written(
