@@ -153,8 +153,10 @@ class Puller:
             while not self._closing.is_set():
                 orders = self._all_waiting()
                 pulls = [order for order in orders if isinstance(order, Pull)]
-                self._sweep([pull for pull in pulls if not pull.unheard], self._reading)
-                self._sweep([pull for pull in pulls if pull.unheard], self._unheard)
+                # One that is heard of while it is tried wants more: what it was tried with comes before that.
+                heard = {pull.device for pull in pulls if not pull.unheard}
+                self._sweep([pull for pull in pulls if pull.device in heard], self._reading)
+                self._sweep([pull for pull in pulls if pull.device not in heard], self._unheard)
                 for order in orders:
                     if isinstance(order, Copy):
                         self._post(Copied(order.move, self._try_to_copy(order)))

@@ -132,6 +132,21 @@ def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
     assert sorted(topic.begun) == [10, 50_000], "a reader for each of the two"
 
 
+def test_who_is_heard_of_while_it_is_tried_gets_its_commands_in_order(
+    posted: queue.SimpleQueue[Pulled],
+) -> None:
+    topic = Topic()
+    topic.lets.clear()
+    one = reads_from(topic, posted, held_bytes=1000)
+    orders = [order("first", 10), order("a", 20, unheard=True), order("b", 15, unheard=True), order("a", 21)]
+    for each in orders:
+        one.pull(each)
+    topic.lets.set()
+    found = [posted.get(timeout=patient(20)) for _ in range(4)]
+    one.close()
+    assert [p.position.entry for p in found if p.pull.device == "a"] == [20, 21]
+
+
 def test_a_device_that_woke_twice_gets_both_answers_of_one_read(posted: queue.SimpleQueue[Pulled]) -> None:
     topic = Topic()
     topic.lets.clear()
