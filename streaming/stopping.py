@@ -1,6 +1,7 @@
 """Turns SIGTERM and SIGINT into a request to stop, in a driver that is two processes: spark-submit's JVM and Python.
 
-The signal usually reaches the JVM, whose default is to tear everything down in mid-batch. And stops queries without that.
+The signal usually reaches the JVM, whose default is to tear everything down in mid-batch.
+``stop_between_batches`` stops queries without that.
 """
 
 from __future__ import annotations

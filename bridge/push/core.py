@@ -196,7 +196,7 @@ class PartitionCore(MovingCore):
         if not expired and not probe:
             return
         if probe and self._can_probe(name):
-            self._is_due(name)
+            self._line_up(name)
         elif expired:
             device = self._known(name)
             assert device is not None

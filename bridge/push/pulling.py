@@ -3,7 +3,8 @@ ones, and moves the holds that keep both; on a thread of its own.
 
 It decides nothing: what is read comes from the core, and each read is answered by ``Pulled``. Where many devices wake
 at once, as after a takeover, what all of them wait for is read in the order of the log: one after the other they would
-cost a new reader each. Those of which nobody has heard have a reader of their own, for the same reason.
+cost a new reader each. Those of which nobody has heard have a reader of their own, for the same reason,
+until one of them wants more because it is back: what is read for one device comes in order.
 """
 
 from __future__ import annotations

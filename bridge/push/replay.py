@@ -270,7 +270,7 @@ class ReplayCore(LiveCore):
         """Whether a push would tell: a broker that queues for absent devices, or drops for them, says nothing."""
         return self._limits.answers or (self._tells_absence and not self.presence.absent(name))
 
-    def _is_due(self, name: str) -> None:
+    def _line_up(self, name: str) -> None:
         """A parked device waits for its turn to be tried, without more of it in memory than its ids if it sleeps."""
         if name in self._asleep:
             self._asleep[name] = *self._asleep[name][:2], _DUE
