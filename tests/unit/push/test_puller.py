@@ -147,6 +147,36 @@ def test_who_is_heard_of_while_it_is_tried_gets_its_commands_in_order(
     assert [p.position.entry for p in found if p.pull.device == "a"] == [20, 21]
 
 
+TRIED = st.sampled_from([(True,), (True, False), (True, False, False), (False, False)])
+"""The orders of one device since it woke, and whether nobody had heard of it at each."""
+
+
+@given(st.lists(TRIED, min_size=1, max_size=3), st.permutations(range(9)), st.data())
+def test_whatever_is_ordered_together_comes_to_each_device_in_order(
+    devices: list[tuple[bool, ...]], places: list[int], data: st.DataObject
+) -> None:
+    waiting = []
+    for number, orders in enumerate(devices):
+        own = sorted(100 + place for place in places[3 * number : 3 * number + 3])
+        waiting.append([order(f"d{number}", at, unheard=u) for at, u in zip(own, orders, strict=False)])
+    expected = {orders[0].device: [each.positions[0] for each in orders] for orders in waiting}
+    posted: queue.SimpleQueue[Pulled] = queue.SimpleQueue()
+    topic = Topic()
+    topic.lets.clear()
+    one = reads_from(topic, posted, held_bytes=1000)
+    one.pull(order("first", 10))
+    while left := [orders for orders in waiting if orders]:
+        one.pull(data.draw(st.sampled_from(left), label="next").pop(0))
+    topic.lets.set()
+    found: dict[str, list[CommandPosition]] = {}
+    for _ in range(1 + sum(map(len, expected.values()))):
+        pulled = posted.get(timeout=patient(20))
+        found.setdefault(pulled.pull.device, []).append(pulled.position)
+    one.close()
+    assert found.pop("first") == [CommandPosition(3, 10, -1)]
+    assert found == expected
+
+
 def test_a_device_that_woke_twice_gets_both_answers_of_one_read(posted: queue.SimpleQueue[Pulled]) -> None:
     topic = Topic()
     topic.lets.clear()
