@@ -7,10 +7,11 @@ suite (``predicates``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bridge.errors import ConfigError
+from streaming.built_once import built_once
 from streaming.decoders import forms, leftovers
 from streaming.decoders.paths import JsonPath
 from streaming.decoders.settings import NO_ID, Decoder
@@ -106,37 +107,42 @@ def decode(
     ``rules`` say where the id and the time are that a decoder names no path for. The payload of an element of an
     array becomes that element, as JSON: a message with many bad ones must not be kept once for each.
     """
-    from pyspark.sql import functions as F
-
+    decoders, rules = tuple(decoders), tuple(rules)
     rows = rows.withColumn("decoder", _first_match(decoders))
     rows = forms.documents(rows, decoders)
-    told = _Told(decoders, rules)
     # What all readings of a message share is taken before it is taken apart, so that no copy of it goes with each.
-    rows = rows.withColumns(told.columns(of_message=True))
+    shared = _shared(decoders, rules)
+    rows = rows.withColumns(shared)
     rows = leftovers.of_message(rows, decoders, rules)
     rows = forms.elements(rows, decoders, leftovers.MESSAGE_PARTS)
-    rows = rows.withColumns(told.columns(of_message=False))
+    rows = rows.withColumns(_of_readings(decoders))
     rows = leftovers.of_reading(rows, decoders, rules, added or {}, schema_evolution)
+    for columns in _timed(decoders):
+        rows = rows.withColumns(columns)
+    return rows.withColumns(_judged(decoders)).drop("item", "time_text", *shared)
+
+
+@built_once
+def _judged(decoders: Sequence[Decoder]) -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
     without_id = [n for n, decoder in enumerate(decoders) if decoder.id == NO_ID]
     unknown = F.when(F.col("decoder").isNull(), F.lit(UNKNOWN_TOPIC))
     undecodable = F.when(F.col("fault").isNotNull(), F.lit(UNDECODABLE))
-    rows = _timed(rows, decoders)
     bad_time = F.when(F.col("time_fault").isNotNull(), F.lit(BAD_TIME))
-    return (
-        rows.withColumn("event_day", F.to_date("event_time"))
-        .withColumn(
-            "sent_at", F.timestamp_micros(F.when(F.col("sent_at").between(*MICROS), F.col("sent_at")))
-        )
-        .withColumn("publish_time", F.col("__publishTime"))
-        .withColumn("processed_at", F.current_timestamp())
-        .withColumn("no_id", F.coalesce(F.col("decoder").isin(without_id), F.lit(False)))
-        .withColumn("decoding_failures", F.array_compact(F.array(unknown, undecodable, bad_time)))
-        .drop("item", *told.shared)
-    )
+    return {
+        "event_day": F.to_date("event_time"),
+        "sent_at": F.timestamp_micros(F.when(F.col("sent_at").between(*MICROS), F.col("sent_at"))),
+        "publish_time": F.col("__publishTime"),
+        "processed_at": F.current_timestamp(),
+        "no_id": F.coalesce(F.col("decoder").isin(without_id), F.lit(False)),
+        "decoding_failures": F.array_compact(F.array(unknown, undecodable, bad_time)),
+    }
 
 
-def _timed(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
-    """Replace the text ``event_time`` by the time that it says, and add ``time_fault``."""
+@built_once
+def _timed(decoders: Sequence[Decoder]) -> tuple[dict[str, Column], ...]:
+    """Return what replaces the text ``event_time`` by the time that it says, and adds ``time_fault``, in two steps."""
     from pyspark.sql import functions as F
 
     time, fault = F.lit(None).cast("timestamp"), F.lit(None).cast("string")
@@ -144,63 +150,67 @@ def _timed(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
         of_unit = F.col("decoder").isin([n for n, d in enumerate(decoders) if d.time_unit == unit])
         time = F.when(of_unit, as_timestamp("event_time", unit)).otherwise(time)
         fault = F.when(of_unit, words_for("event_time", unit)).otherwise(fault)
-    rows = rows.withColumns({"time_text": F.col("event_time"), "event_time": time, "time_fault": fault})
     unread = F.col("event_time").isNull() & F.col("time_text").isNotNull()
-    return rows.withColumn("time_fault", F.when(unread, F.col("time_fault"))).drop("time_text")
+    return (
+        {"time_text": F.col("event_time"), "event_time": time, "time_fault": fault},
+        {"time_fault": F.when(unread, F.col("time_fault"))},
+    )
 
 
-class _Told:
-    """What the decoders and the topic rules say of each column of a reading."""
+@built_once
+def _shared(decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> dict[str, Column]:
+    """Return what messages say of their readings; these columns are there until the readings have them."""
 
-    def __init__(self, decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> None:
-        self._decoders = decoders
-        self._rules = rules
-        self.shared = [f"message_{name}" for name in _COLUMNS if self._any_shared(name)]
-        """Columns with what the message says; they are there between the two calls of ``columns``."""
+    def said(decoder: Decoder, name: str) -> Column | None:
+        return _in_message(decoder, name, rules) if _is_shared(decoder, name) else None
 
-    def columns(self, *, of_message: bool) -> dict[str, Column]:
-        """Return what messages say, as shared columns, or what readings say, with that filled in."""
-        if of_message:
-            return {name: self._by_decoder(name.removeprefix("message_"), True) for name in self.shared}
-        return {name: self._by_decoder(name, False) for name in _COLUMNS}
+    names = [name for name in _COLUMNS if any(_is_shared(d, name) for d in decoders)]
+    return {f"message_{name}": _by_decoder(decoders, name, said) for name in names}
 
-    def _any_shared(self, name: str) -> bool:
-        return any(_is_shared(d, name) for d in self._decoders)
 
-    def _by_decoder(self, name: str, of_message: bool) -> Column:
-        from pyspark.sql import functions as F
+@built_once
+def _of_readings(decoders: Sequence[Decoder]) -> dict[str, Column]:
+    """Return what readings say, with what their messages say filled in."""
+    return {name: _by_decoder(decoders, name, _in_reading) for name in _COLUMNS}
 
-        kind = _COLUMNS[name].type
-        found = F.lit(None).cast(kind)
-        for n, decoder in reversed(list(enumerate(self._decoders))):
-            if of_message and not _is_shared(decoder, name):
-                continue
-            column = self._in_message(decoder, name) if of_message else self._in_reading(decoder, name)
-            found = F.when(F.col("decoder") == n, column.cast(kind)).otherwise(found)
-        return found
 
-    def _in_message(self, decoder: Decoder, name: str) -> Column:
-        from pyspark.sql import functions as F
+def _by_decoder(
+    decoders: Sequence[Decoder], name: str, column: Callable[[Decoder, str], Column | None]
+) -> Column:
+    from pyspark.sql import functions as F
 
-        text = getattr(decoder, _COLUMNS[name].setting)
-        if (name, text) == ("reading_id", NO_ID):
-            return F.concat_ws(":", "ledger_id", "entry_id", "batch_index")
-        if text is None:
-            return by_rule(self._rules, "id" if name == "reading_id" else "time")
-        return F.try_variant_get("json", JsonPath.parse(text).text, _COLUMNS[name].type)
+    kind = _COLUMNS[name].type
+    found = F.lit(None).cast(kind)
+    for n, decoder in reversed(list(enumerate(decoders))):
+        said = column(decoder, name)
+        if said is not None:
+            found = F.when(F.col("decoder") == n, said.cast(kind)).otherwise(found)
+    return found
 
-    def _in_reading(self, decoder: Decoder, name: str) -> Column:
-        from pyspark.sql import functions as F
 
-        if _is_shared(decoder, name):
-            shared = F.col(f"message_{name}")
-            # One id for many readings: the place in the message tells them apart, and is the same when it comes again.
-            many = name == "reading_id" and decoder.elements is not None
-            return F.concat(shared, F.lit("#"), F.col("element").cast("string")) if many else shared
-        text = getattr(decoder, _COLUMNS[name].setting)
-        if text is None or not text.startswith("$"):
-            return F.lit(text)
-        return F.try_variant_get("item", text, _COLUMNS[name].type)
+def _in_message(decoder: Decoder, name: str, rules: Sequence[RuleFields]) -> Column:
+    from pyspark.sql import functions as F
+
+    text = getattr(decoder, _COLUMNS[name].setting)
+    if (name, text) == ("reading_id", NO_ID):
+        return F.concat_ws(":", "ledger_id", "entry_id", "batch_index")
+    if text is None:
+        return by_rule(rules, "id" if name == "reading_id" else "time")
+    return F.try_variant_get("json", JsonPath.parse(text).text, _COLUMNS[name].type)
+
+
+def _in_reading(decoder: Decoder, name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    if _is_shared(decoder, name):
+        shared = F.col(f"message_{name}")
+        # One id for many readings: the place in the message tells them apart, and is the same when it comes again.
+        many = name == "reading_id" and decoder.elements is not None
+        return F.concat(shared, F.lit("#"), F.col("element").cast("string")) if many else shared
+    text = getattr(decoder, _COLUMNS[name].setting)
+    if text is None or not text.startswith("$"):
+        return F.lit(text)
+    return F.try_variant_get("item", text, _COLUMNS[name].type)
 
 
 def _is_shared(decoder: Decoder, name: str) -> bool:
@@ -211,6 +221,7 @@ def _is_shared(decoder: Decoder, name: str) -> bool:
     return bool(text.startswith("$$"))
 
 
+@built_once
 def _first_match(decoders: Sequence[Decoder]) -> Column:
     from pyspark.sql import functions as F
 

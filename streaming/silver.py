@@ -26,17 +26,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streaming import rule_fields
 from streaming.batch_figures import observed
+from streaming.built_once import built_once
 from streaming.checkpoints import Checkpoint, recipe_hash
 from streaming.conflicts import retrying
 from streaming.decoders.settings import Decoder, as_recipe, parse_decoders
 from streaming.evolving import Evolving, Heard, nobody_hears
-from streaming.predicates import Suite, failed_rules, parse_suite
+from streaming.predicates import Rule, Suite, failed_rules, parse_suite
 from streaming.readings import BAD_TIME, UNDECODABLE, UNKNOWN_TOPIC, decode
 from streaming.rule_fields import RuleFields
 from streaming.tables import POSITION_COLUMNS, QUARANTINE_COLUMNS, SILVER_COLUMNS, Table, Tables, create
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
 __all__ = [
@@ -167,13 +168,18 @@ def suspects_of(rows: DataFrame, silver: DataFrame) -> int:
     return both.withColumn("first", first).where("new AND place > first").count()
 
 
-def reason_of(suite: Suite) -> Any:
+def reason_of(suite: Suite) -> Column:
     """Return the column that puts the first failed rule into words."""
+    return _reason_of(suite.row_rules)
+
+
+@built_once
+def _reason_of(rules: Sequence[Rule]) -> Column:
     from pyspark.sql import functions as F
 
     first = F.col("failed_rules")[0]
     text = F.concat(F.lit("fails the rule "), first)
-    for rule in suite.row_rules:
+    for rule in rules:
         text = F.when(
             first == rule.name, F.lit(f"{rule.expectation} on {', '.join(rule.columns)}")
         ).otherwise(text)

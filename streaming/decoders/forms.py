@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from streaming.built_once import built_once
 from streaming.decoders.settings import Decoder
 from streaming.decoders.unpacking import needs_python, unpack_rows
 
@@ -32,12 +33,23 @@ def documents(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
         rows = unpack_rows(rows, decoders)
     else:
         rows = rows.withColumn("body", F.col("payload")).withColumn("fault", F.lit(None).cast("string"))
-    rows = rows.withColumn("text", F.expr("try_validate_utf8(CAST(body AS STRING))"))
-    json = _by_decoder(decoders, _document)
-    rows = rows.withColumn("json", json.cast("variant"))
+    made = _documents(tuple(decoders))
+    for name in ("text", "json", "fault"):
+        rows = rows.withColumn(name, made[name])
+    return rows.drop("body", "text", "document")
+
+
+@built_once
+def _documents(decoders: Sequence[Decoder]) -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
     words = _by_decoder(decoders, lambda d: F.lit(_WORDS.get(d.format, _NOT_JSON)))
     fault = F.when(F.col("json").isNull(), F.coalesce("fault", words))
-    return rows.withColumn("fault", fault.cast("string")).drop("body", "text", "document")
+    return {
+        "text": F.expr("try_validate_utf8(CAST(body AS STRING))"),
+        "json": _by_decoder(decoders, _document).cast("variant"),
+        "fault": fault.cast("string"),
+    }
 
 
 def _document(decoder: Decoder) -> Column:

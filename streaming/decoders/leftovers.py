@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from streaming.built_once import built_once
 from streaming.decoders.known import Known, Leaf, Tree, known_fields, path_of
 from streaming.decoders.settings import Decoder
 from streaming.decoders.times import MICROS
@@ -48,10 +49,15 @@ class _Left(NamedTuple):
 
 def of_message(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> DataFrame:
     """Add ``MESSAGE_PARTS``, where any decoder takes the elements of an array."""
-    from pyspark.sql import functions as F
-
     if all(d.elements is None for d in decoders):
         return rows
+    return rows.withColumns(_around(tuple(decoders), tuple(rules)))
+
+
+@built_once
+def _around(decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
     known = [known_fields(d, rules) for d in decoders]
 
     def part(pick: Callable[[_Left], Column], kind: str) -> Column:
@@ -61,12 +67,10 @@ def of_message(rows: DataFrame, decoders: Sequence[Decoder], rules: Sequence[Rul
         of_top = F.transform(F.map_keys(left.top), lambda name: _note(F.concat(F.lit("$$."), name), NESTED))
         return F.concat(of_top, left.notes)
 
-    return rows.withColumns(
-        {
-            "message_rest": part(lambda left: F.map_concat(left.top, left.rest), _MAP),
-            "message_notes": part(told, _NOTES),
-        }
-    )
+    return {
+        "message_rest": part(lambda left: F.map_concat(left.top, left.rest), _MAP),
+        "message_notes": part(told, _NOTES),
+    }
 
 
 def of_reading(
@@ -83,14 +87,8 @@ def of_reading(
     """
     from pyspark.sql import functions as F
 
-    known = [known_fields(d, rules) for d in decoders]
-
-    def part(pick: Callable[[_Left], Column], kind: str) -> Column:
-        return _by_tree(known, "reading", lambda tree: pick(_left_in("item", tree, "$")), kind)
-
-    rows = rows.withColumns(
-        {"top": part(lambda left: left.top, _MAP), "odd": part(lambda left: left.odd, "boolean")}
-    )
+    found = _in_readings(tuple(decoders), tuple(rules))
+    rows = rows.withColumns({name: found[name] for name in ("top", "odd")})
     if added:
         rows = rows.withColumn("added", F.struct(*(_typed(n, t).alias(n) for n, t in added.items())))
         taken = F.array_compact(F.array(*(F.when(_is_taken(name), F.lit(name)) for name in added)))
@@ -99,19 +97,40 @@ def of_reading(
         rows = rows.withColumn("top", rest).drop("taken")
     around = F.col("message_rest") if "message_rest" in rows.columns else F.lit(None).cast(_MAP)
     told = F.col("message_notes") if "message_rest" in rows.columns else F.lit(None).cast(_NOTES)
-    odd = {
+    odd = {name: found[name] for name in ("rest", "notes")}
+    rows = rows.withColumns({"around": around, "told": told, **odd})
+    rows = rows.withColumns(_said(tuple(decoders), tuple(added), mode))
+    return rows.drop("top", "odd", "rest", "around", "told", *MESSAGE_PARTS)
+
+
+@built_once
+def _in_readings(decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
+    known = [known_fields(d, rules) for d in decoders]
+
+    def part(pick: Callable[[_Left], Column], kind: str) -> Column:
+        return _by_tree(known, "reading", lambda tree: pick(_left_in("item", tree, "$")), kind)
+
+    return {
+        "top": part(lambda left: left.top, _MAP),
+        "odd": part(lambda left: left.odd, "boolean"),
         "rest": F.when(F.col("odd"), part(lambda left: left.rest, _MAP)),
         "notes": F.when(F.col("odd"), part(lambda left: left.notes, _NOTES)),
     }
-    rows = rows.withColumns({"around": around, "told": told, **odd})
+
+
+@built_once
+def _said(decoders: Sequence[Decoder], added: Sequence[str], mode: str) -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
     noted = [
         F.coalesce(notes, _none())
         for notes in (_of_top(decoders, added, mode), F.col("notes"), F.col("told"))
     ]
     # Most readings have nothing to tell, and building what is empty costs more than looking at them.
     some = (F.size("top") > 0) | (F.size("notes") > 0) | (F.size("told") > 0)
-    rows = rows.withColumns({RESCUED: F.when(_some(), _as_json()), "notes": F.when(some, F.concat(*noted))})
-    return rows.drop("top", "odd", "rest", "around", "told", *MESSAGE_PARTS)
+    return {RESCUED: F.when(_some(), _as_json()), "notes": F.when(some, F.concat(*noted))}
 
 
 def _some() -> Column:
@@ -132,7 +151,7 @@ def _as_json() -> Column:
     return F.to_json(everything)
 
 
-def _of_top(decoders: Sequence[Decoder], added: Mapping[str, str], mode: str) -> Column:
+def _of_top(decoders: Sequence[Decoder], added: Sequence[str], mode: str) -> Column:
     """Return the notes of the unknown fields at the top, with the kinds of those that may become columns."""
     from pyspark.sql import functions as F
 
