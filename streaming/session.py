@@ -25,6 +25,10 @@ __all__ = ["delta_jars", "is_local", "job_session", "local_session", "spark_defa
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
+_OFTEN_USED: Final = ("PythonErrorUtils", "PythonSQLUtils", "PythonUtils", "functions")
+"""Classes that pyspark names without their package, time and again."""
+
+
 def spark_defaults() -> dict[str, str]:
     """Return the pairs of ``conf/spark-defaults.conf``."""
     found = {}
@@ -59,6 +63,7 @@ def job_session(root: str) -> SparkSession:
             "Delta Lake is not on Spark's class path",
             remedy="run `pulsebridge stream`, or give --jars with Delta's jars",
         ) from e
+    _find_classes_once(spark)
     _register(spark)
     if is_local(root, str(spark._jsparkSession.sessionState().newHadoopConf().get("fs.defaultFS"))):
         _start_fewer_processes(spark)
@@ -89,6 +94,7 @@ def local_session(
         builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    _find_classes_once(spark)
     _register(spark)
     _start_fewer_processes(spark)
     return spark
@@ -97,6 +103,19 @@ def local_session(
 def is_local(root: str, default: str) -> bool:
     """Whether a folder lies on a disk of this machine; ``default`` is the file system of names without a scheme."""
     return (urlsplit(root).scheme or urlsplit(default).scheme) == "file"
+
+
+def _find_classes_once(spark: SparkSession) -> None:
+    """Keep the classes that pyspark uses for columns, lists and progress where Python finds them.
+
+    It asks the JVM for each of them at each use, by a name without a package, and the JVM looks through all of Spark's
+    jars, once for each package that it may be of: a quarter of the CPU of jobs with small batches.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    for name in _OFTEN_USED:
+        found = getattr(jvm, name)
+        if type(found).__name__ == "JavaClass":  # another Spark may have it elsewhere
+            setattr(jvm, name, found)
 
 
 def _start_fewer_processes(spark: SparkSession) -> None:

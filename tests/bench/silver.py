@@ -44,7 +44,8 @@ SIZES: Final = {100: (8, 10), 10_000: (4, 8), 1_000_000: (0, 1)}
 """Rows of a batch; and how many batches come first, and how many are timed then."""
 DEVICES: Final = 500
 BAD_EVERY: Final = 50
-WARM_SECONDS: Final = 30
+WARM_SECONDS: Final = 120
+"""At the first pace: the JVM compiles its code for as long."""
 PACES: Final = {200: 60, 2_000: 30}
 """Readings per second, and for how many seconds."""
 FIRST_PACE: Final = min(PACES)
@@ -144,9 +145,9 @@ def _latencies() -> list[Figure]:
             run.enter_context(running(command, log, ready=ready))
         fleet = _Fleet(stack, folder / "lakehouse")
         fleet.send(FIRST_PACE, WARM_SECONDS)
-        fleet.wait(180)
+        fleet.wait(240)
         sent = {pace: fleet.send(pace, seconds) for pace, seconds in PACES.items()}
-        fleet.wait(120)
+        fleet.wait(300)
         visible = fleet.visible()
     figures = []
     for pace, due in sent.items():

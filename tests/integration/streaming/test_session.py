@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.clientserver import ClientServerConnection
 
 from streaming.class_data import archive_file
 from streaming.session import local_session
@@ -31,6 +32,24 @@ def test_checkpoints_on_local_disks_are_written_without_a_dozen_processes_unless
         assert spark.conf.get(CLASS) == "another"
     finally:
         spark.conf.set(CLASS, ours)
+
+
+def test_a_function_of_pyspark_has_no_class_looked_for(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql import functions as F
+
+    asked: list[str] = []
+    send = ClientServerConnection.send_command
+
+    def noted(self: ClientServerConnection, command: str) -> str:
+        asked.append(command)
+        return send(self, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", noted)
+    spark.range(1).select(F.size(F.array("id")), F.lit(1))
+    looked_for = [command.split("\n")[2] for command in asked if command.startswith("r\nu\n")]
+    assert [name for name in looked_for if "." not in name] == []
 
 
 def test_workers_take_the_installed_pyspark_and_not_its_zipped_copy(spark: SparkSession) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.clientserver import ClientServerConnection
 
 from bridge.envelope import Envelope
 from bridge.mapping import Mapper, Route
@@ -244,6 +245,26 @@ def test_h18_a_batch_cut_after_each_step_ends_as_it_began(world: World) -> None:
     # the batch by the rules that it began with, the next one by the edited
     assert world.ids("silver") == [f"a-{n}" for n in range(1, 10) if n % 3]
     assert world.ids("quarantine") == ["a-10", "a-3", "a-6", "a-9"]
+
+
+def test_what_the_decoders_say_is_not_built_anew_for_each_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    send = ClientServerConnection.send_command
+
+    def counted(self: ClientServerConnection, command: str) -> str:
+        asked.append(command)
+        return send(self, command)
+
+    world.arrive([reading(0, "a", 0, 100)])
+    world.run()
+    world.arrive([reading(1, "a", 1, 100)])
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    world.run()
+    assert world.ids("silver") == ["a-0", "a-1"]
+    # Ten thousand calls into the JVM, were the columns of four decoders built for each batch.
+    assert len(asked) < 2_500
 
 
 def test_a_committed_batch_that_runs_again_writes_nothing(world: World) -> None:
