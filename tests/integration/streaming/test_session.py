@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from py4j.clientserver import ClientServerConnection
 
 from streaming.class_data import archive_file
 from streaming.session import local_session
+from tests.support.jvm_calls import noted_calls
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,14 +39,7 @@ def test_a_function_of_pyspark_has_no_class_looked_for(
 ) -> None:
     from pyspark.sql import functions as F
 
-    asked: list[str] = []
-    send = ClientServerConnection.send_command
-
-    def noted(self: ClientServerConnection, command: str) -> str:
-        asked.append(command)
-        return send(self, command)
-
-    monkeypatch.setattr(ClientServerConnection, "send_command", noted)
+    asked = noted_calls(monkeypatch)
     spark.range(1).select(F.size(F.array("id")), F.lit(1))
     looked_for = [command.split("\n")[2] for command in asked if command.startswith("r\nu\n")]
     assert [name for name in looked_for if "." not in name] == []

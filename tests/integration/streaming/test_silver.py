@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from py4j.clientserver import ClientServerConnection
 
 from bridge.envelope import Envelope
 from bridge.mapping import Mapper, Route
@@ -28,6 +27,7 @@ from streaming.rule_fields import rule_fields
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import ARRIVAL, Message, reading
+from tests.support.jvm_calls import noted_calls
 from tests.support.silver_world import TIME, SilverWorld, message
 from tests.support.waiting import patient
 
@@ -250,17 +250,10 @@ def test_h18_a_batch_cut_after_each_step_ends_as_it_began(world: World) -> None:
 def test_what_the_decoders_say_is_not_built_anew_for_each_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    send = ClientServerConnection.send_command
-
-    def counted(self: ClientServerConnection, command: str) -> str:
-        asked.append(command)
-        return send(self, command)
-
     world.arrive([reading(0, "a", 0, 100)])
     world.run()
     world.arrive([reading(1, "a", 1, 100)])
-    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    asked = noted_calls(monkeypatch)
     world.run()
     assert world.ids("silver") == ["a-0", "a-1"]
     # Ten thousand calls into the JVM, were the columns of four decoders built for each batch.
