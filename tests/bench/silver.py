@@ -1,9 +1,9 @@
 """Silver: what validation costs of a batch, how many readings a second pass, and how long one takes from its device.
 
 The share of validation is that of the suite and of quarantine in the time of a batch: the same rows, in turn with the
-shipped suite and with an empty one, batch after batch into tables of their own. Latency is that of the whole way, MQTT broker, ingest,
-Pulsar, bronze and silver, with push and the alerts running beside it: from when a reading was due, open loop, to when
-the commit of Delta that holds it appeared.
+shipped suite and with an empty one, batch after batch into tables of their own. Latency is that of the whole way, MQTT
+broker, ingest, Pulsar, bronze and silver, with push and the alerts running beside it: from when a reading was due, open
+loop, to when the commit of Delta that holds it appeared.
 """
 
 from __future__ import annotations

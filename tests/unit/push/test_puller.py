@@ -76,6 +76,20 @@ def some(posted: queue.SimpleQueue[Pulled], count: int) -> list[int]:
     return found
 
 
+def read_together(orders: list[Pull]) -> tuple[list[Pulled], Topic]:
+    """Return what is posted for orders that wait while the first of them is read, and where readers began."""
+    posted: queue.SimpleQueue[Pulled] = queue.SimpleQueue()
+    topic = Topic()
+    topic.lets.clear()
+    one = reads_from(topic, posted, held_bytes=1000)
+    for each in orders:
+        one.pull(each)
+    topic.lets.set()
+    found = [posted.get(timeout=patient(20)) for each in orders for _ in each.positions]
+    one.close()
+    return found, topic
+
+
 def test_it_reads_on_when_what_it_gave_is_not_held_any_more(posted: queue.SimpleQueue[Pulled]) -> None:
     one = puller(posted)
     assert some(posted, 3) == [0, 1, 2]
@@ -99,18 +113,9 @@ def test_nothing_waits_for_room_at_a_drain_or_at_the_end(posted: queue.SimpleQue
     assert posted.empty()
 
 
-def test_what_many_devices_wait_for_is_read_in_the_order_of_the_log(
-    posted: queue.SimpleQueue[Pulled],
-) -> None:
-    topic = Topic()
-    topic.lets.clear()
-    one = reads_from(topic, posted, held_bytes=1000)
+def test_what_many_devices_wait_for_is_read_in_the_order_of_the_log() -> None:
     orders = [order("first", 10), order("c", 70, 72), order("a", 20, 71), order("b", 40), order("a", 73)]
-    for each in orders:
-        one.pull(each)
-    topic.lets.set()
-    found = [posted.get(timeout=patient(20)) for _ in range(7)]
-    one.close()
+    found, topic = read_together(orders)
     assert [(pulled.pull.device, pulled.position.entry) for pulled in found] == [
         ("first", 10), ("a", 20), ("b", 40), ("c", 70), ("a", 71), ("c", 72), ("a", 73),
     ]  # fmt: skip
@@ -132,18 +137,9 @@ def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
     assert sorted(topic.begun) == [10, 50_000], "a reader for each of the two"
 
 
-def test_who_is_heard_of_while_it_is_tried_gets_its_commands_in_order(
-    posted: queue.SimpleQueue[Pulled],
-) -> None:
-    topic = Topic()
-    topic.lets.clear()
-    one = reads_from(topic, posted, held_bytes=1000)
+def test_who_is_heard_of_while_it_is_tried_gets_its_commands_in_order() -> None:
     orders = [order("first", 10), order("a", 20, unheard=True), order("b", 15, unheard=True), order("a", 21)]
-    for each in orders:
-        one.pull(each)
-    topic.lets.set()
-    found = [posted.get(timeout=patient(20)) for _ in range(4)]
-    one.close()
+    found, _ = read_together(orders)
     assert [p.position.entry for p in found if p.pull.device == "a"] == [20, 21]
 
 
@@ -160,32 +156,19 @@ def test_whatever_is_ordered_together_comes_to_each_device_in_order(
         own = sorted(100 + place for place in places[3 * number : 3 * number + 3])
         waiting.append([order(f"d{number}", at, unheard=u) for at, u in zip(own, orders, strict=False)])
     expected = {orders[0].device: [each.positions[0] for each in orders] for orders in waiting}
-    posted: queue.SimpleQueue[Pulled] = queue.SimpleQueue()
-    topic = Topic()
-    topic.lets.clear()
-    one = reads_from(topic, posted, held_bytes=1000)
-    one.pull(order("first", 10))
+    ordered = [order("first", 10)]
     while left := [orders for orders in waiting if orders]:
-        one.pull(data.draw(st.sampled_from(left), label="next").pop(0))
-    topic.lets.set()
+        ordered.append(data.draw(st.sampled_from(left), label="next").pop(0))
     found: dict[str, list[CommandPosition]] = {}
-    for _ in range(1 + sum(map(len, expected.values()))):
-        pulled = posted.get(timeout=patient(20))
+    for pulled in read_together(ordered)[0]:
         found.setdefault(pulled.pull.device, []).append(pulled.position)
-    one.close()
     assert found.pop("first") == [CommandPosition(3, 10, -1)]
     assert found == expected
 
 
-def test_a_device_that_woke_twice_gets_both_answers_of_one_read(posted: queue.SimpleQueue[Pulled]) -> None:
-    topic = Topic()
-    topic.lets.clear()
-    one = reads_from(topic, posted, held_bytes=1000)
-    for each in (order("first", 10), order("a", 20, 21, turn=1), order("a", 20, 21, turn=2)):
-        one.pull(each)
-    topic.lets.set()
-    found = [posted.get(timeout=patient(20)) for _ in range(5)]
-    one.close()
+def test_a_device_that_woke_twice_gets_both_answers_of_one_read() -> None:
+    orders = [order("first", 10), order("a", 20, 21, turn=1), order("a", 20, 21, turn=2)]
+    found, topic = read_together(orders)
     assert [(pulled.pull.round, pulled.position.entry) for pulled in found[1:]] == [
         (1, 20),
         (2, 20),
