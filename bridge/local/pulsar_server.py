@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from bridge.local.jvm_flags import flags
 from bridge.local.sizes import Sizes
 
 __all__ = ["pulsar_command", "pulsar_overrides", "render_properties"]
@@ -86,7 +87,7 @@ def pulsar_command(
 ) -> list[str]:
     """Return the command line of the standalone: what ``bin/pulsar standalone -nss -nfw`` would exec, less the
     ``java -version`` runs of its shell scripts, which cost half a second. ``quick`` leaves out the second compiler,
-    which takes half of the CPU until Pulsar is ready.
+    which takes half of the CPU until Pulsar is ready (see ``jvm_flags``).
     """
     command = [
         str(java / "bin/java"),
@@ -97,11 +98,10 @@ def pulsar_command(
         f"-Xms{sizes.pulsar_heap // 2}m",
         f"-Xmx{sizes.pulsar_heap}m",
         f"-XX:MaxDirectMemorySize={sizes.pulsar_direct}m",
-        "-XX:+UseSerialGC",
         "-XX:+PerfDisableSharedMem",
         "-XX:-UsePerfData",
         "-XX:+ExitOnOutOfMemoryError",
-        *(["-XX:TieredStopAtLevel=1"] if quick else []),
+        *flags(quick=quick),
     ]
     properties = {
         "log4j.shutdownHookEnabled": "false",
