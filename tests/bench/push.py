@@ -192,19 +192,20 @@ def write_open_loop(
     total = int(rate * seconds)
     with PulsarClient(at.settings.pulsar) as client:
         producers = [client.producer(partition_name(topic, n), max_delay_ms=1) for n in range(count)]
-        begin = time.time()
+        begin, written = time.time(), 0
         for n in range(total):
             due = begin + n / rate
             left = due - time.time()
             if left > 0 and pause.wait(left):
-                return n
+                break
             one = at.command(devices[n % len(devices)], first + n // len(devices), int(due * 1e6))
             producers[partition_of(one.device, count)].send_async(
                 one.payload, None, partition_key=one.device, properties=encode_command(one)
             )
+            written = n + 1
         for producer in producers:
             producer.flush()
-    return total
+    return written
 
 
 def latencies_ms(events: Iterator[DeviceEvent], *, since: float, until: float = 1e12) -> list[float]:

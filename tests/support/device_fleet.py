@@ -2,9 +2,10 @@
 
 Run as ``python -m tests.support.device_fleet FOLDER``, with ``fleet.json`` (a ``FleetSpec``) there; what was received
 stands in ``devices.log``, a line for each event (`DeviceEvent`). The process is told by its standard input: ``stay`` has
-all devices come and leave no more, ``go`` lets them leave again, ``wake N`` lets the first N come that never were there,
-its end ends the process, which goes without a word to the broker. It says ``there N`` whenever that number changes, at
-most four times a second.
+all devices come and leave no more, ``go`` lets them leave again; of those that never were there, ``connect N`` has the
+first N connect and subscribe without a word on their status topics, and ``wake N`` has them say there that they came;
+200 a second do either. Its end ends the process, which goes without a word to the broker. It says ``there N`` whenever
+that number changes, at most four times a second.
 
 A device leaves in one of three ways, by chance: it says goodbye, on its status topic and with DISCONNECT; its socket is
 closed, so that the broker publishes its will; or it falls silent, with its connection open, and neither reads nor pings
@@ -33,7 +34,7 @@ from tests.support import mqtt_packets as mqtt
 __all__ = ["DeviceEvent", "FleetSpec", "command_topic", "device_name", "read_log", "status_topic"]
 
 _BACKOFF_S: Final = 1.0
-_DIALS_A_SECOND: Final = 200
+_A_SECOND: Final = 200
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class _Device:
         self.connection = 0
         self.there = False
         self.wanted = False  # wants to be connected
+        self.quiet = False  # does not say that it is there
         self.mid = 0
         self.answers: dict[int, str] = {}
         self.turn = 0  # counts comings and goings: timers of a former one are void
@@ -200,10 +202,13 @@ class Devices:
 
     def _order(self, words: list[str]) -> None:
         now = time.monotonic()
-        if words[0] == "wake":
+        if words[0] in ("connect", "wake"):
             for index, one in enumerate(self._devices[: int(words[1])]):
+                one.quiet = words[0] == "connect"
                 if not one.wanted:
                     self._come(index, one, now)
+                elif one.there and not one.quiet:
+                    self._at(now, index, "say")
             return
         self._leaving = words[0] == "go"
         for index, one in enumerate(self._devices):
@@ -219,12 +224,15 @@ class Devices:
         one = self._devices[index]
         if turn != one.turn:
             return
-        if what == "dial":
+        if what in ("dial", "say"):
             if now < self._next_dial:
-                self._at(self._next_dial, index, "dial")
+                self._at(self._next_dial, index, what)
                 return
-            self._next_dial = now + 1 / _DIALS_A_SECOND
+            self._next_dial = now + 1 / _A_SECOND
+        if what == "dial":
             self._dial(index, one, now)
+        elif what == "say":
+            self._say_online(index, one)
         elif what == "ping" and one.sock is not None:
             self._at(now + self._spec.keep_alive_s * 0.6, index, "ping")
             self._send(index, one, mqtt.PINGREQ)
@@ -341,11 +349,17 @@ class Devices:
             elif kind == mqtt.CONNACK:
                 self._lost(index, one)
             elif kind == mqtt.SUBACK:
-                self._send(index, one, mqtt.publish(one.version, one.status, b"online", one.next_mid()))
+                if not one.quiet:
+                    self._say_online(index, one)
                 one.there = True
                 self._there += 1
                 if self._leaving:
                     self._leave_some_time(index, one, time.monotonic())
+
+    def _say_online(self, index: int, one: _Device) -> None:
+        if one.sock is not None:
+            online = mqtt.publish(one.version, one.status, b"online", one.next_mid())
+            self._send(index, one, online)
 
     def _command(self, index: int, one: _Device, first: int, body: bytes) -> None:
         at = time.time_ns() // 1000
