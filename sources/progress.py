@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
-from pyspark.sql.streaming import StreamingQueryListener
 
 from bridge.contract import Behind
 from bridge.source_metrics import QueryMetrics, SourceMetrics
 from sources.lag import BEHIND
+from sources.listening import JsonListener
 
 __all__ = ["SourceProgress", "behind_of"]
 
@@ -45,7 +45,7 @@ def behind_of(source: Mapping[str, Any]) -> dict[str, Behind] | None:
     }
 
 
-class SourceProgress(StreamingQueryListener):
+class SourceProgress(JsonListener):
     """Follows every query of its session that reads this source. Called by Spark on the thread of py4j's callbacks;
     what it raises is logged by Spark and stops nothing.
     """

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Lab", "plot_commands", "plot_device", "plot_failures", "plot_live", "plot_versions"]
 
 _SERVERS: Final = "PULSEBRIDGE_PULSAR__SERVICE_URL"
+_NAME_LINES: Final = "spark.python.sql.dataFrameDebugging.enabled"
 _WAIT_S: Final = 120.0
 _ALL_ROWS: Final = 1_000_000
 
@@ -118,7 +119,8 @@ class Lab:
         if self._spark is None:
             from streaming.session import local_session
 
-            self._spark = local_session("pulsebridge-notebook")
+            # An error names the cell's line that it comes of.
+            self._spark = local_session("pulsebridge-notebook", more={_NAME_LINES: "true"})
         return self._spark
 
     @property

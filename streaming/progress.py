@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql.streaming import StreamingQueryListener
+from sources.listening import JsonListener
 
 __all__ = ["ProgressFile", "progress_file"]
 
@@ -19,7 +19,7 @@ def progress_file(root: str) -> Path | None:
     return None if "://" in root else Path(root) / "progress.jsonl"
 
 
-class ProgressFile(StreamingQueryListener):
+class ProgressFile(JsonListener):
     """Appends a line for each micro-batch that had rows. Called by Spark on the thread of py4j's callbacks."""
 
     def __init__(self, path: Path) -> None:

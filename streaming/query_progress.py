@@ -11,10 +11,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pyspark.sql.streaming import StreamingQueryListener
-
 from bridge.health import Health, Part
 from bridge.stream_metrics import StreamMetrics
+from sources.listening import JsonListener
 from streaming.batch_figures import figures_of
 
 __all__ = ["QueryProgress"]
@@ -22,7 +21,7 @@ __all__ = ["QueryProgress"]
 _UNNAMED: Final = "unnamed"
 
 
-class QueryProgress(StreamingQueryListener):
+class QueryProgress(JsonListener):
     """Follows every query of its session. Called by Spark on the thread of py4j's callbacks; what it raises is logged
     by Spark and stops nothing.
     """

@@ -257,7 +257,7 @@ def test_what_the_decoders_say_is_not_built_anew_for_each_batch(
     world.run()
     assert world.ids("silver") == ["a-0", "a-1"]
     # Ten thousand calls into the JVM, were the columns of four decoders built for each batch.
-    assert len(asked) < 2_500
+    assert len(asked) < 1_500
 
 
 def test_a_committed_batch_that_runs_again_writes_nothing(world: World) -> None:
