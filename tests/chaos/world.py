@@ -188,7 +188,7 @@ class World:
                 _TOPIC,
                 fleet.confirmed,
                 repeated=fleet.repeated,
-                connected_ms=self._connections(),
+                connections=self._connections,
             )
 
         found: list[Ledger] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bridge.settings.pulsar import PulsarSettings
@@ -45,29 +45,32 @@ def read_ledger(
     confirmed: list[int],
     *,
     repeated: Iterable[tuple[int, int]] = (),
-    connected_ms: Sequence[float] = (),
+    connections: Callable[[], Sequence[float]] = tuple,
 ) -> Ledger:
     """Read the topic and compare it with what the fleet's broker has acknowledged.
 
-    ``repeated`` is what devices published twice, ``connected_ms`` when ingest connected to the MQTT broker, sorted, in
-    ms since the epoch: what was not acknowledged before comes again then (Artemis does not set DUP on it).
+    ``repeated`` is what devices published twice, ``connections`` tells when ingest connected to the MQTT broker, sorted,
+    in ms since the epoch: what was not acknowledged before comes again then (Artemis does not set DUP on it). It is
+    asked once all is read, for ingest may connect while that lasts, and what it brings then is read too.
     """
     ledger = Ledger()
     seen = [_Seen() for _ in confirmed]
     again = set(repeated)
-    for _, message in read_back(settings, settings.readings_topic(topic)):
-        device, _, number = message.data().decode().strip().partition("#")
-        _count(
-            ledger,
-            seen[int(device[1:])],
-            (int(device[1:]), int(number)),
-            message.event_timestamp(),
-            again=again,
-            connected_ms=connected_ms,
-        )
+    stored = [
+        (_name(message.data()), message.event_timestamp())
+        for _, message in read_back(settings, settings.readings_topic(topic))
+    ]
+    connected_ms = connections()
+    for name, arrived_ms in stored:
+        _count(ledger, seen[name[0]], name, arrived_ms, again=again, connected_ms=connected_ms)
     for device, count in enumerate(confirmed):
         ledger.missing += [f"d{device:03d}#{n}" for n in range(count) if n not in seen[device].numbers]
     return ledger
+
+
+def _name(payload: bytes) -> tuple[int, int]:
+    device, _, number = payload.decode().strip().partition("#")
+    return int(device[1:]), int(number)
 
 
 def _count(
