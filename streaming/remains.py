@@ -116,7 +116,7 @@ def _system(pulsar: PulsarSettings, topics: set[str]) -> list[str]:
         )
     if compacted:
         lines.append(
-            f"Pulsar {', '.join(compacted)}: compacted, the newest record of the device stays without end; an empty "
-            "message under its key takes it away, once the device is gone for good"
+            f"Pulsar {', '.join(compacted)}: compacted, the newest records of the device stay without end; an empty "
+            "message under each of their keys takes them away, once the device is gone for good"
         )
     return lines

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from bridge.commands import Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.presence_record import PresenceRecord
-from bridge.push.cursor import NOWHERE, OwnerRecord
+from bridge.push.cursor import NOWHERE, Cursor, OwnerRecord
 from bridge.push.parked import Parked, ParkedId, decode_segment
 from bridge.push.records import CursorRecords
 
@@ -107,9 +107,16 @@ class PartitionView:
         return NOWHERE if found is None else found.position
 
     def settled(self, device: str, command_id: str) -> bool:
-        """Whether the device's cursor remembers this command."""
-        found = self._records.by_device.get(device)
+        """Whether the device's cursor remembers this command, once all records were taken."""
+        found = self._whole().get(device)
         return found is not None and found.knows(command_id)
+
+    def _whole(self) -> dict[str, Cursor]:
+        while True:
+            try:
+                return self._records.whole()
+            except ContractError:
+                self.bad += 1
 
     def parked(self, device: str) -> Parked:
         """Return the ids that are parked for a device and still to be pushed."""

@@ -38,10 +38,11 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class StoreCursor:
-    """Write the device's cursor. Answer: ``cursor_stored(device)``."""
+    """Write the device's cursor, the last of ``records``, after the others. Answer: ``cursor_stored(device)``."""
 
     device: str
-    payload: bytes
+    records: tuple[tuple[str, bytes], ...]
+    """Keys and payloads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,10 @@
 
 Pure. A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of
 the device at or below ``position`` are settled: delivered, expired, a repetition, or in the dead letters.
+
+It is written for each command, and the ids in it are by far its largest part. So it has the latest ones alone; the others
+stand in a record apart (``ids_key``), which is written before the cursor that leaves them out: died in between, some are
+in both.
 """
 
 from __future__ import annotations
@@ -9,7 +13,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice
 from typing import Any, Final, NamedTuple
 
 from bridge.commands import CommandPosition
@@ -17,7 +24,7 @@ from bridge.contract import CURSOR_VERSION
 from bridge.errors import ContractError
 from bridge.push.parked import ParkedId
 
-__all__ = ["NOWHERE", "OWNER_KEY", "SURE", "Cursor", "OwnerRecord", "Sure"]
+__all__ = ["NOWHERE", "OWNER_KEY", "SURE", "Cursor", "OwnerRecord", "Sure", "ids_device", "ids_key"]
 
 NOWHERE: Final = CommandPosition(-1, -1, -1)
 """Before every position."""
@@ -28,6 +35,9 @@ _DEAD: Final = "!"
 OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
 
+_IDS_PREFIX: Final = "\0ids\0"
+_READ: Final = (1, CURSOR_VERSION)
+_OWNER_VERSION: Final = 1
 
 SURE: Final = 16
 """So many commands of a device that the broker confirmed are remembered in case they did not arrive (H26)."""
@@ -38,6 +48,16 @@ class Sure(NamedTuple):
 
     one: ParkedId
     at_us: int
+
+
+def ids_key(device: str) -> str:
+    """Return the key of the ids that stand apart from a device's cursor."""
+    return _IDS_PREFIX + device
+
+
+def ids_device(key: str) -> str | None:
+    """Return whose ids are stored under ``key``, None when it is no such key."""
+    return key.removeprefix(_IDS_PREFIX) if key.startswith(_IDS_PREFIX) else None
 
 
 def _again(ledger: int, entry: int, index: int, expires_at_ms: int) -> ParkedId:
@@ -54,7 +74,17 @@ def _tuples(flat: list[Any], width: int) -> list[tuple[int, ...]]:
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
 
-    __slots__ = ("_ids", "again", "again_from", "back", "capacity", "delivered_at_ms", "position", "sure")
+    __slots__ = (
+        "_fresh",
+        "_ids",
+        "again",
+        "again_from",
+        "back",
+        "capacity",
+        "delivered_at_ms",
+        "position",
+        "sure",
+    )
 
     def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
         self.capacity = capacity
@@ -72,6 +102,7 @@ class Cursor:
         """The device was heard of after its commands were parked, and has not gone again: an owner that dies while it
         sends them leaves that to the next."""
         self._ids: dict[str, bool] = {}  # digest → whether the device had it; the oldest first
+        self._fresh = 0  # so many of the last ones stand in no record apart
 
     def knows(self, command_id: str) -> bool:
         """Return whether this command was settled lately: the device had it, or it is in the dead letters."""
@@ -136,6 +167,7 @@ class Cursor:
         if digest in self._ids:
             return
         self._ids[digest] = delivered
+        self._fresh += 1
         while len(self._ids) > self.capacity:
             del self._ids[next(iter(self._ids))]
 
@@ -150,26 +182,60 @@ class Cursor:
         for digest, delivered in other._ids.items():
             self._remember(digest, delivered)
 
+    def records(self, device: str, *, whole: bool = False) -> tuple[tuple[str, bytes], ...]:
+        """Return keys and payloads of what is to be written now, in this order; the last one is the cursor itself.
+
+        The ids come first once there are so many new ones that a record apart costs less than to write them with each
+        cursor; ``whole``: in any case, as Pulsar may not have those that were written before.
+        """
+        apart: tuple[tuple[str, bytes], ...] = ()
+        if self._fresh > math.isqrt(2 * self.capacity) or (whole and self._ids):
+            apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION, "ids": _marked(self._ids.items())})),)
+            self._fresh = 0
+        return (*apart, (device, self.encode()))
+
     def encode(self) -> bytes:
-        """Return the cursor as the JSON payload of its message."""
-        ids = [digest if delivered else _DEAD + digest for digest, delivered in self._ids.items()]
-        body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position), "ids": ids}
+        """Return the cursor as the JSON payload of its message, without the ids that stand apart."""
+        fresh = islice(self._ids.items(), max(0, len(self._ids) - self._fresh), None)
+        body: dict[str, object] = {
+            "v": CURSOR_VERSION,
+            "position": list(self.position),
+            "ids": _marked(fresh),
+        }
         if self.again_from is not None:
             body["again_from"] = list(self.again_from)
         if self.again:
             body["again"] = [number for one in self.again for number in (*one.position, one.expires_at_ms)]
         if self.sure:
-            body["sure"] = [n for s in self.sure for n in (*s.one.position, s.one.expires_at_ms, s.at_us)]
+            body["lately"] = _differences(
+                [(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.sure]
+            )
         if self.back:
             body["back"] = 1
         if self.delivered_at_ms:
             body["at"] = self.delivered_at_ms
-        return json.dumps(body, separators=(",", ":")).encode()
+        return _dumped(body)
+
+    def with_ids(self, payload: bytes) -> None:
+        """Take over the ids of a record apart, which are older than those that stand in the cursor. Raises ContractError
+        when the payload is none of this version.
+        """
+        latest, self._ids = self._ids, {}
+        fresh = min(self._fresh, len(latest))
+        try:
+            for digest in _body(payload, CURSOR_VERSION)["ids"]:
+                self._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
+        except (KeyError, TypeError, AttributeError) as e:
+            raise ContractError(f"not the ids of commands: {payload[:80]!r}") from e
+        finally:
+            for digest, delivered in latest.items():
+                self._remember(digest, delivered)
+            self._fresh = fresh
 
     @classmethod
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
-        """Read a cursor back. Raises ContractError when the payload is not one of this version."""
-        body = _body(payload)
+        """Read a cursor back. Raises ContractError when the payload is not one of these versions."""
+        body = _body(payload, *_READ)
         try:
             ledger, entry, index = body["position"]
             cursor = cls(capacity, CommandPosition(int(ledger), int(entry), int(index)))
@@ -177,7 +243,8 @@ class Cursor:
                 ledger, entry, index = body["again_from"]
                 cursor.again_from = CommandPosition(int(ledger), int(entry), int(index))
             cursor.again = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
-            for numbers in _tuples(body.get("sure", []), 5):
+            lately = _summed(_tuples(body.get("lately", []), 5))
+            for numbers in chain(_tuples(body.get("sure", []), 5), lately):  # in version 1 each by itself
                 cursor.trust(Sure(_again(*numbers[:4]), numbers[4]))
             cursor.back = body.get("back") == 1
             cursor.delivered_at_ms = int(body.get("at", 0))
@@ -203,25 +270,45 @@ class OwnerRecord:
 
     def encode(self) -> bytes:
         """Return the record as the JSON payload of its message."""
-        return json.dumps(
-            {"v": CURSOR_VERSION, "owner": self.token, "serial": self.serial, "clean": self.clean}
-        ).encode()
+        body = {"v": _OWNER_VERSION, "owner": self.token, "serial": self.serial, "clean": self.clean}
+        return _dumped(body)
 
     @classmethod
     def decode(cls, payload: bytes) -> OwnerRecord:
         """Read a record back. Raises ContractError when the payload is not one of this version."""
-        body = _body(payload)
+        body = _body(payload, _OWNER_VERSION)
         return cls(str(body.get("owner")), int(body.get("serial", 0)), body.get("clean") is True)
 
 
-def _body(payload: bytes) -> dict[str, Any]:
+def _marked(ids: Iterable[tuple[str, bool]]) -> list[str]:
+    return [digest if delivered else _DEAD + digest for digest, delivered in ids]
+
+
+def _differences(rows: list[tuple[int, ...]]) -> list[int]:
+    """Return each row less the one before: what is alike in them takes a digit each."""
+    before = [(0,) * len(rows[0]), *rows]
+    return [
+        to - of for one, next_ in zip(before, rows, strict=False) for of, to in zip(one, next_, strict=True)
+    ]
+
+
+def _summed(rows: list[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
+    """Return the rows whose ``_differences`` these are."""
+    return accumulate(rows, lambda one, more: tuple(of + by for of, by in zip(one, more, strict=True)))
+
+
+def _dumped(body: dict[str, object]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _body(payload: bytes, *versions: int) -> dict[str, Any]:
     try:
         body = json.loads(payload)
     except ValueError as e:
         raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
     version = body.get("v") if isinstance(body, dict) else None
-    if version != CURSOR_VERSION:
-        raise ContractError(f"command cursor has version {version!r}, this reads {CURSOR_VERSION!r}")
+    if version not in versions:
+        raise ContractError(f"command cursor has version {version!r}, this reads up to {max(versions)!r}")
     result: dict[str, Any] = body
     return result
 

@@ -169,7 +169,7 @@ class Doing:
             for push in self._indexed.add(action):
                 self._publish(push)
         elif isinstance(action, StoreCursor):
-            self._log.write_cursor(action.device, action.payload, action)
+            self._log.write_cursor(action.records, action)
         elif isinstance(action, StoreReceipt):
             self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
         elif isinstance(action, DeadLetter):
@@ -180,7 +180,7 @@ class Doing:
             self._gate.gave(len(message.payload))
             reach("after_ack")
         elif isinstance(action, StoreSegment):
-            self._log.write_cursor(action.key, action.payload, action)
+            self._log.write_record(action.key, action.payload, action)
         elif isinstance(action, Pull):
             self._log.puller.pull(action)
         elif isinstance(action, Copy):

@@ -63,7 +63,7 @@ class LiveCore(PartitionState):
                 device.writing = True
                 device.storing, device.unstored = device.unstored, []
                 self._busy += 1
-                self._actions.append(StoreCursor(name, device.cursor.encode()))
+                self._actions.append(StoreCursor(name, device.cursor.records(name)))
         actions, self._actions = self._actions, []
         return actions
 

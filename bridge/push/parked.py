@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.commands import CommandPosition
-from bridge.contract import CURSOR_VERSION, MOVED_VERSION
+from bridge.contract import MOVED_VERSION, SEGMENT_VERSION
 from bridge.errors import ContractError
 
 __all__ = [
@@ -97,7 +97,7 @@ def read_segment(payload: bytes) -> Segment:
     try:
         body = json.loads(payload)
         version = body["v"]
-        if version not in (CURSOR_VERSION, MOVED_VERSION):
+        if version not in (SEGMENT_VERSION, MOVED_VERSION):
             raise ContractError(
                 f"parked commands have version {version!r}, this reads up to {MOVED_VERSION!r}"
             )
@@ -124,7 +124,7 @@ def _id_of(numbers: Sequence[int], place: Sequence[int] = _NO_PLACE) -> ParkedId
 
 
 def _encoded(flat: array[int], places: array[int] | None, since_us: int) -> bytes:
-    body: dict[str, object] = {"v": CURSOR_VERSION, "parked": flat.tolist()}
+    body: dict[str, object] = {"v": SEGMENT_VERSION, "parked": flat.tolist()}
     if since_us:
         body["since_us"] = since_us
     if places is not None and any(number != -1 for number in places):

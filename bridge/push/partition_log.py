@@ -7,7 +7,7 @@ It decides nothing about commands. Receipts of Pulsar and messages come on threa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -158,7 +158,7 @@ class PartitionLog:
                     break
             left_ms = max(left_ms, at_ms)
             found.take(key, payload, writer)
-        cursors, former = found.by_device, found.owner
+        cursors, former = found.whole(), found.owner
         clean = former.clean if former is not None else not cursors
         return Cursors(cursors, found.parked, found.stale, clean, until, left_ms * 1000)
 
@@ -276,7 +276,13 @@ class PartitionLog:
         """Return whether the device's commands stand in this partition."""
         return self._partition(COMMANDS_TOPIC, device) == self.commands
 
-    def write_cursor(self, key: str, payload: bytes, token: object) -> None:
+    def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
+        """Write a cursor, the last one of its records, after the others; as ``write_record`` for each."""
+        for key, payload in records[:-1]:
+            self.write_record(key, payload, None)
+        self.write_record(*records[-1], token)
+
+    def write_record(self, key: str, payload: bytes, token: object) -> None:
         """Write one record to the cursors partition; ``Stored(token)`` follows, or ``Failed`` with FencedError."""
         assert self._cursor_producer is not None
         self._send(self._cursor_producer, self.cursors, key, payload, {}, token)

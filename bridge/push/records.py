@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord, ids_device
 from bridge.push.parked import segment_device
 
 __all__ = ["CursorRecords"]
 
 
 class CursorRecords:
-    """Cursors by device, segments of parked ids by device and key, and the last record of an owner."""
+    """Cursors by device, segments of parked ids by device and key, and the last record of an owner.
+
+    The ids that stand apart from the cursors are taken into them by ``whole``, once each.
+    """
 
     def __init__(self, capacity: int) -> None:
         """``capacity`` is how many settled ids each cursor remembers."""
@@ -23,6 +26,7 @@ class CursorRecords:
         self.owner: OwnerRecord | None = None
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
         self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
+        self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
 
     def take(self, key: str, payload: bytes, writer: str = "") -> None:
         """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Raises
@@ -31,6 +35,8 @@ class CursorRecords:
         term = self._terms.setdefault(writer, len(self._terms))
         if key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
+        elif (ids_of := ids_device(key)) is not None:
+            self._take_ids(ids_of, payload, term)
         elif (parked_for := segment_device(key)) is not None:
             if payload:
                 self.parked[parked_for][key] = payload
@@ -38,8 +44,36 @@ class CursorRecords:
                 self.parked[parked_for].pop(key, None)
         elif not payload:
             self.by_device.pop(key, None)  # a tombstone
+            self._ids.pop(key, None)
         else:
             self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+
+    def whole(self) -> dict[str, Cursor]:
+        """Return the cursors with all their ids, once all records were taken. Raises ContractError for ids of another
+        version; called again, it leaves those out.
+        """
+        while self._ids:
+            device, by_term = self._ids.popitem()
+            cursor = self.by_device.get(device)
+            if cursor is not None:
+                for _, payload in sorted(by_term.items(), reverse=True):
+                    cursor.with_ids(payload)  # before those that are known: the older ones come last
+        self.stale.intersection_update(self.by_device)
+        return self.by_device
+
+    def _take_ids(self, device: str, payload: bytes, term: int) -> None:
+        """One owner's ids hold those of the owners before; a late write of a former owner may hold some more."""
+        if not self._capacity:
+            return
+        if not payload:
+            self._ids.pop(device, None)
+            return
+        known = self._ids.setdefault(device, {})
+        if known and term < max(known):
+            self.stale.add(device)
+        else:
+            known.clear()
+        known[term] = payload
 
     def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
         """A write of an owner that had been replaced may be stored when its successor leaves. It has the lower position;

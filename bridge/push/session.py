@@ -198,7 +198,7 @@ class Session(LinkHandler):
         cursors = self._log.read_cursors(first, self._limits.remembered_ids)
         self._surely_ours = self._known_since = cursors.until
         for device in cursors.stale:
-            self._log.write_cursor(device, cursors.by_device[device].encode(), None)
+            self._log.write_cursor(cursors.by_device[device].records(device, whole=True), None)
         horizon = None
         while True:
             try:
@@ -277,7 +277,7 @@ class Session(LinkHandler):
     def _write_owner(self, epoch: int, *, clean: bool = False) -> _Proof:
         self._serial += 1
         proof = _Proof(OwnerRecord(self._token, self._serial, clean), epoch)
-        self._log.write_cursor(OWNER_KEY, proof.record.encode(), proof)
+        self._log.write_record(OWNER_KEY, proof.record.encode(), proof)
         return proof
 
     def _proven(self, proof: _Proof) -> None:
@@ -392,7 +392,7 @@ class Session(LinkHandler):
         while self._to_write and self._being_written < _WRITTEN_AT_ONCE:
             device = self._to_write.popleft()
             self._being_written += 1
-            self._log.write_cursor(device, core.cursor_of(device).encode(), CursorsForgotten)
+            self._log.write_cursor(core.cursor_of(device).records(device, whole=True), CursorsForgotten)
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._metrics.show(core, now_us)

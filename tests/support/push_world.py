@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bridge.commands import Command, CommandPosition
@@ -27,13 +28,23 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.cursor import NOWHERE, Cursor, ids_key
 from bridge.push.parked import GONE, decode_segment, segment_device
 from bridge.push.queues import Limits
+from bridge.push.records import CursorRecords
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest
 
 SECOND = 1_000_000
+
+
+def cursors_of(stored: Mapping[str, bytes], capacity: int = 256) -> dict[str, Cursor]:
+    """Return the cursors among stored records, as the next owner reads them."""
+    found = CursorRecords(capacity)
+    for key, payload in stored.items():
+        if segment_device(key) is None:
+            found.take(key, payload)
+    return found.whole()
 
 
 @dataclass
@@ -387,6 +398,10 @@ class PushWorld:
         """The process dies: of the writes under way a prefix is stored, of the packets sent some arrive."""
         for _ in range(choice % (len(self.writes) + 1)):
             self._stored(self.writes.popleft())
+        if self.writes and isinstance(self.writes[0], StoreCursor) and choice % 2:
+            self.cursors |= dict(
+                self.writes[0].records[:-1]
+            )  # the ids apart, without the cursor that leaves them out
         for _ in range(choice // 3 % (len(self.socket) + 1)):
             self.arrive(1)
         self._lose_acks(choice // 7)
@@ -401,7 +416,7 @@ class PushWorld:
         self.owners += 1
         self.next_read = 0
         horizon = None if clean or not self.log else self.log[-1][0]
-        cursors = {d: Cursor.decode(c, self.limits.remembered_ids) for d, c in self.cursors.items()}
+        cursors = cursors_of(self.cursors, self.limits.remembered_ids)
         self.pulls.clear()
         self.copying.clear()
         parked: dict[str, dict[str, bytes]] = defaultdict(dict)
@@ -434,9 +449,8 @@ class PushWorld:
             assert not action.command.expired(self.now)
             waits = [one for one in self.unanswered if one.request.device == action.command.device]
             assert not any(one.answer.commands for one in waits), "sent before the device was told"
-            stored = self.cursors.get(action.command.device)
-            if stored is not None:
-                cursor = Cursor.decode(stored, self.limits.remembered_ids)
+            cursor = self.cursor(action.command.device)
+            if cursor is not None:
                 again = self.limits.park and not self.limits.answers  # H26
                 unsure = action.repeat and (again or self.asked)
                 known = cursor.knows(action.command.command_id)
@@ -463,8 +477,8 @@ class PushWorld:
 
     def _stored(self, action: Action) -> None:
         if isinstance(action, StoreCursor):
+            self.cursors |= dict(action.records)
             self._check_cursor(action)
-            self.cursors[action.device] = action.payload
         elif isinstance(action, StoreReceipt):
             self.receipts[action.receipt.command_id].append(action.receipt)
         elif isinstance(action, StoreSegment):
@@ -480,7 +494,8 @@ class PushWorld:
                 self.dead_ids.add(command.command_id)
 
     def _check_cursor(self, action: StoreCursor) -> None:
-        cursor = Cursor.decode(action.payload, self.limits.remembered_ids)
+        cursor = self.cursor(action.device)
+        assert cursor is not None
         for position, command in self.log:
             if command is None or command.device != action.device or position > cursor.position:
                 continue
@@ -490,6 +505,11 @@ class PushWorld:
             assert (
                 command.command_id in had or command.expired(self.now) or command.command_id in self.dead_ids
             ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
+
+    def cursor(self, device: str) -> Cursor | None:
+        """A device's cursor as Pulsar has it."""
+        own = {key: self.cursors[key] for key in (device, ids_key(device)) if key in self.cursors}
+        return cursors_of(own, self.limits.remembered_ids).get(device)
 
     def parked_positions(self, device: str, cursor: Cursor) -> set[CommandPosition]:
         """What Pulsar keeps for a device, by its segments and by what its cursor says goes again."""
@@ -504,9 +524,9 @@ class PushWorld:
     def _check_answer(self, action: AnswerRequest) -> None:
         """What a device asked for is durably queued before it is told so."""
         device = action.request.device
-        if device not in self.cursors:
+        cursor = self.cursor(device)
+        if cursor is None:
             return
-        cursor = Cursor.decode(self.cursors[device], self.limits.remembered_ids)
         queued = self.parked_positions(device, cursor)
         start = max(action.request.after, self.trimmed)
         for position, command in self.log:
@@ -520,14 +540,13 @@ class PushWorld:
         if command is None:
             assert position in self.dead
             return
-        stored = self.cursors.get(command.device)
-        cursor = Cursor(256) if stored is None else Cursor.decode(stored, 256)
+        cursor = self.cursor(command.device) or Cursor(256)
         if position in self.parked_positions(command.device, cursor):
             return
         states = {receipt.state for receipt in self.receipts[command.command_id]}
         assert states, f"{command.command_id} was acknowledged without a receipt"
         if "delivered" in states and not self.limits.park:  # what was parked has its receipt first
-            assert Cursor.decode(self.cursors[command.device], self.limits.remembered_ids).position
+            assert cursor.position > NOWHERE
 
     def _lose_acks(self, choice: int) -> None:
         # Acks are grouped, and a batch is acknowledged as a whole; one that a reader saw once is there for good.

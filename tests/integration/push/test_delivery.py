@@ -154,7 +154,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
             30,
             "the first compaction has run",
         )
-    commands = [command(settings, f"d{n % 3}", n) for n in range(30)]
+    commands = [command(settings, f"d{n % 3}", n) for n in range(90)]  # so many that ids stand apart
     with Devices(settings) as devices:
         with push_in_thread(settings):
             write_commands(settings, commands)
@@ -168,7 +168,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
             devices.await_all(again)
             all_acknowledged(settings)
         assert devices.check(again) == 0
-        assert sum(len(got) for got in devices.got.values()) == 31
+        assert sum(len(got) for got in devices.got.values()) == 91
 
 
 def _hold_moves(settings: Settings, admin: PulsarAdmin, partition: str) -> bool:

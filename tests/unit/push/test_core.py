@@ -12,10 +12,10 @@ from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, Stor
 from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.cursor import Cursor
 from bridge.push.queues import Limits
-from tests.support.push_world import SECOND, PushWorld
+from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 NOW = 1_000 * SECOND
-LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND)
+LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND, remembered_ids=16)
 
 EVENTS = (
     "write_command", "write_command", "receive", "receive", "receive", "arrive", "arrive", "puback", "puback",
@@ -99,7 +99,7 @@ def test_h25_each_step_waits_for_the_receipt_of_the_one_before() -> None:
     core.confirmed(push.number, 0, NOW + 5)
     cursor = only(core.take(NOW))
     assert isinstance(cursor, StoreCursor)
-    assert Cursor.decode(cursor.payload, 256).position == position(1)
+    assert cursors_of(dict(cursor.records))["d"].position == position(1)
     assert core.take(NOW) == []
 
     core.cursor_stored("d")

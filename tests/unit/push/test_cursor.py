@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.commands import CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import NOWHERE, Cursor, OwnerRecord
+from bridge.push.cursor import NOWHERE, SURE, Cursor, OwnerRecord, Sure
 from bridge.push.parked import ParkedId
 from bridge.push.records import CursorRecords
 
@@ -53,7 +53,7 @@ def test_merging_keeps_the_later_position_and_all_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"x", b"[]", b"{}", b'{"v":2,"position":[1,2,3],"ids":[]}', b'{"v":1,"position":[1,2]}',
+    "payload", [b"", b"x", b"[]", b"{}", b'{"v":3,"position":[1,2,3],"ids":[]}', b'{"v":1,"position":[1,2]}',
                 b'{"v":1,"position":[1,2,3],"ids":[1]}', b'{"v":1,"position":[1,2,3]}']
 )  # fmt: skip
 def test_a_record_of_another_shape_is_refused(payload: bytes) -> None:
@@ -61,12 +61,122 @@ def test_a_record_of_another_shape_is_refused(payload: bytes) -> None:
         Cursor.decode(payload, 4)
 
 
-def test_a_full_cursor_record_stays_small() -> None:
-    cursor = Cursor(256)
-    for entry in range(300):
-        cursor.settle(CommandPosition(1, entry, -1), f"command-{entry}", delivered=True)
-    assert len(cursor.encode()) < 4096
-    assert len(json.loads(cursor.encode())["ids"]) == 256
+def test_a_device_with_many_commands_costs_little_for_each() -> None:
+    cursor, written = Cursor(256), []
+    for entry in range(1000):
+        at_us = 1_800_000_000_000_000 + entry * 2_000_000
+        place = CommandPosition(123_456, entry, -1)
+        cursor.settle(place, f"command-{entry}", delivered=True, at_us=at_us)
+        cursor.trust(Sure(ParkedId(place, at_us // 1000 + 600_000, maybe_seen=True, unsure=True), at_us))
+        written += cursor.records("d")
+    assert sum(len(payload) for _, payload in written) < 1000 * 1000
+    assert max(len(payload) for key, payload in written if key == "d") < 1000
+    assert max(len(payload) for key, payload in written if key != "d") < 4096
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=120),
+    st.integers(4, 40),
+    st.sets(st.integers(0, 120)),
+    st.booleans(),
+)
+def test_the_next_owner_knows_what_a_cursor_and_the_ids_apart_from_it_say(
+    settled: list[tuple[int, bool]], capacity: int, takeovers: set[int], dies_between: bool
+) -> None:
+    """A cursor with all ids in it is what they are compared with. ``takeovers``: after which of them."""
+    all_in_one, cursor = Cursor(capacity), Cursor(capacity)
+    stored: dict[str, bytes] = {}
+    for entry, (number, delivered) in enumerate(settled):
+        for one in (all_in_one, cursor):
+            one.settle(CommandPosition(1, entry, -1), f"c-{number}", delivered=delivered)
+        *apart, last = cursor.records("d")
+        stored |= dict([*apart, last])
+        if entry in takeovers:
+            found = CursorRecords(capacity)
+            for key, payload in stored.items():
+                found.take(key, payload, f"owner {entry}")
+            cursor = found.whole()["d"]
+            assert found.stale == set()
+        for number_ in range(61):
+            name = f"c-{number_}"
+            assert cursor.knows(name) == all_in_one.knows(name)
+            assert cursor.delivered(name) == all_in_one.delivered(name)
+    if settled and dies_between:
+        cursor.settle(CommandPosition(2, 0, -1), "last", delivered=True)
+        *apart, _ = cursor.records("d", whole=True)
+        found = CursorRecords(capacity)
+        for key, payload in (stored | dict(apart)).items():
+            found.take(key, payload)
+        assert found.whole()["d"].position == CommandPosition(1, len(settled) - 1, -1)
+        assert found.whole()["d"].knows("last"), "the ids are ahead of the cursor, not behind it"
+
+
+def test_a_cursor_with_all_ids_in_it_is_read_as_well() -> None:
+    """As push wrote it before the ids stood apart."""
+    first = b'{"v":1,"position":[7,3,-1],"ids":["AAAAAAAAAAAA","!BBBBBBBBBBBB"],"sure":[7,2,-1,9000,8000000],"at":5}'
+    cursor = Cursor.decode(first, 8)
+    assert (cursor.position, cursor.delivered_at_ms) == (CommandPosition(7, 3, -1), 5)
+    assert [(s.one.position.entry, s.one.expires_at_ms, s.at_us) for s in cursor.sure] == [(2, 9000, 8000000)]
+    assert json.loads(cursor.encode())["ids"] == ["AAAAAAAAAAAA", "!BBBBBBBBBBBB"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2**40),
+            st.integers(0, 2**20),
+            st.integers(-1, 999),
+            st.integers(0, 2**43),
+            st.integers(0, 2**53),
+        ),
+        max_size=SURE,
+    )
+)
+def test_what_the_broker_confirmed_lately_survives_encoding(
+    rows: list[tuple[int, int, int, int, int]],
+) -> None:
+    cursor = Cursor(8)
+    for ledger, entry, index, expires_at_ms, at_us in rows:
+        place = CommandPosition(ledger, entry, index)
+        cursor.trust(Sure(ParkedId(place, expires_at_ms, maybe_seen=True, unsure=True), at_us))
+    assert Cursor.decode(cursor.encode(), 8).sure == cursor.sure
+
+
+def test_h23_ids_that_a_former_owner_wrote_late_are_known_and_those_of_its_successor_are_written_again() -> (
+    None
+):
+    former, found = Cursor(8), CursorRecords(8)
+    former.settle(CommandPosition(1, 1, -1), "both", delivered=True)
+    for key, payload in former.records("d", whole=True):
+        found.take(key, payload, "former")
+    successor = Cursor.decode(former.encode(), 8)
+    successor.settle(CommandPosition(1, 3, -1), "of the successor", delivered=True)
+    for key, payload in successor.records("d", whole=True):
+        found.take(key, payload, "successor")
+    former.settle(CommandPosition(1, 2, -1), "late", delivered=False)
+    for key, payload in former.records("d", whole=True)[:1]:
+        found.take(key, payload, "former")
+    cursor = found.whole()["d"]
+    assert all(map(cursor.knows, ("both", "of the successor", "late")))
+    assert (cursor.position.entry, found.stale) == (3, {"d"})
+
+
+def test_a_device_that_was_forgotten_has_no_ids_either() -> None:
+    cursor, found = Cursor(8), CursorRecords(8)
+    cursor.settle(CommandPosition(1, 1, -1), "c", delivered=True)
+    for key, payload in cursor.records("d", whole=True):
+        found.take(key, payload)
+    found.take("d", b"")
+    assert (found.whole(), found.stale) == ({}, set())
+
+
+@pytest.mark.parametrize("payload", [b"x", b'{"v":1,"ids":[]}', b'{"v":2}', b'{"v":2,"ids":[1]}'])
+def test_ids_of_another_shape_are_refused_and_none_is_forgotten(payload: bytes) -> None:
+    cursor = Cursor(8)
+    cursor.settle(CommandPosition(1, 1, -1), "c", delivered=True)
+    with pytest.raises(ContractError):
+        cursor.with_ids(payload)
+    assert cursor.knows("c")
 
 
 def test_an_owner_record_survives_encoding() -> None:

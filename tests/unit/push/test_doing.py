@@ -43,7 +43,7 @@ class Log:
     def acknowledge(self, message: MessageId) -> None:
         self.acknowledged.append(message)
 
-    def write_cursor(self, _key: str, _payload: bytes, token: Action) -> None:
+    def write_cursor(self, _records: object, token: Action) -> None:
         self.written.append(token)
 
     def write_receipt(self, _key: str, _payload: bytes, token: Action) -> None:

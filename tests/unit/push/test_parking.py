@@ -14,15 +14,16 @@ from bridge.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.core import PartitionCore
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.cursor import NOWHERE
 from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
 from bridge.push.presence import Presence, PresenceRules, Sign
 from bridge.push.queues import Limits, Mode
 from bridge.push.resume import ResumingCore
 from bridge.settings.push import PresenceRule
-from tests.support.push_world import SECOND, PushWorld
+from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 LIMITS = Limits(
+    remembered_ids=16,
     retry_min_us=SECOND,
     retry_max_us=4 * SECOND,
     answers=True,
@@ -317,7 +318,7 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
     core.cursor_stored("d")
     core.gone("d", NOW + 1, NOW + 1)
     (cursor,) = of(StoreCursor, core.take(NOW + 1))
-    assert Cursor.decode(cursor.payload, 256).done < position(1)
+    assert cursors_of(dict(cursor.records))["d"].done < position(1)
     assert core.parked == 1
     for later in range(0, 7200, 5):
         core.tick(NOW + later * SECOND)
@@ -458,7 +459,7 @@ def stored_as(core: PartitionCore, actions: list[Action], cursors: dict[str, byt
         if isinstance(action, (StoreCursor, StoreSegment)) and done < most:
             done += 1
             if isinstance(action, StoreCursor):
-                cursors[action.device] = action.payload
+                cursors |= dict(action.records)
                 core.cursor_stored(action.device)
             else:
                 cursors[action.key] = action.payload
@@ -468,8 +469,9 @@ def stored_as(core: PartitionCore, actions: list[Action], cursors: dict[str, byt
 
 def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> PartitionCore:
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
-    known = {key: Cursor.decode(c, 256) for key, c in cursors.items() if not segment_device(key)}
-    core = PartitionCore(3, limits, known, None, {"d": segments} if segments else {}, owner="2", now_us=now)
+    core = PartitionCore(
+        3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now
+    )
     core.link_up()
     return core
 
@@ -527,7 +529,7 @@ def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stor
     assert [p.position.entry for p in pushed] == list(range(0 if stored == 0 else 1, 3))
     assert all(push.repeat for push in pushed)
     assert core.parked == 0
-    assert Cursor.decode(cursors["d"], 256).again == []
+    assert cursors_of(cursors)["d"].again == []
 
 
 def test_h26_what_was_confirmed_before_a_sign_of_life_is_not_sent_again() -> None:
@@ -730,9 +732,10 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
         core.gone("d", NOW + 2 * SECOND, NOW + 2 * SECOND)
         stored_as(core, core.take(NOW + 2 * SECOND), cursors, 1)
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
-    known = {"d": Cursor.decode(cursors["d"], 256)}
     now = NOW + 10 * SECOND
-    after = ResumingCore(3, BROKER, known, None, {"d": segments}, owner="2", now_us=now, left_us=now)
+    after = ResumingCore(
+        3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now
+    )
     after.take(now)
     after.link_up()
     assert not of(Pull, after.take(now))
