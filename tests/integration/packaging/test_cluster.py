@@ -116,7 +116,8 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             )
             if EVERYWHERE:
                 publish_readings(namespaces, [20], first=3)
-                one = [words[0], "--total-executor-cores", "1", *words[1:]]
+                after = words.index("spark-submit") + 1
+                one = [*words[:after], "--total-executor-cores", "1", *words[after:]]
                 run_to_the_end([*one, "--available-now"], home, place)
                 assert rows_in(folder / "tables") == {"bronze": 4, "silver": 3, "quarantine": 1}
                 told = "what was known of the device is known on one executor, too: it is low already"
