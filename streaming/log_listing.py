@@ -38,7 +38,7 @@ def list_logs_by_name(spark: SparkSession) -> bool:
     conf = jvm.org.apache.spark.SparkEnv.get().conf()
     if any(conf.contains(name) for name in _NAMED):
         return bool(conf.get(_NAMED[0], "") == _CLASS)
-    if not (spark.sparkContext.master + "[").startswith("local["):
+    if not f"{spark.sparkContext.master}[".startswith("local["):
         return False
     try:
         _load(jvm)

@@ -69,6 +69,7 @@ def test_the_wheel_has_the_four_packages_the_conf_and_nothing_else(wheel: Path) 
     packages = {"bridge", "sources", "sinks", "streaming"}
     found_by_spark = {f"pyspark_pulsebridge{of}.py" for of in ("", "_commands", "_groups", "_mqtt")}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages | found_by_spark
+    assert "streaming/LocalLogStore.java" in names
     assert {"bridge/_conf/default.yaml", "bridge/_conf/presets/zigbee2mqtt.yaml"} <= set(names)
     assert all(f"{package}/py.typed" in names for package in ("bridge", "sources", "sinks", "streaming"))
     assert any(name.endswith("licenses/LICENSE") for name in names)
