@@ -42,9 +42,7 @@ GROUP_COMMAND_VERSION: Final = "1"
 GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
 _RECEIPT_VERSIONS: Final = ("1", "2", RECEIPT_VERSION)
-CURSOR_VERSION: Final = (
-    2  # and of the ids that stand apart from it; version 1, with all of them in it, is read as well
-)
+CURSOR_VERSION: Final = 2  # and of the ids apart from it; version 1, with all of them in it, is read as well
 SEGMENT_VERSION: Final = 1
 MOVED_VERSION: Final = 2  # of a segment of parked commands that names copies in ``PARKED_TOPIC``
 PRESENCE_VERSION: Final = 1
