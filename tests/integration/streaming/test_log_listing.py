@@ -24,7 +24,7 @@ NAMES = st.one_of(
     st.integers(0, 30).map(lambda n: f"{n:020d}.crc"),
     st.integers(0, 30).map(lambda n: f".{n:020d}.json.crc"),
     st.integers(0, 30).map(lambda n: f"{n:020d}.checkpoint.parquet"),
-    st.sampled_from(["_last_checkpoint", "_staged_commits", ".hidden", "ä ö", "100%", "a:b"[:1], "\u4e2d"]),
+    st.sampled_from(["_last_checkpoint", "_staged_commits", ".hidden", "a b", "100%"]),
 )
 
 
