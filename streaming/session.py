@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.loading import conf_path
 from streaming.class_data import with_shared_classes
-from streaming.log_listing import list_logs_by_name
+from streaming.local_logs import use_local_log_store
 from streaming.python_start import local_python
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def job_session(root: str) -> SparkSession:
     _register(spark)
     if is_local(root, str(spark._jsparkSession.sessionState().newHadoopConf().get("fs.defaultFS"))):
         _start_fewer_processes(spark)
-        list_logs_by_name(spark)
+        use_local_log_store(spark)
     from streaming.progress import ProgressFile, progress_file
 
     path = progress_file(root)
@@ -99,7 +99,7 @@ def local_session(
     _find_classes_once(spark)
     _register(spark)
     _start_fewer_processes(spark)
-    list_logs_by_name(spark)
+    use_local_log_store(spark)
     return spark
 
 
