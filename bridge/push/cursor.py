@@ -4,8 +4,8 @@ Pure. A cursor is one message of the compacted cursors topic, keyed by device; t
 the device at or below ``position`` are settled: delivered, expired, a repetition, or in the dead letters.
 
 It is written for each command, and the ids in it are by far its largest part. So it has the latest ones alone; the others
-stand in a record apart (``ids_key``), which is written before the cursor that leaves them out: died in between, some are
-in both.
+stand in a record apart (``ids_key``), which is written before the cursor that leaves them out, and names none that no
+cursor has named before: died in between, some are in both, and no id is known without what else its cursor says.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Cursor:
     __slots__ = (
         "_fresh",
         "_ids",
+        "_unnamed",
         "again",
         "again_from",
         "back",
@@ -103,6 +104,7 @@ class Cursor:
         sends them leaves that to the next."""
         self._ids: dict[str, bool] = {}  # digest → whether the device had it; the oldest first
         self._fresh = 0  # so many of the last ones stand in no record apart
+        self._unnamed = 0  # so many of the last ones were in no record yet
 
     def knows(self, command_id: str) -> bool:
         """Return whether this command was settled lately: the device had it, or it is in the dead letters."""
@@ -168,6 +170,7 @@ class Cursor:
             return
         self._ids[digest] = delivered
         self._fresh += 1
+        self._unnamed += 1
         while len(self._ids) > self.capacity:
             del self._ids[next(iter(self._ids))]
 
@@ -185,13 +188,17 @@ class Cursor:
     def records(self, device: str, *, whole: bool = False) -> tuple[tuple[str, bytes], ...]:
         """Return keys and payloads of what is to be written now, in this order; the last one is the cursor itself.
 
-        The ids come first once there are so many new ones that a record apart costs less than to write them with each
-        cursor; ``whole``: in any case, as Pulsar may not have those that were written before.
+        Ids that cursors named before come first once there are so many that a record apart costs less than to write
+        them with each cursor; ``whole``: the cursor has them all, as Pulsar may not have those that were written before.
         """
         apart: tuple[tuple[str, bytes], ...] = ()
-        if self._fresh > math.isqrt(2 * self.capacity) or (whole and self._ids):
-            apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION, "ids": _marked(self._ids.items())})),)
-            self._fresh = 0
+        if whole:
+            self._fresh = len(self._ids)
+        elif self._fresh > math.isqrt(2 * self.capacity):
+            named = islice(self._ids.items(), max(0, len(self._ids) - self._unnamed))
+            apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION, "ids": _marked(named)})),)
+            self._fresh = self._unnamed
+        self._unnamed = 0
         return (*apart, (device, self.encode()))
 
     def encode(self) -> bytes:
@@ -221,7 +228,7 @@ class Cursor:
         when the payload is none of this version.
         """
         latest, self._ids = self._ids, {}
-        fresh = min(self._fresh, len(latest))
+        fresh, unnamed = min(self._fresh, len(latest)), self._unnamed
         try:
             for digest in _body(payload, CURSOR_VERSION)["ids"]:
                 self._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
@@ -230,7 +237,7 @@ class Cursor:
         finally:
             for digest, delivered in latest.items():
                 self._remember(digest, delivered)
-            self._fresh = fresh
+            self._fresh, self._unnamed = fresh, unnamed
 
     @classmethod
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
@@ -250,6 +257,7 @@ class Cursor:
             cursor.delivered_at_ms = int(body.get("at", 0))
             for digest in body["ids"]:
                 cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
+            cursor._unnamed = 0
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
         return cursor

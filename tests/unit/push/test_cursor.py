@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.commands import CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import NOWHERE, SURE, Cursor, OwnerRecord, Sure
+from bridge.push.cursor import NOWHERE, SURE, Cursor, OwnerRecord, Sure, ids_key
 from bridge.push.parked import ParkedId
 from bridge.push.records import CursorRecords
 
@@ -78,37 +78,44 @@ def test_a_device_with_many_commands_costs_little_for_each() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=120),
     st.integers(4, 40),
     st.sets(st.integers(0, 120)),
-    st.booleans(),
+    st.sets(st.integers(0, 120)),
 )
 def test_the_next_owner_knows_what_a_cursor_and_the_ids_apart_from_it_say(
-    settled: list[tuple[int, bool]], capacity: int, takeovers: set[int], dies_between: bool
+    settled: list[tuple[int, bool]], capacity: int, takeovers: set[int], bursts: set[int]
 ) -> None:
-    """A cursor with all ids in it is what they are compared with. ``takeovers``: after which of them."""
+    """A cursor with all ids in it is what they are compared with. ``takeovers``: after which of them; ``bursts``: of
+    which the cursor was not written before the next was settled.
+    """
     all_in_one, cursor = Cursor(capacity), Cursor(capacity)
     stored: dict[str, bytes] = {}
     for entry, (number, delivered) in enumerate(settled):
         for one in (all_in_one, cursor):
             one.settle(CommandPosition(1, entry, -1), f"c-{number}", delivered=delivered)
+        if entry in bursts:
+            continue
+        before = read_back(stored, capacity)
         *apart, last = cursor.records("d")
+        between = read_back(stored | dict(apart), capacity)
+        assert between.position == before.position
+        for number_ in range(61):  # died between the two, it knows no command that no cursor has passed
+            assert between.knows(f"c-{number_}") <= before.knows(f"c-{number_}")
         stored |= dict([*apart, last])
         if entry in takeovers:
-            found = CursorRecords(capacity)
-            for key, payload in stored.items():
-                found.take(key, payload, f"owner {entry}")
-            cursor = found.whole()["d"]
-            assert found.stale == set()
+            cursor = read_back(stored, capacity)
         for number_ in range(61):
             name = f"c-{number_}"
-            assert cursor.knows(name) == all_in_one.knows(name)
-            assert cursor.delivered(name) == all_in_one.delivered(name)
-    if settled and dies_between:
-        cursor.settle(CommandPosition(2, 0, -1), "last", delivered=True)
-        *apart, _ = cursor.records("d", whole=True)
-        found = CursorRecords(capacity)
-        for key, payload in (stored | dict(apart)).items():
-            found.take(key, payload)
-        assert found.whole()["d"].position == CommandPosition(1, len(settled) - 1, -1)
-        assert found.whole()["d"].knows("last"), "the ids are ahead of the cursor, not behind it"
+            for one in (cursor, read_back(stored, capacity)):
+                assert one.knows(name) == all_in_one.knows(name)
+                assert one.delivered(name) == all_in_one.delivered(name)
+
+
+def read_back(stored: dict[str, bytes], capacity: int) -> Cursor:
+    """Return the cursor that the next owner finds."""
+    found = CursorRecords(capacity)
+    for key, payload in stored.items():
+        found.take(key, payload)
+    assert found.stale == set()
+    return found.whole().get("d") or Cursor(capacity)
 
 
 def test_a_cursor_with_all_ids_in_it_is_read_as_well() -> None:
@@ -146,19 +153,25 @@ def test_h23_ids_that_a_former_owner_wrote_late_are_known_and_those_of_its_succe
     None
 ):
     former, found = Cursor(8), CursorRecords(8)
-    former.settle(CommandPosition(1, 1, -1), "both", delivered=True)
-    for key, payload in former.records("d", whole=True):
+    for entry in range(3):
+        former.settle(CommandPosition(1, entry, -1), f"both {entry}", delivered=True)
+        ((key, payload),) = former.records("d")
         found.take(key, payload, "former")
-    successor = Cursor.decode(former.encode(), 8)
-    successor.settle(CommandPosition(1, 3, -1), "of the successor", delivered=True)
-    for key, payload in successor.records("d", whole=True):
-        found.take(key, payload, "successor")
-    former.settle(CommandPosition(1, 2, -1), "late", delivered=False)
-    for key, payload in former.records("d", whole=True)[:1]:
-        found.take(key, payload, "former")
+    successor = Cursor.decode(payload, 8)
+    for entry in (8, 9):
+        successor.settle(CommandPosition(1, entry, -1), f"of the successor {entry}", delivered=True)
+        for key, payload in successor.records("d"):
+            found.take(key, payload, "successor")
+    for entry in (4, 5):
+        former.settle(CommandPosition(1, entry, -1), f"late {entry}", delivered=False)
+        *_, (key, payload) = late = former.records("d")
+        if len(late) == 1:
+            found.take(key, payload, "former")
+    assert [key for key, _ in late] == [ids_key("d"), "d"]
+    found.take(*late[0], "former")
     cursor = found.whole()["d"]
-    assert all(map(cursor.knows, ("both", "of the successor", "late")))
-    assert (cursor.position.entry, found.stale) == (3, {"d"})
+    assert all(map(cursor.knows, ("both 0", "both 2", "of the successor 8", "of the successor 9", "late 4")))
+    assert (cursor.position.entry, found.stale) == (9, {"d"})
 
 
 def test_a_device_that_was_forgotten_has_no_ids_either() -> None:
