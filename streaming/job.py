@@ -43,8 +43,9 @@ from streaming.quality import QualityWatch
 from streaming.quality_gate import BadShareGate
 from streaming.rule_fields import RuleFields, rule_fields
 from streaming.rules import AlertRule, load_rules
+from streaming.small_files import put_count_right
 from streaming.stopping import StopRequest, stop_between_batches
-from streaming.tables import Tables
+from streaming.tables import Table, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,6 +260,8 @@ class Job:
 
     def _start(self, name: str) -> None:
         self._create_tables(name)
+        for table in self._written_by(name):
+            put_count_right(self.spark, table.path(self.spark))
         writer = self._writer(name)
         streaming = self.plan.settings.streaming
         slow = {"gold": streaming.gold_trigger_s, "latest": streaming.latest_trigger_s}
@@ -288,6 +291,16 @@ class Job:
             gold.create_tables(self.spark, self.plan.tables)
         if name == "latest":
             latest.create_table(self.spark, self.plan.tables)
+
+    def _written_by(self, name: str) -> tuple[Table, ...]:
+        tables = self.plan.tables
+        written = {
+            "bronze": (tables.bronze,),
+            "silver": (tables.silver, tables.quarantine),
+            "gold": (tables.gold, tables.late),
+            "latest": (tables.device_latest,),
+        }
+        return written.get(name, ())
 
     def _writer(self, name: str) -> DataStreamWriter:
         plan = self.plan

@@ -270,6 +270,13 @@ class Table:
         log = jvm.org.apache.hadoop.fs.Path(f"{self.where}/_delta_log")
         return bool(log.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(log))
 
+    def path(self, spark: SparkSession) -> str:
+        """Return where its files are."""
+        if not self.by_name:
+            return self.where
+        detail = spark.sql(f"DESCRIBE DETAIL {self.sql}").first()
+        return str(detail["location"]) if detail is not None else self.where
+
     def read(self, spark: SparkSession) -> DataFrame:
         """Return its rows."""
         return spark.table(self.sql) if self.by_name else spark.read.format("delta").load(self.where)

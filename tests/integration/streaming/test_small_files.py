@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from streaming import silver
+from streaming.small_files import put_count_right
 from tests.support.bronze_rows import reading
 from tests.support.lakehouse import Lakehouse
 
@@ -45,6 +46,48 @@ def kept(spark: SparkSession) -> tuple[int, float]:
     runtime = jvm.Runtime.getRuntime()
     cached: int = spark.sparkContext._jsc.sc().getPersistentRDDs().size()
     return cached, (runtime.totalMemory() - runtime.freeMemory()) / 1e6
+
+
+def merges_of(house: Lakehouse) -> int:
+    history = house.spark.sql(f"DESCRIBE HISTORY {house.tables.bronze.sql}")
+    return history.where("operation = 'OPTIMIZE'").count()
+
+
+def test_a_driver_that_starts_again_counts_the_files_that_are_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    counts = jvm.org.apache.spark.sql.delta.stats.AutoCompactPartitionStats.instance(spark._jsparkSession)
+    shipped = spark.conf.get(LEAST)
+    spark.conf.set(LEAST, "6")
+    try:
+        house, numbers = Lakehouse(spark, tmp_path), count()
+
+        def arrive(batches: int) -> None:
+            for n in islice(numbers, batches):
+                house.arrive(reading(n, "a", n, 100))
+
+        path = house.tables.bronze.path(spark)
+        assert put_count_right(spark, path) == 0
+        arrive(4)
+        assert put_count_right(spark, path) == 4
+        counts.resetTestOnly()  # what a new driver knows
+        assert put_count_right(spark, path) == 4
+        arrive(1)
+        assert merges_of(house) == 0
+        arrive(1)
+        assert (merges_of(house), files_of(house)[0]) == (1, 1)
+        counts.resetTestOnly()  # and nobody puts it right: by what is there it merges once, and not with each commit
+        arrive(6)
+        assert (merges_of(house), files_of(house)[0]) == (2, 1)
+        arrive(5)
+        assert (merges_of(house), files_of(house)[0]) == (2, 6)
+        spark.sql(f"OPTIMIZE {house.tables.bronze.sql}")  # as somebody else does it
+        assert put_count_right(spark, path) == 1
+        arrive(4)
+        assert (merges_of(house), files_of(house)[0]) == (3, 5)
+    finally:
+        spark.conf.set(LEAST, str(shipped))
 
 
 def test_the_tables_compact_themselves_and_their_streams_give_each_row_once(
