@@ -268,7 +268,9 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     assert Counter(bronze) == Counter(sent)
     assert Counter(silver) == Counter(kept)
     commits = Counter(one["operation"] for one in DeltaTable(str(driver.root / "bronze")).history())
-    assert commits["OPTIMIZE"] <= 1 + commits["STREAMING UPDATE"] // 30, "the second driver knows what is merged"
+    assert commits["OPTIMIZE"] <= 1 + commits["STREAMING UPDATE"] // 30, (
+        "the second driver knows what is merged"
+    )
     low = {name for name in sent if name not in kept}
     assert {r["reading_id"] for r in held if r["failed_rules"] == ["glucose_range"]} == low
     assert sum(r["readings"] for r in windows) + len(late) == len(kept)
