@@ -63,8 +63,9 @@ __all__ = [
 COMPACTION: Final = "__compaction"
 """Pulsar's own subscription; its position is the horizon of the compacted view."""
 
-COMPACTION_THRESHOLD_BYTES: Final = 4 * 1024 * 1024
-"""Backlog of a cursors partition at which Pulsar compacts it by itself; 0 would mean never (H24)."""
+COMPACTION_THRESHOLD_BYTES: Final = 16 * 1024 * 1024
+"""Backlog of a cursors partition at which Pulsar compacts it by itself; 0 would mean never (H24). Each time it writes
+the whole compacted view anew, so that a small one costs more; so much a new owner reads beside the view at most."""
 
 CURSOR_HOLD: Final = "pulsebridge-cursors"
 """Durable subscription at earliest on each cursors partition: nothing takes it forward but compaction's horizon,

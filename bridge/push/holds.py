@@ -41,7 +41,7 @@ log = structlog.get_logger("push")
 _EVERY_S: Final = 600.0
 _RECEIVE_MS: Final = 2000
 _LOOKUP_S: Final = 5.0
-_FAR_TOO_MUCH_BYTES: Final = 16 * COMPACTION_THRESHOLD_BYTES
+_FAR_TOO_MUCH_BYTES: Final = 8 * COMPACTION_THRESHOLD_BYTES
 """So much that is held and all of it in the compacted view: this topic is not compacted."""
 
 Place = tuple[int, int, int]
