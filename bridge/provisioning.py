@@ -112,11 +112,12 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
                 remedy=f"{what} in the partition of its device: delete the one that is wrong, or use another "
                 "pulsar.system_namespace",
             )
-    for number in range(partitions):
-        move_hold(admin, partition_name(cursors, number), CURSOR_HOLD)
-    for need in group_needs(settings):
-        if need.compacted:
-            move_hold(admin, partition_name(need.topic, 0), need.subscriptions[0])
+    if settings.provision != "create":
+        for number in range(partitions):
+            move_hold(admin, partition_name(cursors, number), CURSOR_HOLD)
+        for need in group_needs(settings):
+            if need.compacted:
+                move_hold(admin, partition_name(need.topic, 0), need.subscriptions[0])
     return partitions
 
 
@@ -132,7 +133,10 @@ def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
     for partition in partitions:
         for name in need.subscriptions:
             admin.do(subscription_step(partition, name))
-        if need.compacted:
+        if (
+            need.compacted
+        ):  # the hold first: while Pulsar compacts, its horizon stands at the oldest message that stays
+            move_hold(admin, partition, need.subscriptions[0])
             admin.do(compact_step(partition))
 
 
@@ -324,7 +328,10 @@ def _rights(error: DeniedError) -> bool:
 
 
 def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
-    """Move the hold of a compacted partition to the horizon of the last compaction, or nothing would ever be trimmed."""
+    """Move the hold of a compacted partition to the horizon of the last compaction, or nothing would ever be trimmed.
+
+    While a compaction runs nothing comes of it: Pulsar shows the oldest message that stays as the horizon then.
+    """
     cursors = admin.internal_stats(partition)["cursors"]
     if COMPACTION not in cursors or hold not in cursors:
         return

@@ -130,7 +130,7 @@ def java_client(settings: PulsarSettings) -> Iterator[JavaClient]:
     (py4j,) = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
     port, token, process = launch_gateway(
         jarpath=str(py4j),
-        classpath=f"{home / 'conf'}:{home / 'lib'}/*",
+        classpath=f"{home / 'lib'}/*",  # without conf, whose log4j2.yaml makes a folder of logs here
         javaopts=["-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=ERROR"],
         java_path=str(java / "bin/java"),
         die_on_exit=True,
