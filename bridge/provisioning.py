@@ -112,12 +112,6 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
                 remedy=f"{what} in the partition of its device: delete the one that is wrong, or use another "
                 "pulsar.system_namespace",
             )
-    if settings.provision != "create":
-        for number in range(partitions):
-            move_hold(admin, partition_name(cursors, number), CURSOR_HOLD)
-        for need in group_needs(settings):
-            if need.compacted:
-                move_hold(admin, partition_name(need.topic, 0), need.subscriptions[0])
     return partitions
 
 
@@ -133,10 +127,7 @@ def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
     for partition in partitions:
         for name in need.subscriptions:
             admin.do(subscription_step(partition, name))
-        if (
-            need.compacted
-        ):  # the hold first: while Pulsar compacts, its horizon stands at the oldest message that stays
-            move_hold(admin, partition, need.subscriptions[0])
+        if need.compacted:
             admin.do(compact_step(partition))
 
 
@@ -324,13 +315,13 @@ def _rights(error: DeniedError) -> bool:
     return "does not allow" in error.what
 
 
-# --- the hold on the cursors ----------------------------------------------------------------------------------
+# --- the hold on what is renewed ----------------------------------------------------------------------------------
 
 
 def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
     """Move the hold of a compacted partition to the horizon of the last compaction, or nothing would ever be trimmed.
 
-    While a compaction runs nothing comes of it: Pulsar shows the oldest message that stays as the horizon then.
+    For records that are renewed anyhow: what the compacted view alone has may be lost (``bridge/push/holds.py``). While a compaction runs nothing comes of it: Pulsar shows the oldest message that stays as the horizon then.
     """
     cursors = admin.internal_stats(partition)["cursors"]
     if COMPACTION not in cursors or hold not in cursors:

@@ -68,8 +68,8 @@ COMPACTION_THRESHOLD_BYTES: Final = 16 * 1024 * 1024
 the whole compacted view anew, so that a small one costs more; so much a new owner reads beside the view at most."""
 
 CURSOR_HOLD: Final = "pulsebridge-cursors"
-"""Durable subscription at earliest on each cursors partition: nothing takes it forward but compaction's horizon,
-so that neither the topic nor its compacted view can vanish while no push worker runs (H24)."""
+"""Durable subscription at earliest on each cursors partition: push alone takes it forward, up to the oldest record that
+is the last of its key, so that neither the topic nor any of these can vanish while no push worker runs (H24)."""
 
 INSTANCES_HOLD: Final = "pulsebridge-instances"
 """The same on the partition in which ingest processes advertise themselves."""

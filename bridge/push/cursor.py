@@ -78,6 +78,7 @@ class Cursor:
         "_fresh",
         "_ids",
         "_unnamed",
+        "_written",
         "again",
         "again_from",
         "back",
@@ -97,6 +98,7 @@ class Cursor:
         """Those of them, until they are pushed: their segments may not be stored when the owner dies."""
         self.sure: list[Sure] = []
         """What the broker confirmed lately without a sign of life of the device since: the last ``SURE``, in order."""
+        self._written = False
         self.delivered_at_ms = 0
         """When the device's last command was confirmed, in ms since the epoch; 0 where none was, or nobody noted it."""
         self.back = False
@@ -121,8 +123,9 @@ class Cursor:
 
     @property
     def says_anything(self) -> bool:
-        """Whether it says more than a new one."""
-        return self.position > NOWHERE or self.again_from is not None or bool(self._ids) or self.back
+        """Whether it says more than a new one, or has a record that is to stand no longer than the others."""
+        said = self.position > NOWHERE or self.again_from is not None or bool(self._ids) or self.back
+        return said or self._written
 
     def pass_over(self, position: CommandPosition) -> None:
         """Move to ``position``: whatever is at or below it needs no push any more."""
@@ -185,20 +188,24 @@ class Cursor:
         for digest, delivered in other._ids.items():
             self._remember(digest, delivered)
 
-    def records(self, device: str, *, whole: bool = False) -> tuple[tuple[str, bytes], ...]:
+    def records(
+        self, device: str, *, whole: bool = False, all_keys: bool = False
+    ) -> tuple[tuple[str, bytes], ...]:
         """Return keys and payloads of what is to be written now, in this order; the last one is the cursor itself.
 
         Ids that cursors named before come first once there are so many that a record apart costs less than to write
-        them with each cursor; ``whole``: the cursor has them all, as Pulsar may not have those that were written before.
+        them with each cursor; ``whole``: the cursor has them all, as Pulsar may not have those that were written before;
+        ``all_keys``: no record of this device that was written before is needed any more.
         """
         apart: tuple[tuple[str, bytes], ...] = ()
         if whole:
             self._fresh = len(self._ids)
-        elif self._fresh > math.isqrt(2 * self.capacity):
+        elif all_keys or self._fresh > math.isqrt(2 * self.capacity):
             named = islice(self._ids.items(), max(0, len(self._ids) - self._unnamed))
             apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION, "ids": _marked(named)})),)
             self._fresh = self._unnamed
         self._unnamed = 0
+        self._written = True
         return (*apart, (device, self.encode()))
 
     def encode(self) -> bytes:
@@ -258,6 +265,7 @@ class Cursor:
             for digest in body["ids"]:
                 cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
             cursor._unnamed = 0
+            cursor._written = True
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
         return cursor

@@ -1,5 +1,12 @@
 """Moves the holds of compacted topics behind the compaction, with the right to consume alone: no admin is asked.
 
+How far depends on what is lost with a record. The log itself keeps each one that is still the last of its key, for a
+Pulsar that dies while it compacts may give readers no more than the first hundred entries of its compacted view and
+then the log (apache/pulsar#25118). So the hold stays before the oldest of these, and where that has stood for a day, or
+the hold has passed it, its owner is asked to write what it has once more. Signs of life are another matter: nobody
+writes those of a silent device again, and the next one replaces what was lost. Their hold passes all that the compacted
+view has.
+
 A hold keeps a compacted topic from vanishing (H24); one that never moves keeps every record that compaction has
 replaced, too. Where compaction stands is a matter of Pulsar's admin, which ``pulsar.provision: off`` does not ask and
 a long-running push asked only at its start. But it can be seen: a record that the hold's own subscription shows and
@@ -8,8 +15,10 @@ the compacted view of the topic does not, was compacted away, so compaction has 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -29,16 +38,28 @@ from bridge.provisioning_plan import (
     group_needs,
     instances_need,
 )
-from bridge.pulsar_client import Message, MessageId, PulsarClient, our_errors, received
+from bridge.pulsar_client import EARLIEST, Message, MessageId, PulsarClient, our_errors, received
 from bridge.pulsar_watch import Watch
 from bridge.push.taken import key_of
 from bridge.settings import Settings
 
-__all__ = ["Held", "compacted_up_to", "follow_compaction", "watching_holds"]
+__all__ = [
+    "Ages",
+    "Followed",
+    "Held",
+    "Kept",
+    "compacted_up_to",
+    "follow_compaction",
+    "last_before",
+    "watching_holds",
+]
 
 log = structlog.get_logger("push")
 
 _EVERY_S: Final = 600.0
+_AGED_S: Final = 24 * 3600.0
+_ASKED_EVERY_S: Final = 6 * 3600.0
+"""So long after an owner was asked its records may have been compacted, or not: there may be few."""
 _RECEIVE_MS: Final = 2000
 _LOOKUP_S: Final = 5.0
 _FAR_TOO_MUCH_BYTES: Final = 8 * COMPACTION_THRESHOLD_BYTES
@@ -46,6 +67,22 @@ _FAR_TOO_MUCH_BYTES: Final = 8 * COMPACTION_THRESHOLD_BYTES
 
 Place = tuple[int, int, int]
 """Ledger, entry and index within the entry's batch."""
+
+
+class Kept(NamedTuple):
+    """A message that the compacted view has, and when it was published, in ms since the epoch."""
+
+    place: Place
+    published_ms: int
+
+
+class Followed(NamedTuple):
+    """What came of a look at a hold: whether it moved, and the oldest message that is the last of its key."""
+
+    moved: bool = False
+    oldest: Kept | None = None
+    passed: bool = False
+    """Whether the hold has passed that one, as versions did that trusted the compacted view."""
 
 
 class Held(NamedTuple):
@@ -77,30 +114,53 @@ def compacted_up_to(view: Iterable[Place], held: Iterable[Held]) -> Held | None:
     return found
 
 
-def follow_compaction(
-    client: PulsarClient, partition: str, hold: str, *, over: Callable[[], bool] = lambda: False
-) -> bool:
-    """Move a hold behind the compaction. Returns whether it moved; False also when another process is about it.
+def last_before(oldest: Place, held: Iterable[Held]) -> Held | None:
+    """Return the last held message before ``oldest``, None when there is none; no later one is taken but the next. Pure."""
+    found: Held | None = None
+    for one in held:
+        if one.place >= oldest:
+            break
+        found = one
+    return found
 
-    The hold is made, at earliest, where there is none. Raises TransientError while Pulsar cannot be reached.
+
+def follow_compaction(
+    client: PulsarClient,
+    partition: str,
+    hold: str,
+    *,
+    trusting: bool = False,
+    over: Callable[[], bool] = lambda: False,
+) -> Followed:
+    """Move a hold behind the compaction: up to the oldest message that is the last of its key; with ``trusting`` up to
+    the last one that was compacted away, for what the compacted view alone may have.
+
+    Nothing comes of it when another process is about it. The hold is made, at earliest, where there is none. Raises
+    TransientError while Pulsar cannot be reached.
     """
     try:
         consumer: Any = client.consumer(partition, hold, queue=200)
     except FencedError:
-        return False
+        return Followed()
     reading = _Reading(client, partition, over)
     try:
         first = next(reading.held(consumer), None)
-        if first is None:
-            return False
-        found = compacted_up_to(reading.view(first), _after(first, reading.held(consumer)))
-        if found is None or found.place[:2] <= first.place[:2]:
+        oldest = None if trusting else next(reading.view(EARLIEST), None)
+        passed = oldest is not None and (first is None or oldest.place < first.place)
+        if first is None or passed or (oldest is None and not trusting):
+            return Followed(False, oldest, passed)
+        held = _after(first, reading.held(consumer))
+        if oldest is not None:
+            found = last_before(oldest.place, held)
+        else:
+            found = compacted_up_to((kept.place for kept in reading.view(first.message_id)), held)
+        if found is None or (trusting and found.place[:2] <= first.place[:2]):
             reading.complain()
-            return False
+            return Followed(False, oldest)
         with our_errors(f"moving {hold} on {partition}"):
             consumer.acknowledge_cumulative(found.message_id)
         log.debug("hold moved behind the compaction", partition=partition, hold=hold, place=found.place)
-        return True
+        return Followed(True, oldest)
     finally:
         with our_errors(f"closing {hold} on {partition}"):
             consumer.close()
@@ -128,9 +188,9 @@ class _Reading:
                 return
             yield Held(_place(message), message.message_id())
 
-    def view(self, first: Held) -> Iterator[Place]:
-        """Yield the places that the compacted view has, from ``first`` to its present end."""
-        reader: Any = self._client.reader(self._partition, first.message_id, queue=200, compacted=True)
+    def view(self, start: MessageId) -> Iterator[Kept]:
+        """Yield what the compacted view has, from ``start`` to its present end."""
+        reader: Any = self._client.reader(self._partition, start, queue=200, compacted=True)
         try:
             while not self._over() and self._seen < _FAR_TOO_MUCH_BYTES:
                 with our_errors(f"reading {self._partition}"):
@@ -142,7 +202,7 @@ class _Reading:
                 # Out of the midst of a batch a message is not taken away: it stays there without key and payload.
                 if key_of(message) != "" or message.data():
                     self._seen += len(message.data())
-                    yield _place(message)
+                    yield Kept(_place(message), message.publish_timestamp())
         finally:
             with our_errors(f"closing the reader of {self._partition}"):
                 reader.close()
@@ -162,11 +222,32 @@ def _place(message: Message) -> Place:
     return where.ledger_id(), where.entry_id(), where.batch_index()
 
 
+class Ages:
+    """When an owner is to be asked to write its records once more. Pure but for what it remembers."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, float] = {}
+
+    def due(self, partition: int, followed: Followed, now: float) -> bool:
+        """Return whether to ask the owner of a partition at ``now``, in seconds since the epoch."""
+        oldest = followed.oldest
+        aged = oldest is not None and (followed.passed or now - oldest.published_ms / 1000 > _AGED_S)
+        return aged and abs(now - self._asked.get(partition, 0.0)) >= _ASKED_EVERY_S
+
+    def asked(self, partition: int, now: float) -> None:
+        """Note that its owner was asked, and will do it."""
+        self._asked[partition] = now
+
+
 @contextmanager
-def watching_holds(settings: Settings, health: Health, partitions: Sequence[int]) -> Iterator[None]:
+def watching_holds(
+    settings: Settings, health: Health, partitions: Sequence[int], aged: Callable[[int], bool]
+) -> Iterator[None]:
     """Move the holds of these partitions of cursors and presence, and those of instances and groups, now and then while
-    the block runs.
+    the block runs; ``aged`` is told of a partition of cursors whose owner is to write its records once more, and returns
+    whether it will.
     """
+    ages = Ages()
     pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
     cursors = pulsar.system_topic(CURSORS_TOPIC)
     presence = pulsar.system_topic(PRESENCE_TOPIC)
@@ -174,15 +255,19 @@ def watching_holds(settings: Settings, health: Health, partitions: Sequence[int]
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
-            held = [(partition_name(cursors, number), CURSOR_HOLD) for number in partitions]
+            moved = partial(follow_compaction, client, over=lambda: health.ending)
+            for number in partitions:
+                followed = moved(partition_name(cursors, number), CURSOR_HOLD)
+                now = time.time()
+                if ages.due(number, followed, now) and aged(number):
+                    ages.asked(number, now)
             for need in others:
                 if client.partitioned(need.topic):
-                    held.append((partition_name(need.topic, 0), need.subscriptions[0]))
+                    moved(partition_name(need.topic, 0), need.subscriptions[0])
             heard = client.partitioned(presence)
-            held += [(heard[number], PRESENCE_HOLD) for number in partitions if number < len(heard)]
-            for partition, hold in held:
-                if not health.ending:
-                    follow_compaction(client, partition, hold, over=lambda: health.ending)
+            for number in partitions:
+                if number < len(heard):
+                    moved(heard[number], PRESENCE_HOLD, trusting=True)
 
     def failed(error: PulsebridgeError) -> None:
         log.debug("the holds could not be moved", why=str(error))

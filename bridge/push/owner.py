@@ -16,7 +16,8 @@ from bridge.errors import FencedError, PulsebridgeError, RefusedError, Terminate
 from bridge.health import Part
 from bridge.push.groups.payloads import Payloads
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.session import CursorsForgotten, Session
+from bridge.push.rewriting import CursorsAged, CursorsForgotten
+from bridge.push.session import Session
 from bridge.settings import Settings
 
 __all__ = ["PartitionOwner"]
@@ -41,7 +42,7 @@ class PartitionOwner:
     ) -> None:
         self._settings = settings
         self._payloads = payloads
-        self._partition = partition
+        self.partition = self._partition = partition
         self._metrics = metrics
         self._part = part
         self._failed = failed
@@ -66,6 +67,16 @@ class PartitionOwner:
         session = self._session
         if session is not None:
             session.post(CursorsForgotten())
+
+    def cursors_aged(self) -> bool:
+        """Have what stands in the cursors partition written once more, unhurriedly. From any thread; returns whether it
+        is ours to do.
+        """
+        session = self._session
+        if session is None or not session.owns:
+            return False
+        session.post(CursorsAged())
+        return True
 
     def join(self) -> None:
         """Wait until the thread has ended."""

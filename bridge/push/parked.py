@@ -368,6 +368,21 @@ class Parked:
                 return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], places, segment.since_us)
         return None
 
+    def stored(self) -> Iterator[tuple[str, bytes]]:
+        """Yield key and payload of each segment, as it may be stored once more. In this order no id is missing between
+        any two: one that former owners stored in several segments stands in the earliest of them then.
+        """
+        begin = 0
+        for segment in self._segments:
+            end = self.up_to(segment.last)
+            payload = self.payload(segment.key)
+            if payload is None:
+                places = None if self._places is None else self._places[begin * _PLACE : end * _PLACE]
+                ids = self._ids[begin * _WIDTH : end * _WIDTH]
+                payload = _encoded(ids, places, self.stays_since_us)
+            begin = end
+            yield segment.key, payload
+
     def finish(self, position: CommandPosition) -> list[str]:
         """Forget all at or below ``position``. Returns the keys of the segments that are done with."""
         count = 0

@@ -428,6 +428,25 @@ class ReplayCore(LiveCore):
         self._want(device)
         self._sleep(device)
 
+    @property
+    def stored_devices(self) -> list[str]:
+        """The devices of which anything stands in the cursors partition."""
+        parked = (d.name for d in self._devices.values() if len(d.parked))
+        return list(dict.fromkeys((*self.with_cursors, *self._asleep, *parked)))
+
+    def store_once_more(self, name: str) -> None:
+        """Store the ids of a device's parked commands as they stand, under the keys that they have."""
+        device = self._devices.get(name)
+        if device is None and name not in self._asleep:
+            return
+        parked, unwritten = (
+            (self._asleep[name][0], {}) if device is None else (device.parked, device.segments)
+        )
+        for key, payload in parked.stored():
+            if key not in unwritten:
+                self._busy += 1
+                self._actions.append(StoreSegment(key, payload))
+
     def store_again(self, now_us: int) -> None:
         """Pulsar has lost the cursors partition: store the ids of all parked commands anew, gathered as ever."""
         names = [name for name, _ in self._all_parked()]

@@ -58,26 +58,21 @@ from bridge.push.pulling import Copied, Pulled
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.requests import Asked, Found
 from bridge.push.resume import ResumingCore
+from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
 
-__all__ = ["CursorsForgotten", "Session"]
+__all__ = ["Session"]
 
 log = structlog.get_logger("push")
 
 _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
-_WRITTEN_AT_ONCE: Final = 1000
-"""Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
 _GATHER_S: Final = 0.005
 """What Pulsar has stored is looked at together: nobody waits for a cursor or a receipt as for a command."""
 _FIRST_HOLD_S: Final = 5.0
 _HOLD_EVERY_S: Final = 60.0
 _SHOWN: Final = 200
-
-
-class CursorsForgotten:
-    """Event: the cursors topic was deleted and made anew, without what it held."""
 
 
 class Session(LinkHandler):
@@ -136,8 +131,7 @@ class Session(LinkHandler):
         self._proven_epoch = 0  # the connection for which Pulsar has confirmed that we are the owner
         self._taken_over: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._link_was_lost = False
-        self._to_write: deque[str] = deque()  # devices whose cursors are written again
-        self._being_written = 0
+        self._rewriting = Rewriting(self._log)
 
     # --- from any thread ---
 
@@ -372,6 +366,11 @@ class Session(LinkHandler):
                 why=event.why,
             )
 
+    @property
+    def owns(self) -> bool:
+        """Whether it has taken over. From any thread."""
+        return self._core is not None
+
     def on_turn(self, now: float) -> None:
         """Triggered at the end of each turn: handle what came, then do what the core decided."""
         self._part.turned(now)
@@ -389,10 +388,7 @@ class Session(LinkHandler):
         for action in core.take(now_us):
             self._doing.do(action)
         self._log.receipts.flush(now)
-        while self._to_write and self._being_written < _WRITTEN_AT_ONCE:
-            device = self._to_write.popleft()
-            self._being_written += 1
-            self._log.write_cursor(core.cursor_of(device).records(device, whole=True), CursorsForgotten)
+        self._rewriting.turn(core, now)
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._metrics.show(core, now_us)
@@ -471,17 +467,16 @@ class Session(LinkHandler):
                 self._stored(token)
         elif isinstance(event, ReceiptsOpened):
             self._log.receipts.opened(event, time.monotonic())
-        elif isinstance(event, CursorsForgotten) and self._core is not None:
+        elif isinstance(event, (CursorsForgotten, CursorsAged)) and self._core is not None:
             log.info("the cursors are written again", partition=self._partition)
             self._write_owner(0)  # an owner that left no record counts as none
-            self._to_write = deque(self._core.with_cursors)
-            self._core.store_again(time.time_ns() // 1000)
+            self._rewriting.begin(event, self._core)
 
     def _stored(self, token: object) -> None:
         if isinstance(token, _Proof):
             self._proven(token)
         elif token is CursorsForgotten:
-            self._being_written -= 1
+            self._rewriting.stored()
         elif self._doing is not None:
             self._doing.stored(token)
 

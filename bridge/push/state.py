@@ -179,9 +179,10 @@ class PartitionState:
     @property
     def with_cursors(self) -> list[str]:
         """The devices that have a cursor."""
-        return [*self._cursors, *(d.name for d in self._devices.values() if d.cursor.position > NOWHERE)]
+        return [*self._cursors, *(d.name for d in self._devices.values() if d.cursor.says_anything)]
 
-    def cursor_of(self, device: str) -> Cursor:
-        """Return the cursor of one of ``with_cursors`` as it is now: all that it has passed is settled."""
+    def cursor_of(self, device: str) -> Cursor | None:
+        """Return the cursor of a device as it is now, None without one: all that it has passed is settled."""
         known = self._devices.get(device)
-        return self._cursors[device] if known is None else known.cursor
+        cursor = self._cursors.get(device) if known is None else known.cursor
+        return cursor if cursor is not None and cursor.says_anything else None

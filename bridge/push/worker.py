@@ -90,12 +90,15 @@ class PushWorker:
             for owner in owners:
                 owner.cursors_forgotten()
 
+        def aged(partition: int) -> bool:
+            return any(owner.cursors_aged() for owner in owners if owner.partition == partition)
+
         log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
         commands = self._settings.pulsar.system_topic(COMMANDS_TOPIC)
         with (
             watching_pulsar(self._settings, self._health, commands),
             watching_lag(self._settings, self._health, metrics),
-            watching_holds(self._settings, self._health, list(metrics)),
+            watching_holds(self._settings, self._health, list(metrics), aged),
             watching_topics(self._settings, self._health, min(metrics), forgotten),
         ):
             for thread in threads:

@@ -78,8 +78,8 @@ class TestTopic:
         stats = self.admin.internal_stats(self.partition(partition))
         return [int(ledger["ledgerId"]) for ledger in stats["ledgers"]]
 
-    def trim(self, partition: int = 0) -> None:
-        """Let go of every closed ledger that no subscription holds."""
+    def trim(self, partition: int = 0, left: int = 1) -> None:
+        """Let go of every closed ledger that no subscription holds, until so many ledgers are left."""
         s = self.settings
         self.admin.request(
             "POST", f"/namespaces/{s.tenant}/{s.namespace}/retention",
@@ -88,7 +88,7 @@ class TestTopic:
 
         def trimmed() -> bool:
             self.admin.request("POST", f"/{rest_path(self.partition(partition))}/trim")
-            return len(self.ledgers(partition)) == 1
+            return len(self.ledgers(partition)) == left
 
         poll_for(trimmed, 30, "the closed ledgers to be trimmed")
 

@@ -57,6 +57,13 @@ class Resumed:
 
 
 @dataclass
+class WrittenAgain:
+    """A cursor that is written once more because it has stood for long; nobody waits for it."""
+
+    records: tuple[tuple[str, bytes], ...]
+
+
+@dataclass
 class PushWorld:
     limits: Limits
     poison_every: int = 0  # the broker closes the connection at each command of such a number; 0: at none
@@ -70,7 +77,7 @@ class PushWorld:
     dead: set[CommandPosition] = field(default_factory=set)
     dead_ids: set[str] = field(default_factory=set)
     inbox: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    writes: deque[Action] = field(default_factory=deque)
+    writes: deque[Action | WrittenAgain] = field(default_factory=deque)
     socket: deque[Push | AnswerRequest] = field(default_factory=deque)
     pubacks: deque[tuple[int | AnswerRequest, int]] = field(default_factory=deque)
     answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
@@ -394,11 +401,26 @@ class PushWorld:
         self.core.tick(self.now)
         self.run()
 
+    def write_again(self, _choice: int) -> None:
+        """What stands in the cursors partition has stood there for long: all of it is written once more."""
+        stood = set(self.cursors) | set(self.segments)
+        quiet = not self.writes and not self.core._busy  # else some are about to be removed
+        for device in self.core.stored_devices:
+            self.core.store_once_more(device)
+            cursor = self.core.cursor_of(device)
+            if cursor is not None:
+                self.writes.append(WrittenAgain(cursor.records(device, all_keys=True)))
+        self.run()
+        written = {key for one in self.writes if isinstance(one, WrittenAgain) for key, _ in one.records}
+        written |= {one.key for one in self.writes if isinstance(one, StoreSegment)}
+        unwritten = {key for device in self.core._unwritten.values() for key in device.segments}
+        assert not quiet or not stood - written - unwritten, "a record stays where it is"
+
     def crash(self, choice: int) -> None:
         """The process dies: of the writes under way a prefix is stored, of the packets sent some arrive."""
         for _ in range(choice % (len(self.writes) + 1)):
             self._stored(self.writes.popleft())
-        if self.writes and isinstance(self.writes[0], StoreCursor) and choice % 2:
+        if self.writes and isinstance(self.writes[0], (StoreCursor, WrittenAgain)) and choice % 2:
             self.cursors |= dict(
                 self.writes[0].records[:-1]
             )  # the ids apart, without the cursor that leaves them out
@@ -475,8 +497,10 @@ class PushWorld:
         elif not isinstance(action, Forget):
             self.writes.append(action)
 
-    def _stored(self, action: Action) -> None:
-        if isinstance(action, StoreCursor):
+    def _stored(self, action: Action | WrittenAgain) -> None:
+        if isinstance(action, WrittenAgain):
+            self.cursors |= dict(action.records)
+        elif isinstance(action, StoreCursor):
             self.cursors |= dict(action.records)
             self._check_cursor(action)
         elif isinstance(action, StoreReceipt):

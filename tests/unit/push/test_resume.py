@@ -42,6 +42,7 @@ EVENTS = (
         "copy",
     ),
 )
+RARE = ("crash", "lose_link", "read_again", "trim", "forget", "leave")
 
 
 def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
@@ -71,7 +72,17 @@ def test_h27_no_long_walk_with_resumes_loses_or_reorders(
     seed: int, limits: Limits, changes: dict[str, int]
 ) -> None:
     walk = random.Random(seed)
-    rare = ("crash", "lose_link", "read_again", "trim", "forget", "leave")
-    events = [event for event in EVENTS for _ in range(1 if event in rare else 4)]
+    events = [event for event in EVENTS for _ in range(1 if event in RARE else 4)]
     played = [(walk.choice(events), walk.randrange(1000)) for _ in range(500)]
+    play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([BROKER, DEVICE]), st.sampled_from([{}, {"resume_max": 5}]))
+def test_h24_what_is_written_once_more_leaves_no_record_where_it_is_and_says_the_same(
+    seed: int, limits: Limits, changes: dict[str, int]
+) -> None:
+    walk = random.Random(seed)
+    events = [event for event in EVENTS for _ in range(1 if event in RARE else 4)] + 3 * ["write_again"]
+    played = [(walk.choice(events), walk.randrange(1000)) for _ in range(400)]
     play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]

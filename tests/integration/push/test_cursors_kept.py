@@ -1,0 +1,152 @@
+"""What stands in the cursors topic is in its log, and not in the view alone that Pulsar compacts from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pulsar
+import pytest
+
+from bridge.contract import CURSORS_TOPIC, Position, partition_name
+from bridge.local.stack import LocalStack
+from bridge.provisioning_plan import COMPACTION, CURSOR_HOLD, compact_step, rest_path, subscription_step
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
+from bridge.push import holds
+from bridge.push.holds import follow_compaction
+from bridge.settings import PulsarSettings, Settings
+from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.push import (
+    Devices,
+    all_acknowledged,
+    command,
+    parking_settings,
+    provision,
+    push_in_thread,
+    says,
+    write_commands,
+)
+from tests.support.reading_back import patiently, quiet
+from tests.support.stack import provisioned
+from tests.support.waiting import poll_for
+
+pytestmark = pytest.mark.stack
+
+
+def write(topic: TestTopic, keys: Iterable[str], value: bytes) -> None:
+    producer = topic.client.create_producer(topic.partition(), block_if_queue_full=True)
+    for key in keys:
+        producer.send_async(value, lambda *_: None, partition_key=key)
+    producer.flush()
+    producer.close()
+
+
+def view_of(topic: TestTopic) -> dict[str, bytes]:
+    client = pulsar.Client(topic.settings.service_url, logger=quiet())
+    try:
+        where = (topic.partition(), pulsar.MessageId.earliest)
+        reader = patiently(client.create_reader, *where, is_read_compacted=True)
+        found: dict[str, bytes] = {}
+        while reader.has_message_available():
+            message = reader.read_next(30_000)
+            found[message.partition_key()] = message.data()
+        return found
+    finally:
+        client.close()
+
+
+def follow(topic: TestTopic) -> holds.Followed:
+    with PulsarClient(topic.settings) as client:
+        return follow_compaction(client, topic.partition(), CURSOR_HOLD)
+
+
+def begin_to_compact(topic: TestTopic) -> bool:
+    """Ask for a compaction, and return once it has gone back to the oldest message that stays; False if it was quicker."""
+    before = Position.parse(topic.hold(COMPACTION))
+    topic.admin.do(compact_step(topic.partition()))
+    deadline = time.monotonic() + 10
+    while (now := Position.parse(topic.hold(COMPACTION))) == before and time.monotonic() < deadline:
+        pass
+    return now < before
+
+
+@pytest.mark.chaos
+def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replaced_was_trimmed(
+    private_stack: LocalStack,
+) -> None:
+    with topic_of(provisioned(private_stack), name="state") as topic:
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        expected = {f"d{n}": b"old" for n in range(2000)}
+        write(topic, expected, b"old")
+        topic.roll_over()
+        write(topic, ["d0"], b"new")
+        topic.compact()
+        assert follow(topic).moved  # past the first message alone
+        assert not follow(topic).moved
+        expected = dict.fromkeys(expected, b"again")  # as an owner does after a day
+        write(topic, expected, b"again")
+        topic.compact()
+        assert follow(topic).moved
+        first = topic.ledgers()[0]
+        topic.roll_over()
+        topic.trim(left=2)
+        assert topic.ledgers()[0] > first
+        hit = 0
+        for attempt in range(6):
+            value = b"%d" % attempt
+            expected |= {"d0": value, f"later-{attempt}": value}
+            write(topic, ["d0", f"later-{attempt}"], value)
+            hit += begin_to_compact(topic)
+            private_stack.restart("pulsar")  # kills it
+            assert view_of(topic) == expected
+            if hit == 2:
+                break
+        assert hit == 2, "it was killed while it compacted"
+        topic.compact()
+        assert view_of(topic) == expected
+
+
+def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
+    stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = parking_settings(stack, namespaces, probe_min_s=60.0)
+    provision(settings)
+    parked = [command(settings, "away", n) for n in range(300)]  # in two segments
+    live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids stand apart
+    with Devices(settings, lambda _d, _n: True) as devices:
+        with push_in_thread(settings) as metrics:
+            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+            says(settings, "away", b"offline")
+            write_commands(settings, [*parked, *live])
+            devices.await_all(live)
+            all_acknowledged(settings)
+        for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
+            monkeypatch.setattr(holds, name, value)
+        with push_in_thread(settings) as metrics:  # which has all of it from a former owner
+            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+            _all_that_stood_is_passed(settings)
+        monkeypatch.undo()
+        with push_in_thread(settings) as metrics:
+            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+            says(settings, "away", b"online")
+            more = [command(settings, "d0", 1000)]
+            write_commands(settings, more)
+            devices.await_all([*parked, *more])
+            all_acknowledged(settings)
+        assert devices.check([*parked, *live, *more]) == 0
+
+
+def _all_that_stood_is_passed(settings: Settings) -> None:
+    name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        stood = Position.parse(admin.internal_stats(name)["lastConfirmedEntry"])
+
+        def passed() -> bool:
+            path = f"/{rest_path(name)}/compaction"
+            if admin.request("GET", path)["status"] != "RUNNING":
+                admin.request("PUT", path)
+            hold = admin.internal_stats(name)["cursors"][CURSOR_HOLD]["markDeletePosition"]
+            return Position.parse(hold) >= stood
+
+        poll_for(passed, 60, "the hold has passed all that stood", every=0.5)
