@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -60,6 +61,8 @@ _EVERY_S: Final = 600.0
 _AGED_S: Final = 24 * 3600.0
 _ASKED_EVERY_S: Final = 6 * 3600.0
 """So long after an owner was asked its records may have been compacted, or not: there may be few."""
+_A_LOOK: Final = 100_000
+"""So many messages are passed at one look: after a day there are more, and they take the interpreter seconds."""
 _RECEIVE_MS: Final = 2000
 _LOOKUP_S: Final = 5.0
 _FAR_TOO_MUCH_BYTES: Final = 8 * COMPACTION_THRESHOLD_BYTES
@@ -151,7 +154,7 @@ def follow_compaction(
             return Followed(False, oldest, passed)
         held = _after(first, reading.held(consumer))
         if oldest is not None:
-            found = last_before(oldest.place, held)
+            found = last_before(oldest.place, islice(held, _A_LOOK))
         else:
             found = compacted_up_to((kept.place for kept in reading.view(first.message_id)), held)
         if found is None or (trusting and found.place[:2] <= first.place[:2]):
