@@ -141,6 +141,8 @@ def follow_compaction(
     Nothing comes of it when another process is about it. The hold is made, at earliest, where there is none. Raises
     TransientError while Pulsar cannot be reached.
     """
+    if over():
+        return Followed()
     try:
         consumer: Any = client.consumer(partition, hold, queue=200)
     except FencedError:
