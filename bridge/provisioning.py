@@ -315,13 +315,14 @@ def _rights(error: DeniedError) -> bool:
     return "does not allow" in error.what
 
 
-# --- the hold on what is renewed ----------------------------------------------------------------------------------
+# --- the hold on what is renewed ------------------------------------------------------------------------------
 
 
 def move_hold(admin: PulsarAdmin, partition: str, hold: str) -> None:
     """Move the hold of a compacted partition to the horizon of the last compaction, or nothing would ever be trimmed.
 
-    For records that are renewed anyhow: what the compacted view alone has may be lost (``bridge/push/holds.py``). While a compaction runs nothing comes of it: Pulsar shows the oldest message that stays as the horizon then.
+    For records that are renewed anyhow: what the compacted view alone has may be lost (``bridge/push/holds.py``). While
+    a compaction runs nothing comes of it: Pulsar shows the oldest message that stays as the horizon then.
     """
     cursors = admin.internal_stats(partition)["cursors"]
     if COMPACTION not in cursors or hold not in cursors:

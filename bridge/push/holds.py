@@ -65,7 +65,7 @@ _A_LOOK: Final = 100_000
 """So many messages are passed at one look: after a day there are more, and they take the interpreter seconds."""
 _RECEIVE_MS: Final = 2000
 _LOOKUP_S: Final = 5.0
-_FAR_TOO_MUCH_BYTES: Final = 8 * COMPACTION_THRESHOLD_BYTES
+_FAR_TOO_MUCH_BYTES: Final = 4 * COMPACTION_THRESHOLD_BYTES
 """So much that is held and all of it in the compacted view: this topic is not compacted."""
 
 Place = tuple[int, int, int]
@@ -77,6 +77,10 @@ class Kept(NamedTuple):
 
     place: Place
     published_ms: int
+
+    def aged(self, now: float) -> bool:
+        """Whether it has stood for long at ``now``, in seconds since the epoch."""
+        return now - self.published_ms / 1000 > _AGED_S
 
 
 class Followed(NamedTuple):
@@ -157,10 +161,14 @@ def follow_compaction(
         held = _after(first, reading.held(consumer))
         if oldest is not None:
             found = last_before(oldest.place, islice(held, _A_LOOK))
+            looked = found is None and oldest.aged(time.time())
+            stuck = looked and reading.compacted_up_to(first, _after(first, reading.held(consumer))) is None
         else:
-            found = compacted_up_to((kept.place for kept in reading.view(first.message_id)), held)
-        if found is None or (trusting and found.place[:2] <= first.place[:2]):
+            found = reading.compacted_up_to(first, held)
+            stuck = found is None or found.place[:2] <= first.place[:2]
+        if stuck:
             reading.complain()
+        if stuck or found is None:
             return Followed(False, oldest)
         with our_errors(f"moving {hold} on {partition}"):
             consumer.acknowledge_cumulative(found.message_id)
@@ -212,6 +220,10 @@ class _Reading:
             with our_errors(f"closing the reader of {self._partition}"):
                 reader.close()
 
+    def compacted_up_to(self, first: Held, held: Iterable[Held]) -> Held | None:
+        """As the function, from ``first`` on."""
+        return compacted_up_to((kept.place for kept in self.view(first.message_id)), held)
+
     def complain(self) -> None:
         """Say when the topic is not compacted at all."""
         if self._seen >= _FAR_TOO_MUCH_BYTES:
@@ -236,7 +248,7 @@ class Ages:
     def due(self, partition: int, followed: Followed, now: float) -> bool:
         """Return whether to ask the owner of a partition at ``now``, in seconds since the epoch."""
         oldest = followed.oldest
-        aged = oldest is not None and (followed.passed or now - oldest.published_ms / 1000 > _AGED_S)
+        aged = oldest is not None and (followed.passed or oldest.aged(now))
         return aged and abs(now - self._asked.get(partition, 0.0)) >= _ASKED_EVERY_S
 
     def asked(self, partition: int, now: float) -> None:

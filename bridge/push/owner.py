@@ -42,7 +42,7 @@ class PartitionOwner:
     ) -> None:
         self._settings = settings
         self._payloads = payloads
-        self.partition = self._partition = partition
+        self.partition = partition
         self._metrics = metrics
         self._part = part
         self._failed = failed
@@ -97,7 +97,7 @@ class PartitionOwner:
         while not self._stopping.is_set():
             session = self._session = Session(
                 self._settings,
-                self._partition,
+                self.partition,
                 self._metrics,
                 self._part,
                 self._stopping,
@@ -109,7 +109,7 @@ class PartitionOwner:
             except FencedError as e:
                 self._metrics.all.lost.inc()
                 self._part.stands_by("another process owns it")
-                log.info("partition went to another process", partition=self._partition, why=str(e))
+                log.info("partition went to another process", partition=self.partition, why=str(e))
             except (TransientError, RefusedError) as e:
                 worked = worked or session.worked
                 if isinstance(e, TerminatedError) or (isinstance(e, RefusedError) and not worked):
@@ -119,7 +119,7 @@ class PartitionOwner:
                 self._part.waits(str(e))
                 log.warning(
                     "partition is tried again; see that Pulsar is up and lets us in",
-                    partition=self._partition,
+                    partition=self.partition,
                     why=str(e),
                 )
                 self._stopping.wait(wait)

@@ -76,7 +76,7 @@ _SHOWN: Final = 200
 
 
 class Session(LinkHandler):
-    """One time of being the owner, or of waiting for it. All methods but ``post`` and ``wake`` on its thread."""
+    """One time of being the owner, or of waiting for it. All methods but ``post``, ``wake`` and ``owns`` on its thread."""
 
     def __init__(
         self,
@@ -134,6 +134,11 @@ class Session(LinkHandler):
         self._rewriting = Rewriting(self._log)
 
     # --- from any thread ---
+
+    @property
+    def owns(self) -> bool:
+        """Whether it has taken over."""
+        return self._core is not None
 
     def post(self, event: object) -> None:
         """Hand an event to the session's thread."""
@@ -365,11 +370,6 @@ class Session(LinkHandler):
                 broker=f"{self._settings.mqtt.host}:{self._settings.mqtt.port}",
                 why=event.why,
             )
-
-    @property
-    def owns(self) -> bool:
-        """Whether it has taken over. From any thread."""
-        return self._core is not None
 
     def on_turn(self, now: float) -> None:
         """Triggered at the end of each turn: handle what came, then do what the core decided."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pulsar
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.contract import CURSORS_TOPIC, Position, partition_name
 from bridge.local.stack import LocalStack
@@ -107,15 +108,32 @@ def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replac
         topic.roll_over()
         topic.trim(left=2)
         assert topic.ledgers()[0] > first
-        expected |= {"d0": b"later", "later": b"later"}
-        write(topic, ["d0", "later"], b"later")
-        before = horizon_of(topic)
-        compact_until(topic, lambda at: at < before, "it compacts, from the oldest message that stays")
-        private_stack.restart("pulsar")  # kills it
-        assert horizon_of(topic) < before, "it was killed while it compacted"
-        assert view_of(topic) == expected
-        compact_until(topic, lambda at: at > before, "it has compacted")
-        assert view_of(topic) == expected
+        for value in (b"1", b"2"):
+            expected |= {"d0": value, f"later-{value!r}": value}
+            write(topic, ["d0", f"later-{value!r}"], value)
+            before = horizon_of(topic)
+            compact_until(topic, lambda at, old=before: at < old, "it compacts")  # type: ignore[misc]
+            private_stack.restart("pulsar")  # kills it
+            assert horizon_of(topic) < before, "it was killed while it compacted"
+            assert view_of(topic) == expected
+            compact_until(topic, lambda at, old=before: at > old, "it has compacted")  # type: ignore[misc]
+            assert view_of(topic) == expected
+
+
+def test_h24_a_partition_that_is_never_compacted_is_named(
+    namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "_FAR_TOO_MUCH_BYTES", 100)
+    with topic_of(namespaces, name="state") as topic:
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        write(topic, (f"d{n % 7}" for n in range(50)), b"12345")
+        with capture_logs() as logs:
+            assert not follow(topic).moved
+            assert not logs
+            monkeypatch.setattr(holds, "_AGED_S", -60.0)
+            assert not follow(topic).moved
+        assert [one["partition"] for one in logs] == [topic.partition()]
+        assert "set-compaction-threshold" in logs[0]["event"]
 
 
 def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
