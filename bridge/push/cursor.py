@@ -10,27 +10,23 @@ cursor has named before: died in between, some are in both, and no id is known w
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 from bridge.commands import CommandPosition
 from bridge.contract import CURSOR_VERSION
 from bridge.errors import ContractError
 from bridge.push.parked import ParkedId
+from bridge.push.remembered import RememberedIds
 
 __all__ = ["NOWHERE", "OWNER_KEY", "SURE", "Cursor", "OwnerRecord", "Sure", "ids_device", "ids_key"]
 
 NOWHERE: Final = CommandPosition(-1, -1, -1)
 """Before every position."""
-
-_DEAD: Final = "!"
-"""Before the digest of a command that went to the dead letters; base64 has no such sign."""
 
 OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
@@ -72,7 +68,9 @@ def _tuples(flat: list[Any], width: int) -> list[tuple[int, ...]]:
 
 
 class Cursor:
-    """The cursor of one device. It remembers the last ``capacity`` settled ids, as 72-bit digests."""
+    """The cursor of one device. It remembers the last ``capacity`` settled ids and more of the last days, see
+    ``bridge.push.remembered``.
+    """
 
     __slots__ = (
         "_fresh",
@@ -104,17 +102,17 @@ class Cursor:
         self.back = False
         """The device was heard of after its commands were parked, and has not gone again: an owner that dies while it
         sends them leaves that to the next."""
-        self._ids: dict[str, bool] = {}  # digest → whether the device had it; the oldest first
+        self._ids = RememberedIds(capacity)
         self._fresh = 0  # so many of the last ones stand in no record apart
         self._unnamed = 0  # so many of the last ones were in no record yet
 
     def knows(self, command_id: str) -> bool:
         """Return whether this command was settled lately: the device had it, or it is in the dead letters."""
-        return _digest(command_id) in self._ids
+        return self._ids.knows(command_id)
 
     def delivered(self, command_id: str) -> bool:
         """Return whether the device had this command lately."""
-        return self._ids.get(_digest(command_id), False)
+        return self._ids.delivered(command_id)
 
     @property
     def done(self) -> CommandPosition:
@@ -166,16 +164,11 @@ class Cursor:
         self.pass_over(position)
         if delivered:
             self.delivered_at_ms = max(self.delivered_at_ms, at_us // 1000)
-        self._remember(_digest(command_id), delivered)
+        self._note_new(self._ids.add(command_id, delivered=delivered, at_us=at_us))
 
-    def _remember(self, digest: str, delivered: bool) -> None:
-        if digest in self._ids:
-            return
-        self._ids[digest] = delivered
-        self._fresh += 1
-        self._unnamed += 1
-        while len(self._ids) > self.capacity:
-            del self._ids[next(iter(self._ids))]
+    def _note_new(self, count: int) -> None:
+        self._fresh += count
+        self._unnamed += count
 
     def merge(self, other: Cursor) -> None:
         """Take over what ``other``, a record of the same device, knows beyond this one. Where commands are to be pushed
@@ -185,8 +178,7 @@ class Cursor:
             self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
         self.sure = sorted({*self.sure, *other.sure})[-SURE:]
-        for digest, delivered in other._ids.items():
-            self._remember(digest, delivered)
+        self._note_new(self._ids.merge(other._ids))
 
     def records(
         self, device: str, *, whole: bool = False, all_keys: bool = False
@@ -200,9 +192,9 @@ class Cursor:
         apart: tuple[tuple[str, bytes], ...] = ()
         if whole:
             self._fresh = len(self._ids)
-        elif all_keys or self._fresh > math.isqrt(2 * self.capacity):
-            named = islice(self._ids.items(), max(0, len(self._ids) - self._unnamed))
-            apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION, "ids": _marked(named)})),)
+        elif all_keys or self._fresh > math.isqrt(2 * max(self.capacity, len(self._ids))):
+            named = self._ids.told(0, len(self._ids) - self._unnamed)
+            apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION} | named)),)
             self._fresh = self._unnamed
         self._unnamed = 0
         self._written = True
@@ -210,12 +202,8 @@ class Cursor:
 
     def encode(self) -> bytes:
         """Return the cursor as the JSON payload of its message, without the ids that stand apart."""
-        fresh = islice(self._ids.items(), max(0, len(self._ids) - self._fresh), None)
-        body: dict[str, object] = {
-            "v": CURSOR_VERSION,
-            "position": list(self.position),
-            "ids": _marked(fresh),
-        }
+        body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position)}
+        body |= self._ids.told(len(self._ids) - self._fresh, len(self._ids))
         if self.again_from is not None:
             body["again_from"] = list(self.again_from)
         if self.again:
@@ -234,17 +222,12 @@ class Cursor:
         """Take over the ids of a record apart, which are older than those that stand in the cursor. Raises ContractError
         when the payload is none of this version.
         """
-        latest, self._ids = self._ids, {}
-        fresh, unnamed = min(self._fresh, len(latest)), self._unnamed
         try:
-            for digest in _body(payload, CURSOR_VERSION)["ids"]:
-                self._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
-        except (KeyError, TypeError, AttributeError) as e:
+            older = RememberedIds.taken(_body(payload, CURSOR_VERSION), self.capacity)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise ContractError(f"not the ids of commands: {payload[:80]!r}") from e
-        finally:
-            for digest, delivered in latest.items():
-                self._remember(digest, delivered)
-            self._fresh, self._unnamed = fresh, unnamed
+        self._fresh = min(self._fresh, len(self._ids))
+        self._ids.behind(older)
 
     @classmethod
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
@@ -262,9 +245,8 @@ class Cursor:
                 cursor.trust(Sure(_again(*numbers[:4]), numbers[4]))
             cursor.back = body.get("back") == 1
             cursor.delivered_at_ms = int(body.get("at", 0))
-            for digest in body["ids"]:
-                cursor._remember(digest.removeprefix(_DEAD), not digest.startswith(_DEAD))
-            cursor._unnamed = 0
+            cursor._ids = RememberedIds.taken(body, capacity)
+            cursor._fresh = len(cursor._ids)
             cursor._written = True
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
@@ -296,10 +278,6 @@ class OwnerRecord:
         return cls(str(body.get("owner")), int(body.get("serial", 0)), body.get("clean") is True)
 
 
-def _marked(ids: Iterable[tuple[str, bool]]) -> list[str]:
-    return [digest if delivered else _DEAD + digest for digest, delivered in ids]
-
-
 def _differences(rows: list[tuple[int, ...]]) -> list[int]:
     """Return each row less the one before: what is alike in them takes a digit each."""
     before = [(0,) * len(rows[0]), *rows]
@@ -327,10 +305,3 @@ def _body(payload: bytes, *versions: int) -> dict[str, Any]:
         raise ContractError(f"command cursor has version {version!r}, this reads up to {max(versions)!r}")
     result: dict[str, Any] = body
     return result
-
-
-def _digest(command_id: str) -> str:
-    # 72 bits: among 256 ids a false match comes once in 10^19 commands, and a record stays small.
-    return base64.b64encode(hashlib.sha256(command_id.encode("utf-8", "surrogatepass")).digest()[:9]).decode(
-        "ascii"
-    )

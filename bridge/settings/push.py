@@ -134,7 +134,11 @@ class PushSettings(Section):
         "push.offline: retry later ones go to the dead letters.",
     )
     remembered_ids: int = Field(
-        256, ge=64, le=4096, description="Command ids that each cursor remembers, to drop repeated ones."
+        256,
+        ge=64,
+        le=4096,
+        description="Command ids that each cursor remembers at least, to drop repeated ones: 16 times as many where they are "
+        "at most a week older than the device's newest.",
     )
     retry_min_s: float = Field(
         0.2, gt=0, description="First wait before a refused command is sent again, in seconds."

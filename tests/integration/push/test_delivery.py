@@ -103,6 +103,25 @@ def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(setti
         assert sorted(states[one.command_id]) == ["delivered", "duplicate", "duplicate"]
 
 
+def test_h21_a_thousand_commands_of_one_device_written_once_more_in_another_order_reach_it_once(
+    settings: Settings,
+) -> None:
+    """As a new checkpoint writes them, and a task that is tried again: most were forgotten if few are remembered."""
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(1000)]
+    last = command(settings, "d", 1001)
+    with Devices(settings) as devices:
+        with push_in_thread(settings):
+            write_commands(settings, commands)
+            devices.await_all(commands)
+            all_acknowledged(settings)
+        with push_in_thread(settings):
+            write_commands(settings, [*commands[500:], *reversed(commands[:500]), *commands, last])
+            devices.await_all([last])
+            all_acknowledged(settings)
+        assert devices.ids("d") == [c.command_id for c in [*commands, last]]
+
+
 def test_expired_and_invalid_commands_are_not_pushed_and_get_their_receipts(settings: Settings) -> None:
     provision(settings)
     late = command(settings, "d", 1, expires_at_ms=1000)

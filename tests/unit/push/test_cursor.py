@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,27 +12,44 @@ from bridge.errors import ContractError
 from bridge.push.cursor import NOWHERE, SURE, Cursor, OwnerRecord, Sure, ids_key
 from bridge.push.parked import ParkedId
 from bridge.push.records import CursorRecords
+from bridge.push.remembered import DAYS, MORE
+
+DAY_US = 86_400_000_000
 
 
-@given(st.lists(st.tuples(st.text(max_size=5), st.booleans()), max_size=20), st.integers(1, 8))
-def test_a_cursor_survives_encoding_and_remembers_the_last_ids(
-    ids: list[tuple[str, bool]], capacity: int
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 20)), max_size=150),
+    st.integers(0, 8),
+)
+def test_a_cursor_survives_encoding_and_remembers_the_last_ids_and_more_of_the_last_days(
+    ids: list[tuple[int, bool, int]], capacity: int
 ) -> None:
     cursor = Cursor(capacity)
-    for entry, (command_id, delivered) in enumerate(ids):
-        cursor.settle(CommandPosition(1, entry, -1), command_id, delivered=delivered)
+    kept: dict[int, tuple[bool, int]] = {}
+    newest = 0
+    for entry, (number, delivered, day) in enumerate(ids):
+        place = CommandPosition(1, entry, -1)
+        cursor.settle(place, f"c-{number}", delivered=delivered, at_us=day * DAY_US)
+        if number not in kept:
+            newest = max(newest, day)  # a clock that was set back makes nothing older
+            kept[number] = delivered, newest
+        while len(kept) > MORE * capacity or (
+            len(kept) > capacity and newest - next(iter(kept.values()))[1] > DAYS
+        ):
+            del kept[next(iter(kept))]
     again = Cursor.decode(cursor.encode(), capacity)
     assert again.position == cursor.position
     assert again.encode() == cursor.encode()
-    first: dict[str, bool] = {}
-    kept: list[str] = []
-    for command_id, delivered in ids:
-        if command_id not in kept:
-            first[command_id] = delivered
-            kept = [*kept, command_id][-capacity:]
-    for command_id in {i for i, _ in ids}:
-        assert again.knows(command_id) == (command_id in kept)
-        assert again.delivered(command_id) == (command_id in kept and first[command_id])
+    for number in range(51):
+        assert again.knows(f"c-{number}") == cursor.knows(f"c-{number}") == (number in kept)
+        assert again.delivered(f"c-{number}") == kept.get(number, (False, 0))[0]
+
+
+@pytest.mark.parametrize("days", [[1, 2, 1], [3, 0], [-1, 0], ["x", 0], [1], 7])
+def test_ids_whose_days_are_not_theirs_are_refused(days: object) -> None:
+    body = {"v": 2, "position": [1, 2, 3], "ids": ["AAAAAAAAAAAA"], "days": days}
+    with pytest.raises(ContractError):
+        Cursor.decode(json.dumps(body).encode(), 8)
 
 
 def test_a_cursor_does_not_go_back() -> None:
@@ -61,36 +79,38 @@ def test_a_record_of_another_shape_is_refused(payload: bytes) -> None:
         Cursor.decode(payload, 4)
 
 
-def test_a_device_with_many_commands_costs_little_for_each() -> None:
-    cursor, written = Cursor(256), []
-    for entry in range(1000):
+@pytest.mark.parametrize(("count", "each"), [(1000, 1000), (20_000, 1800)])
+def test_a_device_with_many_commands_costs_little_for_each(count: int, each: int) -> None:
+    cursor, written = Cursor(256), Counter[str]()
+    for entry in range(count):
         at_us = 1_800_000_000_000_000 + entry * 2_000_000
         place = CommandPosition(123_456, entry, -1)
         cursor.settle(place, f"command-{entry}", delivered=True, at_us=at_us)
         cursor.trust(Sure(ParkedId(place, at_us // 1000 + 600_000, maybe_seen=True, unsure=True), at_us))
-        written += cursor.records("d")
-    assert sum(len(payload) for _, payload in written) < 1000 * 1000
-    assert max(len(payload) for key, payload in written if key == "d") < 1000
-    assert max(len(payload) for key, payload in written if key != "d") < 4096
+        for key, payload in cursor.records("d"):
+            written[key] += len(payload)
+            assert len(payload) < (2048 if key == "d" else 64 * 1024)
+    assert written.total() < count * each
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=120),
+    st.lists(st.tuples(st.integers(0, 60), st.booleans(), st.integers(0, 20)), max_size=120),
     st.integers(4, 40),
     st.sets(st.integers(0, 120)),
     st.sets(st.integers(0, 120)),
 )
 def test_the_next_owner_knows_what_a_cursor_and_the_ids_apart_from_it_say(
-    settled: list[tuple[int, bool]], capacity: int, takeovers: set[int], bursts: set[int]
+    settled: list[tuple[int, bool, int]], capacity: int, takeovers: set[int], bursts: set[int]
 ) -> None:
     """A cursor with all ids in it is what they are compared with. ``takeovers``: after which of them; ``bursts``: of
     which the cursor was not written before the next was settled.
     """
     all_in_one, cursor = Cursor(capacity), Cursor(capacity)
     stored: dict[str, bytes] = {}
-    for entry, (number, delivered) in enumerate(settled):
+    for entry, (number, delivered, day) in enumerate(settled):
         for one in (all_in_one, cursor):
-            one.settle(CommandPosition(1, entry, -1), f"c-{number}", delivered=delivered)
+            place = CommandPosition(1, entry, -1)
+            one.settle(place, f"c-{number}", delivered=delivered, at_us=day * DAY_US)
         if entry in bursts:
             continue
         before = read_back(stored, capacity)
