@@ -1,12 +1,14 @@
 """What became of a command, and of the copies by which it was sent again; whether it may be sent again. Pure.
 
 A copy has the id ``ID~2``, ``ID~3``, … and names the first id in ``resend_of``. A family is a command with its copies:
-its newest one says how it stands, so that a command which is sent again twice is sent once.
+its newest one says how it stands, so that a command which is sent again twice is sent once. A command is known by its
+id and its device together, as push knows it: the same id for another device is another command.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -15,10 +17,21 @@ from bridge.commands import Command, CommandPosition
 from bridge.contract import C_ID, C_RESEND_OF, P_DEAD_CUT, Receipt
 from bridge.dead_letters.records import DeadLetter
 
-__all__ = ["FAILED", "Copy", "Family", "Refusal", "again", "candidates", "named_like_a_copy", "root_of"]
+__all__ = [
+    "FAILED",
+    "Copy",
+    "Family",
+    "Refusal",
+    "again",
+    "candidates",
+    "named_like_a_copy",
+    "of_one_device",
+    "root_of",
+]
 
 FAILED: Final = ("expired", "rejected", "overflowed")
 """States of receipts after which a command is sent again without force."""
+_DEVICES_SHOWN: Final = 5
 _COPY: Final = re.compile(r"(.+)~([2-9]|[1-9]\d+)\Z", re.DOTALL)
 
 
@@ -63,12 +76,21 @@ class Copy:
 
 @dataclass(slots=True)
 class Family:
-    """A command and its copies, by id."""
+    """A command of one device and its copies, by id."""
 
     root: str
+    device: str = ""
+    """Whose it is; empty for a command to a group, and for one that is found nowhere."""
+    asked: set[str] = field(default_factory=set)
+    """By which ids it was looked for; empty where it was found by its state."""
     copies: dict[str, Copy] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
-    """Numbers that a copy may not have, because another command happens to be called so."""
+    """Numbers that a copy may not have, because another command of the device happens to be called so."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from all others."""
+        return self.root, self.device
 
     def copy(self, command_id: str) -> Copy:
         """Return one of them, new where it was not known."""
@@ -83,16 +105,6 @@ class Family:
     def newest(self) -> Copy:
         """The one that says how the family stands."""
         return self.in_order[-1]
-
-    @property
-    def device(self) -> str:
-        """Whose command it is, empty where nothing tells."""
-        for one in self.in_order:
-            if one.command is not None:
-                return one.command.device
-            if one.receipts:
-                return one.receipts[-1].device
-        return ""
 
     @property
     def place(self) -> tuple[int, CommandPosition]:
@@ -140,6 +152,29 @@ def candidates(command_id: str) -> set[str]:
 def root_of(properties: Mapping[str, str]) -> str:
     """Return the first id of a command's family, from its properties; empty for what names no command."""
     return properties.get(C_RESEND_OF) or properties.get(C_ID, "")
+
+
+def of_one_device(families: Iterable[Family]) -> tuple[list[Family], list[Refusal]]:
+    """Return the families that an id alone names, and a refusal of each id that stands for commands of several devices:
+    to send one of them again, or all, is not for us to guess.
+    """
+    found = list(families)
+    named: dict[str, list[Family]] = defaultdict(list)
+    for family in found:
+        for command_id in sorted(family.asked):
+            named[command_id].append(family)
+    clear = {them[0].key for them in named.values() if len(them) == 1}
+    refused = [_of_several(command_id, them) for command_id, them in named.items() if len(them) > 1]
+    return [one for one in found if one.key in clear or not one.asked], refused
+
+
+def _of_several(command_id: str, families: list[Family]) -> Refusal:
+    devices = sorted(one.device or "(a group)" for one in families)
+    more = len(devices) - _DEVICES_SHOWN
+    shown = ", ".join(devices[:_DEVICES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return Refusal(
+        command_id, f"{len(devices)} devices have a command of this id: {shown}", "say whose: --device NAME"
+    )
 
 
 def whole(letter: DeadLetter) -> bool:

@@ -20,7 +20,8 @@ __all__ = [
     "device_json",
     "device_of",
     "device_text",
-    "family_text",
+    "families_json",
+    "families_text",
     "overview_json",
     "overview_text",
     "pending_json",
@@ -220,8 +221,20 @@ def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
     }
 
 
-def family_text(told: dict[str, Any]) -> str:
+def families_json(command_id: str, families: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what ``commands show`` tells, for programs: the command, or a list where several devices have one."""
+    return families[0] if len(families) == 1 else {"id": command_id, "devices": families}
+
+
+def families_text(told: dict[str, Any]) -> str:
     """Return what ``commands show`` tells, for people."""
+    if "devices" not in told:
+        return _family_text(told)
+    several = f"{len(told['devices'])} devices have a command {told['id']}"
+    return "\n\n".join([several, *map(_family_text, told["devices"])])
+
+
+def _family_text(told: dict[str, Any]) -> str:
     lines = [f"{told['id']} for {told['device'] or 'an unknown device'}: {told['state']}"]
     for copy in told["copies"]:
         lines += [

@@ -163,6 +163,47 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
         assert devices.ids("d") == ["d-0~2", "d-1~3"]
 
 
+def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_shown_of_each(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces, command_partitions=2)
+    provision(settings)
+    expires = {"d1": 1, "d2": 1, "d3": 0, "d4": 0}
+    every = {
+        name: replace(
+            command(settings, name, 0, expires_at_ms=at), command_id="reboot", payload=name.encode()
+        )
+        for name, at in expires.items()
+    }
+    with Devices(settings, lambda _device, _count: True) as devices:
+        with push_in_thread(settings):
+            write_commands(settings, [every[name] for name in ("d1", "d2", "d3")])
+            poll_for(lambda: len(receipts(settings)["reboot"]) == 3, 30, "three ended")
+        write_commands(settings, [every["d4"]])  # push is down: it has no receipt
+        told = resend(settings, "reboot", "--expires-in", "1h", "--force", code=1)
+        assert resent(told) == []
+        assert "4 devices have a command of this id: d1, d2, d3, d4; say whose" in told["refused"][0]["why"]
+        shown = asked(settings, "commands", "show", "reboot")
+        assert {one["device"]: one["state"] for one in shown["devices"]} == {
+            "d1": "expired", "d2": "expired", "d3": "answered", "d4": "pending",
+        }  # fmt: skip
+        text = run(settings, "commands", "show", "reboot").stdout
+        assert text.startswith("4 devices have a command reboot\n")
+        assert "reboot for d4: pending" in text
+        assert asked(settings, "commands", "show", "reboot", "--device", "d2")["state"] == "expired"
+        for name in ("d1", "d2"):
+            (one,) = resend(settings, "reboot", "--device", name, "--expires-in", "1h")["resent"]
+            assert one == {"id": "reboot~2", "resend_of": "reboot", "device": name}
+        for name, state in (("d1", "pending"), ("d3", "answered"), ("d4", "pending")):
+            refused = resend(settings, "reboot", "--device", name, "--expires-in", "1h", code=1)["refused"]
+            assert f"is {state}" in refused[0]["why"]
+        with push_in_thread(settings):
+            poll_for(lambda: len(receipts(settings)["reboot~2"]) == 2, 30, "both copies ended")
+            poll_for(lambda: len(receipts(settings)["reboot"]) == 4, 30, "the fourth one ended")
+    got = {name: [m.payload for m in devices.got[name]] for name in expires}
+    assert got == {name: [name.encode()] for name in expires}
+
+
 @pytest.mark.parametrize(
     "arguments", [(), ("--state", "expired"), ("a", "--device", "d", "--state", "expired")]
 )
