@@ -67,11 +67,15 @@ class Copy:
 
     @property
     def state(self) -> str:
-        """The state of its receipt; ``pending`` for one that has none and stands in the log; else ``unknown``."""
+        """The state of its receipt; ``pending`` for one that has none and stands in the log; ``rejected`` for one of which
+        only the dead letter is left; else ``unknown``.
+        """
         receipt = self.receipt
         if receipt is not None and (receipt.state != "duplicate" or not self.positions):
             return receipt.state
-        return "pending" if self.positions else "unknown"
+        if self.positions:
+            return "pending"
+        return "rejected" if self.letters else "unknown"
 
 
 @dataclass(slots=True)

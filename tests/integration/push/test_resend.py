@@ -12,8 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
 
 from bridge.contract import C_ID, COMMANDS_TOPIC
+from bridge.dead_letters.commands import register
 from bridge.killpoints import RESEND_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.settings import Settings
@@ -48,6 +52,12 @@ def resend(settings: Settings, *arguments: str, code: int = 0) -> dict[str, Any]
     return found
 
 
+def dead_letters(settings: Settings, *arguments: str) -> Result:
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, ["dead-letters", *arguments, "--json", *push_arguments(settings)])
+
+
 def resent(told: dict[str, Any]) -> list[str]:
     return [one["id"] for one in told["resent"]]
 
@@ -79,6 +89,13 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
         assert resent(resend(settings, "d-1", "d-2", "--dry-run")) == ["d-1~2", "d-2~2"]
         assert len(in_the_log(settings)) == 3, "a dry run writes nothing"
         assert "nothing in Pulsar" in resend(settings, "nowhere", code=1)["refused"][0]["why"]
+
+        replayed = dead_letters(settings, "replay", "--all")
+        assert replayed.exit_code == 1
+        told = json.loads(replayed.stdout)
+        assert (sum(told["replayed"].values()), len(told["refused"])) == (0, 2)
+        assert "pulsebridge commands resend d-1 --device d" in str(told["refused"])
+        assert len(in_the_log(settings)) == 3, "under its old id it would be dropped"
 
         works |= {"d-1~3", "d-2~2"}
         told = resend(settings, "--device", "d", "--state", "rejected")

@@ -135,6 +135,10 @@ def test_a_dead_letter_that_is_whole_gives_the_payload() -> None:
     found.take_receipt(Receipt("c", "d", "t", "rejected"))
     found.take_letter(letter(COMMAND), COMMAND)
     assert isinstance(again(found, now_us=NOW), Command)
+    left = Family("c", "d")
+    left.take_letter(letter(COMMAND), COMMAND)
+    assert left.newest.state == "rejected", "its receipt was trimmed"
+    assert isinstance(again(left, now_us=NOW), Command)
     assert whole(letter(COMMAND))
     assert not whole(letter(COMMAND, **{P_DEAD_LENGTH: "999"}))
     assert root_of(letter(replace(COMMAND, command_id="c~2", resend_of="c")).told) == "c"
