@@ -111,6 +111,12 @@ class Family:
         return self.in_order[-1]
 
     @property
+    def group(self) -> str:
+        """The group, for a command to one; empty for what is a device's own, also where a group command made it so."""
+        receipts = [one for copy in self.copies.values() for one in copy.receipts]
+        return next((one.group for one in receipts if not one.device and one.group), "")
+
+    @property
     def place(self) -> tuple[int, CommandPosition]:
         """Where it stood first, by which several are sent again in the order that they had."""
         return min((place for one in self.in_order for place in one.positions), default=_LAST)
@@ -192,7 +198,8 @@ def again(
     """Return the command by which a family is sent again, or why it is not.
 
     ``expires_at_ms`` is its new expiry, 0 for none, None for the one that it had. ``force`` sends again what was
-    delivered, and what is pending for the first time; a copy that is pending is never doubled.
+    delivered, and what is pending for the first time; a copy that is pending is never doubled. What was written for a
+    member of a group names the place of its payload (``ref``) and has none: that is for the caller to read.
     """
     newest, first = family.newest, family.root
     copied = newest.command_id != first
@@ -200,6 +207,12 @@ def again(
     if newest.state == "unknown":
         return Refusal(
             first, "nothing in Pulsar tells of it", "see that the id is right; retention may have removed it"
+        )
+    if family.group:
+        return Refusal(
+            first,
+            f"it is a command to the group {family.group}, and was given to each member under an id of its own",
+            "write it again under a new id, or send again what failed of the members",
         )
     if newest.state == "pending" and (copied or not force):
         remedy = "" if copied else "it comes by itself; --force writes a second copy"

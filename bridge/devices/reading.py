@@ -109,7 +109,11 @@ class PushTopics:
 
     def count(self, local: str) -> int:
         """Return how many partitions a system topic has, 0 when it is not there."""
-        return self._admin.partition_count(self._admin.settings.system_topic(local))
+        return self._admin.partition_count(self.full_name(local))
+
+    def full_name(self, local: str) -> str:
+        """Return the name of a system topic as Pulsar has it."""
+        return self._admin.settings.system_topic(local)
 
     def partition_of(self, device: str) -> int:
         """Return the partition of a device's commands."""
@@ -172,7 +176,7 @@ class PushTopics:
         """Yield what stands in a partition of a system topic to its present end: all of it, or what is ``after`` an
         entry, or from ``start`` on.
         """
-        name = partition_name(self._admin.settings.system_topic(local), partition)
+        name = partition_name(self.full_name(local), partition)
         begin: Any = EARLIEST
         if after is not None:
             begin = message_id(partition, *after, -1)

@@ -16,12 +16,15 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bridge.contract import C_ID, COMMANDS_TOPIC
+from bridge.commands import CommandPosition
+from bridge.contract import C_ID, C_REF, COMMANDS_TOPIC
 from bridge.dead_letters.commands import register
+from bridge.groups import entry_of
 from bridge.killpoints import RESEND_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
     all_acknowledged,
@@ -219,6 +222,40 @@ def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_
             poll_for(lambda: len(receipts(settings)["reboot"]) == 4, 30, "the fourth one ended")
     got = {name: [m.payload for m in devices.got[name]] for name in expires}
     assert got == {name: [name.encode()] for name in expires}
+
+
+def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_group_does_not(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    group = group_command(settings, 1, expires_at_ms=int(time.time() * 1000) + 4000)
+    away, there = entries(group, ["away", "there"])
+    lost = entry_of(
+        group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.group_topic
+    )
+    says(settings, "away", b"offline", retain=True)
+    write_members(settings, "presses", ["away", "there"])
+    with Devices(settings, lambda _device, _count: True) as devices:
+        with push_in_thread(settings):
+            write_group_commands(settings, [group])
+            devices.await_all([there])
+            poll_for(lambda: receipts(settings)[away.command_id], 60, "one has expired")
+            why = resend(settings, group.command_id, "--force", code=1)["refused"][0]["why"]
+            assert "it is a command to the group presses" in why
+            (one,) = resend(settings, away.command_id, "--expires-in", "1h")["resent"]
+            assert one == {"id": f"{away.command_id}~2", "resend_of": away.command_id, "device": "away"}
+            says(settings, "away", b"online", retain=True)
+            poll_for(lambda: receipts(settings)[f"{away.command_id}~2"], 30, "the copy ended")
+            write_commands(settings, [lost])
+            poll_for(lambda: receipts(settings)[lost.command_id], 30, "the one without a payload ended")
+        why = resend(settings, lost.command_id, code=1)["refused"][0]["why"]
+        assert "the payload of presses-9 is not in Pulsar any more" in why
+    assert [message.payload for message in devices.got["away"]] == [group.payload]
+    (copy,) = [m for m in read_topic(settings, COMMANDS_TOPIC) if m.properties()[C_ID].endswith("~2")]
+    assert copy.data() == group.payload, "Pulsar may trim the group command's, which has expired"
+    assert C_REF not in copy.properties()
+    assert receipts(settings)[f"{away.command_id}~2"][-1].state == "answered"
 
 
 @pytest.mark.parametrize(

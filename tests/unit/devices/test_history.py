@@ -112,6 +112,15 @@ def test_what_is_found_nowhere_and_what_has_no_payload_is_refused_with_the_reaso
     assert "not in Pulsar any more" in str(again(trimmed, now_us=NOW))
 
 
+def test_a_command_to_a_group_is_refused_and_says_that_it_is_one() -> None:
+    for state in ("expanded", "rejected", "expired"):
+        found = Family("g")
+        found.take_receipt(Receipt("g", "", "t", state, group="presses", group_command_id="g"))
+        refused = again(found, now_us=NOW, force=True, expires_at_ms=0)
+        assert isinstance(refused, Refusal)
+        assert "it is a command to the group presses" in str(refused)
+
+
 def test_an_id_that_several_devices_have_is_refused_with_the_first_of_them() -> None:
     shared = [Family("c", f"d{number}", {"c"}) for number in range(7)]
     alone, by_state = Family("e", "d1", {"e", "e~2"}), Family("f", "d1")
