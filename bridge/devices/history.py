@@ -55,6 +55,8 @@ class Copy:
     """As it stands in the log, or among the dead letters."""
     positions: list[tuple[int, CommandPosition]] = field(default_factory=list)
     """Where it stands in the log: partition and place. Written twice, it stands there twice, and is pushed once."""
+    moved: list[tuple[int, CommandPosition]] = field(default_factory=list)
+    """Where copies of its message stand among the commands that were moved, because its device is away for long."""
     receipts: list[Receipt] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
 
@@ -67,13 +69,13 @@ class Copy:
 
     @property
     def state(self) -> str:
-        """The state of its receipt; ``pending`` for one that has none and stands in the log; ``rejected`` for one of which
-        only the dead letter is left; else ``unknown``.
+        """The state of its receipt; ``pending`` for one that has none and stands in the log, or among the moved ones;
+        ``rejected`` for one of which only the dead letter is left; else ``unknown``.
         """
-        receipt = self.receipt
-        if receipt is not None and (receipt.state != "duplicate" or not self.positions):
+        receipt, stands = self.receipt, bool(self.positions or self.moved)
+        if receipt is not None and (receipt.state != "duplicate" or not stands):
             return receipt.state
-        if self.positions:
+        if stands:
             return "pending"
         return "rejected" if self.letters else "unknown"
 
@@ -130,6 +132,12 @@ class Family:
         found = self.copy(command.command_id)
         found.command = found.command or command
         found.positions.append((partition, position))
+
+    def take_moved(self, partition: int, place: CommandPosition, command: Command) -> None:
+        """Take a command that stands among the moved ones."""
+        found = self.copy(command.command_id)
+        found.command = found.command or command
+        found.moved.append((partition, place))
 
     def take_letter(self, letter: DeadLetter, command: Command | None) -> None:
         """Take a dead letter; ``command`` is what it was, None where it is not whole or was none."""

@@ -187,8 +187,15 @@ def _queue(topics: PushTopics, views: dict[int, PartitionView], copy: Copy) -> s
     """Return where a command that is pending waits: parked for a device that is away, or with the owner."""
     if copy.state != "pending" or copy.command is None:
         return None
-    partition, _ = copy.positions[0]
+    partition, _ = (copy.positions or copy.moved)[0]
     if partition not in views:
         views[partition] = topics.records(partition)
     parked = views[partition].parked(copy.command.device)
-    return "parked" if any(place in parked for _, place in copy.positions) else "waiting"
+    if any(place in parked for _, place in copy.positions):
+        return "parked"
+    places = {place for _, place in copy.moved}
+    if any(one.place in places for one in parked):
+        return "parked"
+    return (
+        "waiting" if copy.positions else None
+    )  # a copy of its message alone does not tell that it still waits

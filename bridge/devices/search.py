@@ -1,4 +1,5 @@
-"""Finds commands and what became of them: in the receipts, then in the log, then among the dead letters.
+"""Finds commands and what became of them: in the receipts, then in the log, then among the commands that were moved
+because their devices are away for long, then among the dead letters.
 
 A command is known by its id and its device. Where the device is given, one partition of each topic is read, and of the
 log only what stands behind the command's first place, which its receipts tell. Without it everything is: an id may
@@ -7,11 +8,11 @@ stand for commands of many devices, some of which have no receipt yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from bridge.commands import Command, CommandPosition, decode_command
-from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt
+from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PARKED_TOPIC, RECEIPTS_TOPIC, Receipt
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.records import DeadLetter
 from bridge.devices.history import Family, candidates, named_like_a_copy, root_of, whole
@@ -44,7 +45,9 @@ class Search:
         from_start = not device or not all(known.values())
         firsts = [] if from_start else [family for them in known.values() for family in them]
         self._read_log(device, _start(firsts))
-        if letters or not all(self._called(one) and _have_content(self._called(one)) for one in command_ids):
+        if not device or not self._all_found(command_ids):
+            self._read_moved(device)
+        if letters or not self._all_found(command_ids):
             self._read_letters(device)
         found: dict[tuple[str, str], Family] = {}
         for command_id in command_ids:
@@ -62,9 +65,14 @@ class Search:
             return []
         self._read_log(device, _start(self._families.values()))
         wanted = [one for one in self._families.values() if one.newest.state in states]
-        if not _have_content(wanted):
-            self._read_letters(device)
+        for read in (self._read_moved, self._read_letters):
+            if not _have_content(wanted):
+                read(device)
         return self._in_order(wanted)
+
+    def _all_found(self, command_ids: Iterable[str]) -> bool:
+        """Whether something is known of each, and its command stands where it was read."""
+        return all(found and _have_content(found) for found in map(self._called, command_ids))
 
     def _begin(self, roots: set[str]) -> None:
         self._families, self._roots, self._named = {}, roots, {}
@@ -117,8 +125,19 @@ class Search:
 
     def _read_log(self, device: str, start: CommandPosition | None) -> None:
         """Read where the commands of ``device`` stand, from ``start`` on; all where it is not known."""
-        for partition in self._commands_of(device):
-            for message in self._topics.scan(COMMANDS_TOPIC, partition, start=start, queue=100):
+        for partition, position, command in self._commands(COMMANDS_TOPIC, device, start):
+            self._families[_key_of(command)].take_command(partition, position, command)
+
+    def _read_moved(self, device: str) -> None:
+        for partition, place, command in self._commands(PARKED_TOPIC, device, None):
+            self._families[_key_of(command)].take_moved(partition, place, command)
+
+    def _commands(
+        self, local: str, device: str, start: CommandPosition | None
+    ) -> Iterator[tuple[int, CommandPosition, Command]]:
+        """Yield the commands that are wanted, each with the place where it stands; its family is there."""
+        for partition in self._commands_of(local, device):
+            for message in self._topics.scan(local, partition, start=start, queue=100):
                 properties = message.properties()
                 whose = properties.get(C_DEVICE, "")
                 self._note(root_of(properties), whose)
@@ -126,15 +145,15 @@ class Search:
                     continue
                 with suppress(ContractError):  # one that is no command is among the dead letters
                     command = decode_command(properties, message.data())
-                    family = self._family(root_of(properties), whose)
-                    if family is not None:
-                        family.take_command(partition, position_of(message.message_id()), command)
+                    self._family(*_key_of(command))
+                    yield partition, position_of(message.message_id()), command
 
     def _wants(self, root: str, device: str) -> bool:
         return root in self._roots or (root, device) in self._families
 
-    def _commands_of(self, device: str) -> list[int]:
-        return [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))
+    def _commands_of(self, local: str, device: str) -> list[int]:
+        every = [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))
+        return [one for one in every if one < self._topics.count(local)]
 
     def _read_letters(self, device: str) -> None:
         with suppress(TerminalError):  # no dead letter was ever written
@@ -152,6 +171,10 @@ class Search:
     def _partitions_of(self, local: str, device: str) -> list[int]:
         count = self._topics.count(local)
         return [partition_of(device, count)] if device and count else list(range(count))
+
+
+def _key_of(command: Command) -> tuple[str, str]:
+    return command.resend_of or command.command_id, command.device
 
 
 def _have_content(families: Iterable[Family]) -> bool:

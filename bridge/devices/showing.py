@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.commands import Command
-from bridge.contract import Receipt
+from bridge.contract import PARKED_TOPIC, Receipt
 from bridge.dead_letters.showing import iso
 from bridge.devices.history import Copy
 from bridge.devices.overview import Overview
@@ -216,6 +216,7 @@ def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
         "emitted": _time(command.emitted_at_us) if command is not None else None,
         "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
         "positions": [place.encode(partition) for partition, place in copy.positions],
+        "moved": [place.encode(partition) for partition, place in copy.moved],
         "dead_letters": [str(one.id) for one in copy.letters],
         "receipts": [receipt_json(one) for one in copy.receipts],
     }
@@ -246,6 +247,8 @@ def _family_text(told: dict[str, Any]) -> str:
             if copy[name]:
                 lines.append(f"  {name:<13} {copy[name]}")
         lines.append(f"  in the log    {', '.join(copy['positions']) or 'not any more'}")
+        if copy["moved"]:
+            lines.append(f"  moved to      {', '.join(copy['moved'])} of {PARKED_TOPIC}")
         if copy["dead_letters"]:
             lines.append(f"  dead letter   {', '.join(copy['dead_letters'])}")
         for receipt in copy["receipts"]:
