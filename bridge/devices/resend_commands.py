@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,9 +14,12 @@ from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 if TYPE_CHECKING:
     from bridge.devices.history import Copy, Family
     from bridge.devices.reading import PushTopics
+    from bridge.devices.search import Search
     from bridge.devices.view import PartitionView
 
 __all__ = ["register"]
+
+_LEFT_OUT_SHOWN: Final = 3
 
 _Device = Annotated[
     str,
@@ -105,6 +108,7 @@ def _resend(
             dry_run=dry_run,
         )
     done.refused = [*refused, *done.refused]
+    _say_what_is_left_out(search)
     if as_json:
         body: dict[str, Any] = {
             "dry_run": dry_run,
@@ -159,7 +163,9 @@ def _show(
     from bridge.devices.showing import families_json, families_text
 
     with push_topics(settings_from(config, sets)) as topics:
-        found = Search(topics).by_id([command_id], device, letters=True)
+        search = Search(topics)
+        found = search.by_id([command_id], device, letters=True)
+        _say_what_is_left_out(search)
         families = [one for one in found if one.newest.state != "unknown"]
         if not families:
             raise ConfigError(
@@ -168,6 +174,14 @@ def _show(
             )
         told = families_json(command_id, _told(topics, families))
     typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else families_text(told))
+
+
+def _say_what_is_left_out(search: Search) -> None:
+    if search.left_out:
+        shown = search.left_out[:_LEFT_OUT_SHOWN]
+        more = len(search.left_out) - len(shown)
+        lines = [f"not read, it is no command: {one}" for one in shown]
+        typer.echo("\n".join(lines + [f"… and {more} more"] * bool(more)), err=True)
 
 
 def _told(topics: PushTopics, families: list[Family]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
-from bridge.commands import Command, CommandPosition, decode_command
+from bridge.commands import Command, CommandPosition, read_command
 from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PARKED_TOPIC, RECEIPTS_TOPIC, Receipt
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.records import DeadLetter
@@ -19,7 +19,7 @@ from bridge.devices.history import Family, candidates, named_like_a_copy, root_o
 from bridge.devices.reading import PushTopics
 from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
-from bridge.push.taken import key_of, position_of
+from bridge.push.taken import NO_TEXT, key_of, position_of, properties_of
 
 __all__ = ["Search"]
 
@@ -33,6 +33,8 @@ class Search:
         self._roots: set[str] = set()
         self._named: dict[tuple[str, str], set[int]] = {}
         """Commands that are called as copies of others would be: of which command and device, which numbers."""
+        self.left_out: list[str] = []
+        """What stands among the commands and was not read: where, and why."""
 
     def by_id(self, command_ids: Collection[str], device: str = "", *, letters: bool = False) -> list[Family]:
         """Return the family of each command, once, in the order of the log; one of each device that has such a command.
@@ -76,6 +78,7 @@ class Search:
 
     def _begin(self, roots: set[str]) -> None:
         self._families, self._roots, self._named = {}, roots, {}
+        self.left_out = []
 
     def _called(self, command_id: str) -> list[Family]:
         """Return the families that have a command of this id, one of each device."""
@@ -138,15 +141,24 @@ class Search:
         """Yield the commands that are wanted, each with the place where it stands; its family is there."""
         for partition in self._commands_of(local, device):
             for message in self._topics.scan(local, partition, start=start, queue=100):
-                properties = message.properties()
+                position, properties = position_of(message.message_id()), properties_of(message)
+                if properties is None:
+                    self._leave_out(local, partition, position, NO_TEXT)
+                    continue
                 whose = properties.get(C_DEVICE, "")
                 self._note(root_of(properties), whose)
                 if (device and whose != device) or not self._wants(root_of(properties), whose):
                     continue
-                with suppress(ContractError):  # one that is no command is among the dead letters
-                    command = decode_command(properties, message.data())
-                    self._family(*_key_of(command))
-                    yield partition, position_of(message.message_id()), command
+                try:
+                    command = read_command(properties, message.data())
+                except ContractError as e:
+                    self._leave_out(local, partition, position, e.what)
+                    continue
+                self._family(*_key_of(command))
+                yield partition, position, command
+
+    def _leave_out(self, local: str, partition: int, position: CommandPosition, why: str) -> None:
+        self.left_out.append(f"{position.encode(partition)} of {local}: {why}")
 
     def _wants(self, root: str, device: str) -> bool:
         return root in self._roots or (root, device) in self._families
@@ -200,6 +212,6 @@ def _command_of(letter: DeadLetter) -> Command | None:
     if not whole(letter):
         return None
     try:
-        return decode_command(letter.told, letter.payload)
+        return read_command(letter.told, letter.payload)
     except ContractError:
         return None

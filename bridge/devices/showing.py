@@ -107,7 +107,17 @@ def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
         lines.append(
             f"only {read['backlog']} messages of the backlog were read, more commands wait: --backlog reads on"
         )
+    lines += _left_out(read)
     return "\n".join(lines)
+
+
+def _left_out(read: dict[str, Any]) -> list[str]:
+    count = read["backlog_left_out"]
+    return (
+        [f"{count} messages of the backlog are no commands: push writes them to the dead letters"]
+        if count
+        else []
+    )
 
 
 def pending_json(
@@ -182,6 +192,7 @@ def device_text(told: dict[str, Any]) -> str:
         lines += ["", table(("last receipts", "state", "attempts", "time", "reason"), last)]
     elif told["read"]["receipts"]:
         lines += ["", f"no receipt of it among the last {told['read']['receipts']} entries of its partition"]
+    lines += _left_out(told["read"])
     return "\n".join(lines)
 
 
