@@ -119,6 +119,15 @@ class Family:
         return next((one.group for one in receipts if not one.device and one.group), "")
 
     @property
+    def emitted_at_us(self) -> int:
+        """When the first of them was emitted, 0 where nothing tells."""
+        for one in self.in_order:
+            told = one.receipts[0].emitted_at_us if one.receipts else 0
+            if found := told or (one.command.emitted_at_us if one.command is not None else 0):
+                return found
+        return 0
+
+    @property
     def place(self) -> tuple[int, CommandPosition]:
         """Where it stood first, by which several are sent again in the order that they had."""
         return min((place for one in self.in_order for place in one.positions), default=_LAST)
@@ -220,7 +229,7 @@ def again(
         return Refusal(
             first,
             f"it is a command to the group {family.group}, and was given to each member under an id of its own",
-            "write it again under a new id, or send again what failed of the members",
+            f"write it again under a new id, or send again what failed of its members: --group {family.group} --state STATE",
         )
     if newest.state == "pending" and (copied or not force):
         remedy = "" if copied else "it comes by itself; --force writes a second copy"

@@ -50,10 +50,25 @@ def _resend(
         typer.Option(
             "--state",
             metavar="rejected|overflowed|expired",
-            help="With --device: all of its commands that ended so; may be repeated.",
+            help="With --device or --group: all of their commands that ended so; may be repeated.",
             show_default=False,
         ),
     ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            help="With --state: what members of this group got as such; with --device of that one alone.",
+            show_default=False,
+        ),
+    ] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE|TIME",
+            help="With --state: emitted since then: 90s, 15m, 2h, 3d, or an ISO time.",
+            show_default=False,
+        ),
+    ] = "",
     expires_in: Annotated[
         str,
         typer.Option(
@@ -82,7 +97,10 @@ def _resend(
       pulsebridge commands resend overheat-7f3a --expires-in 1h
 
       pulsebridge commands resend --device press-7 --state expired --expires-in 2h --dry-run
+
+      pulsebridge commands resend --group presses --state expired --since 1d --expires-in 2h
     """
+    from bridge.dead_letters.showing import since_us
     from bridge.devices.commands import push_topics
     from bridge.devices.history import FAILED, again, of_one_device
     from bridge.devices.resending import resend
@@ -90,16 +108,21 @@ def _resend(
 
     ids = list(dict.fromkeys(command_ids or ()))
     wanted = states or []
-    if bool(ids) == bool(wanted) or (wanted and not device) or not set(wanted) <= set(FAILED):
+    whose, narrowed = device or group, group or since
+    if bool(ids) == bool(wanted) or (not whose if wanted else narrowed) or not set(wanted) <= set(FAILED):
         raise ConfigError(
             "nothing, or too much, is selected",
-            remedy=f"give ids, or --device with --state {'|'.join(FAILED)}",
+            remedy=f"give ids, or --device or --group with --state {'|'.join(FAILED)}",
         )
     now_us = time.time_ns() // 1000
     expires_at_ms = _expiry(expires_in, now_us)
+    from_us = since_us(since, now_us) if since else 0
     with push_topics(settings_from(config, sets)) as topics:
         search = Search(topics)
-        found = search.by_id(ids, device) if ids else search.by_state(device, wanted)[:limit]
+        if ids:
+            found = search.by_id(ids, device)
+        else:
+            found = search.by_state(device, wanted, group=group, since_us=from_us)[:limit]
         families, refused = of_one_device(found)
         done = resend(
             topics,

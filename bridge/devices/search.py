@@ -8,7 +8,7 @@ stand for commands of many devices, some of which have no receipt yet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from bridge.commands import Command, CommandPosition, read_command
@@ -46,7 +46,7 @@ class Search:
         known = {one: self._called(one) for one in command_ids}
         from_start = not device or not all(known.values())
         firsts = [] if from_start else [family for them in known.values() for family in them]
-        self._read_log(device, _start(firsts))
+        self._read_log(device, self._starts(firsts) or dict.fromkeys(self._commands_of(device)))
         if not device or not self._all_found(command_ids):
             self._read_moved(device)
         if letters or not self._all_found(command_ids):
@@ -59,14 +59,23 @@ class Search:
                 found[family.key] = family
         return self._in_order(found.values())
 
-    def by_state(self, device: str, states: Collection[str]) -> list[Family]:
-        """Return the commands of a device whose newest copy ended in one of these states, in the order of the log."""
+    def by_state(
+        self, device: str, states: Collection[str], *, group: str = "", since_us: int = 0
+    ) -> list[Family]:
+        """Return the commands whose newest copy ended in one of these states, in the order of the log: of a device, or of
+        the members of a group, or those alone that a device has as a member. ``since_us``: only what was emitted at this
+        time or later, in µs since the epoch.
+        """
         self._begin(set())
-        self._read_receipts(device, states)
+        self._read_receipts(device, states, group)
         if not self._families:
             return []
-        self._read_log(device, _start(self._families.values()))
-        wanted = [one for one in self._families.values() if one.newest.state in states]
+        self._read_log(device, self._starts(self._families.values()))
+        wanted = [
+            one
+            for one in self._families.values()
+            if one.newest.state in states and one.emitted_at_us >= since_us
+        ]
         for read in (self._read_moved, self._read_letters):
             if not _have_content(wanted):
                 read(device)
@@ -101,7 +110,7 @@ class Search:
             family.taken |= self._named.get(family.key, set())
         return found
 
-    def _read_receipts(self, device: str, states: Collection[str] = ()) -> None:
+    def _read_receipts(self, device: str, states: Collection[str] = (), group: str = "") -> None:
         for partition in self._partitions_of(RECEIPTS_TOPIC, device):
             for message in self._topics.scan(RECEIPTS_TOPIC, partition):
                 if device and key_of(message) != device:
@@ -109,11 +118,13 @@ class Search:
                 with suppress(ContractError):
                     receipt = Receipt.decode(message.data())
                     if not device or receipt.device == device:  # else of a group that is called so
-                        self._take_receipt(receipt, states)
+                        begins = receipt.state in states and group in ("", receipt.group)
+                        self._take_receipt(receipt, begins=begins and bool(receipt.device))
 
-    def _take_receipt(self, receipt: Receipt, states: Collection[str]) -> None:
+    def _take_receipt(self, receipt: Receipt, *, begins: bool) -> None:
+        """Take a receipt of what is wanted, which it is from this one on where it ``begins`` a family."""
         root, device = receipt.resend_of or receipt.command_id, receipt.device
-        if receipt.state in states:
+        if begins:
             self._families.setdefault((root, device), Family(root, device))
         family = self._family(root, device)
         if family is not None:
@@ -126,20 +137,32 @@ class Search:
         if named is not None and (not self._roots or named[0] in self._roots):
             self._named.setdefault((named[0], device), set()).add(named[1])
 
-    def _read_log(self, device: str, start: CommandPosition | None) -> None:
-        """Read where the commands of ``device`` stand, from ``start`` on; all where it is not known."""
-        for partition, position, command in self._commands(COMMANDS_TOPIC, device, start):
+    def _read_log(self, device: str, starts: Mapping[int, CommandPosition | None]) -> None:
+        """Read these partitions, each from a place on, or from its beginning."""
+        for partition, position, command in self._commands(COMMANDS_TOPIC, device, starts):
             self._families[_key_of(command)].take_command(partition, position, command)
 
+    def _starts(self, families: Iterable[Family]) -> dict[int, CommandPosition | None]:
+        """Return where the commands of these families may stand, as far as their receipts tell."""
+        starts: dict[int, CommandPosition | None] = {}
+        for family in families:
+            partition, first = self._topics.partition_of(family.device), _first(family)
+            so_far = starts.get(partition, first)
+            starts[partition] = None if first is None or so_far is None else min(first, so_far)
+        return starts
+
     def _read_moved(self, device: str) -> None:
-        for partition, place, command in self._commands(PARKED_TOPIC, device, None):
+        starts = dict.fromkeys(
+            one for one in self._commands_of(device) if one < self._topics.count(PARKED_TOPIC)
+        )
+        for partition, place, command in self._commands(PARKED_TOPIC, device, starts):
             self._families[_key_of(command)].take_moved(partition, place, command)
 
     def _commands(
-        self, local: str, device: str, start: CommandPosition | None
+        self, local: str, device: str, starts: Mapping[int, CommandPosition | None]
     ) -> Iterator[tuple[int, CommandPosition, Command]]:
         """Yield the commands that are wanted, each with the place where it stands; its family is there."""
-        for partition in self._commands_of(local, device):
+        for partition, start in starts.items():
             for message in self._topics.scan(local, partition, start=start, queue=100):
                 position, properties = position_of(message.message_id()), properties_of(message)
                 if properties is None:
@@ -163,9 +186,8 @@ class Search:
     def _wants(self, root: str, device: str) -> bool:
         return root in self._roots or (root, device) in self._families
 
-    def _commands_of(self, local: str, device: str) -> list[int]:
-        every = [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))
-        return [one for one in every if one < self._topics.count(local)]
+    def _commands_of(self, device: str) -> list[int]:
+        return [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))
 
     def _read_letters(self, device: str) -> None:
         with suppress(TerminalError):  # no dead letter was ever written
@@ -191,12 +213,6 @@ def _key_of(command: Command) -> tuple[str, str]:
 
 def _have_content(families: Iterable[Family]) -> bool:
     return all(any(copy.command is not None for copy in one.copies.values()) for one in families)
-
-
-def _start(families: Iterable[Family]) -> CommandPosition | None:
-    """Return before which place of the log none of them stands; None: nothing tells."""
-    firsts = [_first(one) for one in families]
-    return None if None in firsts else min((one for one in firsts if one is not None), default=None)
 
 
 def _first(family: Family) -> CommandPosition | None:

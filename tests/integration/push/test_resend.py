@@ -258,12 +258,54 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
     assert receipts(settings)[f"{away.command_id}~2"][-1].state == "answered"
 
 
+def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces, command_partitions=2)
+    provision(settings)
+    names = ["d0", "d1", "d2", "d3"]
+    now_us = time.time_ns() // 1000
+    group = group_command(
+        settings, 1, expires_at_ms=now_us // 1000 + 3000, emitted_at_us=now_us - 3_600_000_000
+    )
+    members, own = entries(group, names), command(settings, "d0", 1, expires_at_ms=1)
+    for name in names:
+        says(settings, name, b"offline", retain=True)
+    write_members(settings, "presses", names)
+    with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
+        write_commands(settings, [own])
+        write_group_commands(settings, [group])
+        poll_for(lambda: len(receipts(settings)) == 6, 60, "all have expired, and the group has its receipt")
+        chosen = ("--group", "presses", "--state", "expired", "--expires-in", "1h")
+        assert resent(resend(settings, *chosen, "--since", "10m")) == []
+        told = resend(settings, *chosen, "--since", "2h", "--dry-run")
+        assert sorted(one["device"] for one in told["resent"]) == names
+        (one,) = resend(settings, *chosen, "--device", "d3")["resent"]
+        assert one["resend_of"] == members[3].command_id
+        done = resend(settings, *chosen)
+        assert sorted(one["resend_of"] for one in done["resent"]) == sorted(m.command_id for m in members[:3])
+        assert resent(resend(settings, *chosen)) == []
+        for name in names:
+            says(settings, name, b"online", retain=True)
+        poll_for(lambda: len(receipts(settings)) == 10, 60, "all copies ended")
+    assert {name: [m.payload for m in devices.got[name]] for name in names} == {
+        name: [group.payload] for name in names
+    }
+
+
 @pytest.mark.parametrize(
-    "arguments", [(), ("--state", "expired"), ("a", "--device", "d", "--state", "expired")]
+    "arguments",
+    [
+        (),
+        ("--state", "expired"),
+        ("a", "--device", "d", "--state", "expired"),
+        ("a", "--group", "presses"),
+        ("a", "--since", "1h"),
+    ],
 )
 def test_a_selection_that_is_none_says_how_to_select(
     stack: LocalStack, namespaces: PulsarSettings, arguments: tuple[str, ...]
 ) -> None:
     done = run(parking_settings(stack, namespaces), "commands", "resend", *arguments)
     assert done.exit_code == 1
-    assert "give ids, or --device with --state" in str(done.exception)
+    assert "give ids, or --device or --group with --state" in str(done.exception)
