@@ -74,18 +74,23 @@ def with_receipts(
 def by_group(receipts: DataFrame) -> DataFrame:
     """Return how many devices are in which ``state`` for each command to a group: the columns ``group``,
     ``group_command_id``, ``state`` and ``devices``. The receipt ``expanded`` of the group command itself says how many
-    there are to be (``members``), not counting who joined later.
+    there are to be (``members``), not counting who joined later. A member to which ``pulsebridge commands resend`` sent
+    its command again counts once, by the last of the copies.
 
     ``receipts`` is the topic command-receipts as ``format("pulsebridge")`` reads it, in batch.
     """
     from pyspark.sql import functions as F
 
-    told = _parsed(receipts).where("r.group != '' AND r.device != ''")
-    kept = _struct((name, F.col(f"r.{name}")) for name in ("group", "group_command_id", "state"))
-    last = told.groupBy("r.command_id").agg(F.max_by(kept, _place()).alias("last"))
-    return last.groupBy("last.group", "last.group_command_id", "last.state").agg(
-        F.count("*").alias("devices")
+    told = _parsed(receipts).where("r.device != '' AND (r.group != '' OR r.resend_of LIKE 'g-%')")
+    own, first = F.col("r.command_id"), F.col("r.resend_of")
+    whose = _struct((name, F.col(f"r.{name}")) for name in ("group", "group_command_id"))
+    # A copy that sends a member's command again counts for that one; it may be a plain command, without the group.
+    last = told.groupBy(F.when(first != "", first).otherwise(own).alias("first"), "r.device").agg(
+        F.max(F.when(F.col("r.group") != "", whose)).alias("of"),
+        F.max_by("r.state", _place()).alias("state"),
     )
+    named = last.where("of IS NOT NULL")
+    return named.groupBy("of.group", "of.group_command_id", "state").agg(F.count("*").alias("devices"))
 
 
 def _parsed(receipts: DataFrame) -> DataFrame:

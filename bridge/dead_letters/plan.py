@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bridge.commands import decode_command
 from bridge.contract import (
     C_ID,
     COMMANDS_TOPIC,
@@ -71,7 +73,7 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
         return _remapped(letter, told, settings, mapper)
     if not letter.target:
         return Refusal(letter, "no rule named a topic for it: mend the rules and replay it with --remap")
-    problem = _topic_problem(letter.target, told, settings)
+    problem = _topic_problem(letter.target, told, settings) or _command_problem(letter, told, settings)
     if problem:
         return Refusal(letter, problem)
     return Replay(letter, letter.target, letter.target_key, told)
@@ -84,6 +86,20 @@ def _topic_problem(topic: str, told: Mapping[str, str], settings: PulsarSettings
     if any(topic.startswith(f"persistent://{name}/") for name in settings.readings_namespaces):
         return ""
     return f"{topic} is neither a readings topic nor the commands topic of these settings"
+
+
+def _command_problem(letter: DeadLetter, told: Mapping[str, str], settings: PulsarSettings) -> str:
+    if letter.target != settings.system_topic(COMMANDS_TOPIC):
+        return ""
+    try:
+        command = decode_command(told, letter.payload)
+    except ContractError:
+        return ""  # push could not read it, so no cursor remembers its id: a later release may read it
+    again = shlex.join(["pulsebridge", "commands", "resend", command.command_id, "--device", command.device])
+    return (
+        f"push gave up the command {command.command_id} and may remember its id: under that one it would be dropped "
+        f"as a repetition. Send it again under a new one: {again}"
+    )
 
 
 def _remapped(

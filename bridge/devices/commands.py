@@ -92,7 +92,7 @@ def _list(
                 _set_oldest(device, oldest)
                 overview.add(device)
         topics.oldest(overview.lines)
-    read = {"partitions": topics.partitions, "backlog": budget.read, "backlog_cut": budget.spent}
+    read = {"partitions": topics.partitions} | budget.as_dict()
     if as_json:
         typer.echo(json.dumps(overview_json(overview, now_us, read), ensure_ascii=False, indent=2))
     else:
@@ -133,9 +133,8 @@ def _show(
     """
     from itertools import islice
 
-    from bridge.commands import read_command
     from bridge.devices.overview import Selection
-    from bridge.devices.reading import Budget, emitted_us
+    from bridge.devices.reading import Budget, emitted_us, waiting_command
     from bridge.devices.showing import device_of, device_text, pending_json
 
     settings = settings_from(config, sets)
@@ -151,7 +150,7 @@ def _show(
         commands: list[dict[str, Any]] = []
         found = view.device(device)
         for one, message in topics.read(partition, waiting):
-            command_ = None if message is None else read_command(message.properties, message.payload)
+            command_ = waiting_command(message)
             at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
             found.oldest_us = found.oldest_us or at_us
             commands.append(pending_json(one, command_, at_us, partition))
@@ -161,6 +160,6 @@ def _show(
             owner=topics.owner(view),
             commands=commands,
             receipts=topics.last_receipts(device, receipts),
-            read={"backlog": budget.read, "backlog_cut": budget.spent},
+            read=budget.as_dict(),
         )
     typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else device_text(told))

@@ -1,12 +1,14 @@
 """What became of a command, and of the copies by which it was sent again; whether it may be sent again. Pure.
 
 A copy has the id ``ID~2``, ``ID~3``, … and names the first id in ``resend_of``. A family is a command with its copies:
-its newest one says how it stands, so that a command which is sent again twice is sent once.
+its newest one says how it stands, so that a command which is sent again twice is sent once. A command is known by its
+id and its device together, as push knows it: the same id for another device is another command.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -15,10 +17,21 @@ from bridge.commands import Command, CommandPosition
 from bridge.contract import C_ID, C_RESEND_OF, P_DEAD_CUT, Receipt
 from bridge.dead_letters.records import DeadLetter
 
-__all__ = ["FAILED", "Copy", "Family", "Refusal", "again", "candidates", "named_like_a_copy", "root_of"]
+__all__ = [
+    "FAILED",
+    "Copy",
+    "Family",
+    "Refusal",
+    "again",
+    "candidates",
+    "named_like_a_copy",
+    "of_one_device",
+    "root_of",
+]
 
 FAILED: Final = ("expired", "rejected", "overflowed")
 """States of receipts after which a command is sent again without force."""
+_DEVICES_SHOWN: Final = 5
 _COPY: Final = re.compile(r"(.+)~([2-9]|[1-9]\d+)\Z", re.DOTALL)
 
 
@@ -42,6 +55,8 @@ class Copy:
     """As it stands in the log, or among the dead letters."""
     positions: list[tuple[int, CommandPosition]] = field(default_factory=list)
     """Where it stands in the log: partition and place. Written twice, it stands there twice, and is pushed once."""
+    moved: list[tuple[int, CommandPosition]] = field(default_factory=list)
+    """Where copies of its message stand among the commands that were moved, because its device is away for long."""
     receipts: list[Receipt] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
 
@@ -54,21 +69,34 @@ class Copy:
 
     @property
     def state(self) -> str:
-        """The state of its receipt; ``pending`` for one that has none and stands in the log; else ``unknown``."""
-        receipt = self.receipt
-        if receipt is not None and (receipt.state != "duplicate" or not self.positions):
+        """The state of its receipt; ``pending`` for one that has none and stands in the log, or among the moved ones;
+        ``rejected`` for one of which only the dead letter is left; else ``unknown``.
+        """
+        receipt, stands = self.receipt, bool(self.positions or self.moved)
+        if receipt is not None and (receipt.state != "duplicate" or not stands):
             return receipt.state
-        return "pending" if self.positions else "unknown"
+        if stands:
+            return "pending"
+        return "rejected" if self.letters else "unknown"
 
 
 @dataclass(slots=True)
 class Family:
-    """A command and its copies, by id."""
+    """A command of one device and its copies, by id."""
 
     root: str
+    device: str = ""
+    """Whose it is; empty for a command to a group, and for one that is found nowhere."""
+    asked: set[str] = field(default_factory=set)
+    """By which ids it was looked for; empty where it was found by its state."""
     copies: dict[str, Copy] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
-    """Numbers that a copy may not have, because another command happens to be called so."""
+    """Numbers that a copy may not have, because another command of the device happens to be called so."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from all others."""
+        return self.root, self.device
 
     def copy(self, command_id: str) -> Copy:
         """Return one of them, new where it was not known."""
@@ -85,14 +113,19 @@ class Family:
         return self.in_order[-1]
 
     @property
-    def device(self) -> str:
-        """Whose command it is, empty where nothing tells."""
+    def group(self) -> str:
+        """The group, for a command to one; empty for what is a device's own, also where a group command made it so."""
+        receipts = [one for copy in self.copies.values() for one in copy.receipts]
+        return next((one.group for one in receipts if not one.device and one.group), "")
+
+    @property
+    def emitted_at_us(self) -> int:
+        """When the first of them was emitted, 0 where nothing tells."""
         for one in self.in_order:
-            if one.command is not None:
-                return one.command.device
-            if one.receipts:
-                return one.receipts[-1].device
-        return ""
+            told = one.receipts[0].emitted_at_us if one.receipts else 0
+            if found := told or (one.command.emitted_at_us if one.command is not None else 0):
+                return found
+        return 0
 
     @property
     def place(self) -> tuple[int, CommandPosition]:
@@ -108,6 +141,12 @@ class Family:
         found = self.copy(command.command_id)
         found.command = found.command or command
         found.positions.append((partition, position))
+
+    def take_moved(self, partition: int, place: CommandPosition, command: Command) -> None:
+        """Take a command that stands among the moved ones."""
+        found = self.copy(command.command_id)
+        found.command = found.command or command
+        found.moved.append((partition, place))
 
     def take_letter(self, letter: DeadLetter, command: Command | None) -> None:
         """Take a dead letter; ``command`` is what it was, None where it is not whole or was none."""
@@ -142,6 +181,29 @@ def root_of(properties: Mapping[str, str]) -> str:
     return properties.get(C_RESEND_OF) or properties.get(C_ID, "")
 
 
+def of_one_device(families: Iterable[Family]) -> tuple[list[Family], list[Refusal]]:
+    """Return the families that an id alone names, and a refusal of each id that stands for commands of several devices:
+    to send one of them again, or all, is not for us to guess.
+    """
+    found = list(families)
+    named: dict[str, list[Family]] = defaultdict(list)
+    for family in found:
+        for command_id in sorted(family.asked):
+            named[command_id].append(family)
+    clear = {them[0].key for them in named.values() if len(them) == 1}
+    refused = [_of_several(command_id, them) for command_id, them in named.items() if len(them) > 1]
+    return [one for one in found if one.key in clear or not one.asked], refused
+
+
+def _of_several(command_id: str, families: list[Family]) -> Refusal:
+    devices = sorted(one.device or "(a group)" for one in families)
+    more = len(devices) - _DEVICES_SHOWN
+    shown = ", ".join(devices[:_DEVICES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return Refusal(
+        command_id, f"{len(devices)} devices have a command of this id: {shown}", "say whose: --device NAME"
+    )
+
+
 def whole(letter: DeadLetter) -> bool:
     """Whether a dead letter has all that its command had."""
     return not letter.lost_bytes and P_DEAD_CUT not in letter.told
@@ -153,7 +215,8 @@ def again(
     """Return the command by which a family is sent again, or why it is not.
 
     ``expires_at_ms`` is its new expiry, 0 for none, None for the one that it had. ``force`` sends again what was
-    delivered, and what is pending for the first time; a copy that is pending is never doubled.
+    delivered, and what is pending for the first time; a copy that is pending is never doubled. What was written for a
+    member of a group names the place of its payload (``ref``) and has none: that is for the caller to read.
     """
     newest, first = family.newest, family.root
     copied = newest.command_id != first
@@ -161,6 +224,12 @@ def again(
     if newest.state == "unknown":
         return Refusal(
             first, "nothing in Pulsar tells of it", "see that the id is right; retention may have removed it"
+        )
+    if family.group:
+        return Refusal(
+            first,
+            f"it is a command to the group {family.group}, and was given to each member under an id of its own",
+            f"write it again under a new id, or send again what failed of its members: --group {family.group} --state STATE",
         )
     if newest.state == "pending" and (copied or not force):
         remedy = "" if copied else "it comes by itself; --force writes a second copy"

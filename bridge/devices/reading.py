@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.commands import Command, CommandPosition, decode_command
+from bridge.commands import Command, CommandPosition, decode_command, read_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -33,9 +33,18 @@ from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, ou
 from bridge.push.ends import Ledgers
 from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
-from bridge.push.taken import Taken, key_of, position_of, record_key
+from bridge.push.taken import Taken, key_of, position_of, properties_of, record_key
 
-__all__ = ["BACKLOG", "OLDEST", "Budget", "Owner", "PushTopics", "ReceiptsRead", "emitted_us"]
+__all__ = [
+    "BACKLOG",
+    "OLDEST",
+    "Budget",
+    "Owner",
+    "PushTopics",
+    "ReceiptsRead",
+    "emitted_us",
+    "waiting_command",
+]
 
 BACKLOG: Final = 100_000
 """How many messages of the backlog are read at most, of all partitions, unless told otherwise."""
@@ -57,6 +66,14 @@ def emitted_us(command: Command, published_ms: int) -> int:
     return command.emitted_at_us or published_ms * 1000
 
 
+def waiting_command(message: Taken | None) -> Command | None:
+    """Return a command that waits, by the rules of whatever release took it; None for what is none, and without any."""
+    try:
+        return None if message is None else read_command(message.properties, message.payload)
+    except ContractError:
+        return None
+
+
 @dataclass(slots=True)
 class Budget:
     """How many messages of the backlog may still be read."""
@@ -65,6 +82,12 @@ class Budget:
     read: int = 0
     spent: bool = False
     """Whether there was more than that."""
+    left_out: int = 0
+    """How many of those that were read are no commands."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for ``--json``."""
+        return {"backlog": self.read, "backlog_cut": self.spent, "backlog_left_out": self.left_out}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +132,11 @@ class PushTopics:
 
     def count(self, local: str) -> int:
         """Return how many partitions a system topic has, 0 when it is not there."""
-        return self._admin.partition_count(self._admin.settings.system_topic(local))
+        return self._admin.partition_count(self.full_name(local))
+
+    def full_name(self, local: str) -> str:
+        """Return the name of a system topic as Pulsar has it."""
+        return self._admin.settings.system_topic(local)
 
     def partition_of(self, device: str) -> int:
         """Return the partition of a device's commands."""
@@ -139,7 +166,7 @@ class PushTopics:
         """Yield the commands of a partition that push has not acknowledged, as far as the budget allows, each with its
         position before it and behind it when it was published, in ms.
 
-        What is no command is left out.
+        What push will not take for a command is left out, and counted.
         """
         cursors = self._admin.internal_stats(partition_name(self.commands, partition))["cursors"]
         if PUSH_SUBSCRIPTION not in cursors:
@@ -154,10 +181,15 @@ class PushTopics:
             where = position_of(message.message_id())
             if acknowledged.covers(where.ledger, where.entry):
                 continue
+            properties = properties_of(message)
             try:
-                yield where, decode_command(message.properties(), message.data()), message.publish_timestamp()
+                command = None if properties is None else decode_command(properties, message.data())
             except ContractError:
+                command = None
+            if command is None:
+                budget.left_out += 1
                 continue
+            yield where, command, message.publish_timestamp()
 
     def scan(
         self,
@@ -172,7 +204,7 @@ class PushTopics:
         """Yield what stands in a partition of a system topic to its present end: all of it, or what is ``after`` an
         entry, or from ``start`` on.
         """
-        name = partition_name(self._admin.settings.system_topic(local), partition)
+        name = partition_name(self.full_name(local), partition)
         begin: Any = EARLIEST
         if after is not None:
             begin = message_id(partition, *after, -1)
@@ -222,8 +254,8 @@ class PushTopics:
             mine.sort(key=lambda pair: pair[0].position)
             read = self.read(partition, [waiting for waiting, _ in mine])
             for count, ((_, one), (_, message)) in enumerate(zip(mine, read, strict=True)):
-                if message is not None:
-                    command = decode_command(message.properties, message.payload)
+                command = waiting_command(message)
+                if message is not None and command is not None:
                     one.oldest_us = emitted_us(command, message.published_ms)
                 self._progress(f"the oldest commands of partition {partition}", count)
 

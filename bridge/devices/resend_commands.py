@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,11 +14,19 @@ from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 if TYPE_CHECKING:
     from bridge.devices.history import Copy, Family
     from bridge.devices.reading import PushTopics
+    from bridge.devices.search import Search
+    from bridge.devices.view import PartitionView
 
 __all__ = ["register"]
 
+_LEFT_OUT_SHOWN: Final = 3
+
 _Device = Annotated[
-    str, typer.Option(help="Whose commands they are: only its partition is read.", show_default=False)
+    str,
+    typer.Option(
+        help="Whose commands they are; needed where several devices have one of that id. Only its partition is read.",
+        show_default=False,
+    ),
 ]
 
 
@@ -42,10 +50,25 @@ def _resend(
         typer.Option(
             "--state",
             metavar="rejected|overflowed|expired",
-            help="With --device: all of its commands that ended so; may be repeated.",
+            help="With --device or --group: all of their commands that ended so; may be repeated.",
             show_default=False,
         ),
     ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            help="With --state: what members of this group got as such; with --device of that one alone.",
+            show_default=False,
+        ),
+    ] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE|TIME",
+            help="With --state: emitted since then: 90s, 15m, 2h, 3d, or an ISO time.",
+            show_default=False,
+        ),
+    ] = "",
     expires_in: Annotated[
         str,
         typer.Option(
@@ -66,37 +89,49 @@ def _resend(
     """Send failed commands again: each to its own device, at the end of its queue, with topic, payload and QoS as before.
 
     The new command is called ID~2 (then ID~3, …) and names the old one (resend_of). What is pending, or was delivered or
-    answered, is refused. Run twice, it sends once. The exit code is 1 when one was refused.
+    answered, is refused, and an id that several devices have a command of, without --device. Run twice, it sends once.
+    The exit code is 1 when one was refused.
 
     Examples:
 
       pulsebridge commands resend overheat-7f3a --expires-in 1h
 
       pulsebridge commands resend --device press-7 --state expired --expires-in 2h --dry-run
+
+      pulsebridge commands resend --group presses --state expired --since 1d --expires-in 2h
     """
+    from bridge.dead_letters.showing import since_us
     from bridge.devices.commands import push_topics
-    from bridge.devices.history import FAILED, again
+    from bridge.devices.history import FAILED, again, of_one_device
     from bridge.devices.resending import resend
     from bridge.devices.search import Search
 
     ids = list(dict.fromkeys(command_ids or ()))
     wanted = states or []
-    if bool(ids) == bool(wanted) or (wanted and not device) or not set(wanted) <= set(FAILED):
+    whose, narrowed = device or group, group or since
+    if bool(ids) == bool(wanted) or (not whose if wanted else narrowed) or not set(wanted) <= set(FAILED):
         raise ConfigError(
             "nothing, or too much, is selected",
-            remedy=f"give ids, or --device with --state {'|'.join(FAILED)}",
+            remedy=f"give ids, or --device or --group with --state {'|'.join(FAILED)}",
         )
     now_us = time.time_ns() // 1000
     expires_at_ms = _expiry(expires_in, now_us)
+    from_us = since_us(since, now_us) if since else 0
     with push_topics(settings_from(config, sets)) as topics:
         search = Search(topics)
-        families = search.by_id(ids, device) if ids else search.by_state(device, wanted)[:limit]
+        if ids:
+            found = search.by_id(ids, device)
+        else:
+            found = search.by_state(device, wanted, group=group, since_us=from_us)[:limit]
+        families, refused = of_one_device(found)
         done = resend(
             topics,
             families,
             lambda one: again(one, now_us=now_us, force=force, expires_at_ms=expires_at_ms),
             dry_run=dry_run,
         )
+    done.refused = [*refused, *done.refused]
+    _say_what_is_left_out(search)
     if as_json:
         body: dict[str, Any] = {
             "dry_run": dry_run,
@@ -137,36 +172,67 @@ def _show(
 ) -> None:
     """Show where a command is and what became of it and of its copies: log, queue, receipts, dead letters.
 
-    Without --device the receipts of all partitions are read, and for a command without one the log of all.
+    An id that several devices have a command of is shown for each of them. Without --device the receipts and the log of
+    all partitions are read.
 
-    Example: pulsebridge commands show overheat-7f3a
+    Examples:
+
+      pulsebridge commands show overheat-7f3a
+
+      pulsebridge commands show overheat-7f3a --device press-7
     """
     from bridge.devices.commands import push_topics
     from bridge.devices.search import Search
-    from bridge.devices.showing import family_text
+    from bridge.devices.showing import families_json, families_text
 
     with push_topics(settings_from(config, sets)) as topics:
-        (family,) = Search(topics).by_id([command_id], device, letters=True)
-        if family.newest.state == "unknown":
+        search = Search(topics)
+        found = search.by_id([command_id], device, letters=True)
+        _say_what_is_left_out(search)
+        families = [one for one in found if one.newest.state != "unknown"]
+        if not families:
             raise ConfigError(
-                f"nothing in Pulsar tells of a command {command_id!r}",
+                f"nothing in Pulsar tells of a command {command_id!r}" + f" of {device!r}" * bool(device),
                 remedy="see that the id is right; retention may have removed it",
             )
-        told = _told(topics, family)
-    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else family_text(told))
+        told = families_json(command_id, _told(topics, families))
+    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else families_text(told))
 
 
-def _told(topics: PushTopics, family: Family) -> dict[str, Any]:
+def _say_what_is_left_out(search: Search) -> None:
+    if search.left_out:
+        shown = search.left_out[:_LEFT_OUT_SHOWN]
+        more = len(search.left_out) - len(shown)
+        lines = [f"not read, it is no command: {one}" for one in shown]
+        typer.echo("\n".join(lines + [f"… and {more} more"] * bool(more)), err=True)
+
+
+def _told(topics: PushTopics, families: list[Family]) -> list[dict[str, Any]]:
     from bridge.devices.showing import copy_json
 
-    copies = [copy_json(one, _queue(topics, one)) for one in family.in_order]
-    return {"id": family.root, "device": family.device, "state": family.newest.state, "copies": copies}
+    views: dict[int, PartitionView] = {}
+    told = []
+    for family in families:
+        copies = [copy_json(one, _queue(topics, views, one)) for one in family.in_order]
+        told.append(
+            {"id": family.root, "device": family.device, "state": family.newest.state, "copies": copies}
+        )
+    return told
 
 
-def _queue(topics: PushTopics, copy: Copy) -> str | None:
+def _queue(topics: PushTopics, views: dict[int, PartitionView], copy: Copy) -> str | None:
     """Return where a command that is pending waits: parked for a device that is away, or with the owner."""
     if copy.state != "pending" or copy.command is None:
         return None
-    partition, _ = copy.positions[0]
-    parked = topics.records(partition).parked(copy.command.device)
-    return "parked" if any(place in parked for _, place in copy.positions) else "waiting"
+    partition, _ = (copy.positions or copy.moved)[0]
+    if partition not in views:
+        views[partition] = topics.records(partition)
+    parked = views[partition].parked(copy.command.device)
+    if any(place in parked for _, place in copy.positions):
+        return "parked"
+    places = {place for _, place in copy.moved}
+    if any(one.place in places for one in parked):
+        return "parked"
+    return (
+        "waiting" if copy.positions else None
+    )  # a copy of its message alone does not tell that it still waits

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.commands import Command
-from bridge.contract import Receipt
+from bridge.contract import PARKED_TOPIC, Receipt
 from bridge.dead_letters.showing import iso
 from bridge.devices.history import Copy
 from bridge.devices.overview import Overview
@@ -20,7 +20,8 @@ __all__ = [
     "device_json",
     "device_of",
     "device_text",
-    "family_text",
+    "families_json",
+    "families_text",
     "overview_json",
     "overview_text",
     "pending_json",
@@ -106,7 +107,17 @@ def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
         lines.append(
             f"only {read['backlog']} messages of the backlog were read, more commands wait: --backlog reads on"
         )
+    lines += _left_out(read)
     return "\n".join(lines)
+
+
+def _left_out(read: dict[str, Any]) -> list[str]:
+    count = read["backlog_left_out"]
+    return (
+        [f"{count} messages of the backlog are no commands: push writes them to the dead letters"]
+        if count
+        else []
+    )
 
 
 def pending_json(
@@ -181,6 +192,7 @@ def device_text(told: dict[str, Any]) -> str:
         lines += ["", table(("last receipts", "state", "attempts", "time", "reason"), last)]
     elif told["read"]["receipts"]:
         lines += ["", f"no receipt of it among the last {told['read']['receipts']} entries of its partition"]
+    lines += _left_out(told["read"])
     return "\n".join(lines)
 
 
@@ -215,13 +227,26 @@ def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
         "emitted": _time(command.emitted_at_us) if command is not None else None,
         "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
         "positions": [place.encode(partition) for partition, place in copy.positions],
+        "moved": [place.encode(partition) for partition, place in copy.moved],
         "dead_letters": [str(one.id) for one in copy.letters],
         "receipts": [receipt_json(one) for one in copy.receipts],
     }
 
 
-def family_text(told: dict[str, Any]) -> str:
+def families_json(command_id: str, families: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what ``commands show`` tells, for programs: the command, or a list where several devices have one."""
+    return families[0] if len(families) == 1 else {"id": command_id, "devices": families}
+
+
+def families_text(told: dict[str, Any]) -> str:
     """Return what ``commands show`` tells, for people."""
+    if "devices" not in told:
+        return _family_text(told)
+    several = f"{len(told['devices'])} devices have a command {told['id']}"
+    return "\n\n".join([several, *map(_family_text, told["devices"])])
+
+
+def _family_text(told: dict[str, Any]) -> str:
     lines = [f"{told['id']} for {told['device'] or 'an unknown device'}: {told['state']}"]
     for copy in told["copies"]:
         lines += [
@@ -233,6 +258,8 @@ def family_text(told: dict[str, Any]) -> str:
             if copy[name]:
                 lines.append(f"  {name:<13} {copy[name]}")
         lines.append(f"  in the log    {', '.join(copy['positions']) or 'not any more'}")
+        if copy["moved"]:
+            lines.append(f"  moved to      {', '.join(copy['moved'])} of {PARKED_TOPIC}")
         if copy["dead_letters"]:
             lines.append(f"  dead letter   {', '.join(copy['dead_letters'])}")
         for receipt in copy["receipts"]:

@@ -43,6 +43,7 @@ NO_SUBSCRIBERS: Final = 0x10
 
 _FAILED_FROM: Final = 0x80
 _SILENT_LOOK_US: Final = 1_000_000
+_GIVEN_UP: Final = "recovered: given up before the push worker was replaced; the dead letters tell why"
 _OVERFLOW: Final = "too many commands wait for a device that refuses them"
 
 
@@ -116,7 +117,7 @@ class LiveCore(PartitionState):
             state = "answered" if self._limits.answers else "delivered"
             self._receipt(item, state, "recovered: confirmed before the push worker was replaced")
         elif device.cursor.knows(command.command_id):
-            self._receipt(item, "overflowed", _OVERFLOW)
+            self._receipt(item, "rejected", _GIVEN_UP)  # or overflowed: the cursor does not tell why
         elif command.expired(now_us):
             self._receipt(item, "expired", "")
         else:

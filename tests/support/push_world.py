@@ -613,7 +613,10 @@ class PushWorld:
             states = {receipt.state for receipt in self.receipts[command.command_id]}
             confirmed = "answered" if self.limits.answers else "delivered"
             assert states & {confirmed, "expired", "overflowed", "rejected"}, (command.command_id, states)
-            assert "rejected" not in states or self.limits.attempts or self.poisonous(command)
+            told = [one for one in self.receipts[command.command_id] if one.state == "rejected"]
+            first_hand = [one for one in told if not one.reason.startswith("recovered: ")]
+            assert not first_hand or self.limits.attempts or self.poisonous(command)
+            assert not told or command.command_id in self.dead_ids, "what was given up is in the dead letters"
             if confirmed in states:
                 assert command.command_id in self.inbox[command.device]
         self.check_order()

@@ -1,10 +1,11 @@
-"""Messages that Pulsar's Python client cannot write, stored by the bare protocol: keys as bytes, text that is no UTF-8."""
+"""Messages that Pulsar's Python client cannot write, stored by the bare protocol: keys and properties as bytes, text that is no UTF-8."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from bridge.pulsar_admin import PulsarAdmin
@@ -18,7 +19,13 @@ _CONNECT, _CONNECTED, _PRODUCER, _SEND, _RECEIPT, _PRODUCER_SUCCESS = 2, 3, 5, 6
 
 
 def store_raw(
-    settings: PulsarSettings, partition: str, payload: bytes, *, key: bytes, as_base64: bool = False
+    settings: PulsarSettings,
+    partition: str,
+    payload: bytes,
+    *,
+    key: bytes,
+    as_base64: bool = False,
+    properties: Mapping[bytes, bytes] | None = None,
 ) -> None:
     """Store one unbatched message. ``as_base64`` sets the flag with which Java marks keys that were given as bytes."""
     with PulsarAdmin(settings) as admin:
@@ -28,6 +35,8 @@ def store_raw(
         _ask(link, _CONNECT, text(1, b"raw") + number(4, 19), _CONNECTED)
         _ask(link, _PRODUCER, text(1, partition.encode()) + number(2, 1) + number(3, 1), _PRODUCER_SUCCESS)
         metadata = text(1, b"raw") + number(2, 0) + number(3, int(time.time() * 1000)) + text(6, key)
+        for name, value in (properties or {}).items():
+            metadata += text(4, text(1, name) + text(2, value))
         if as_base64:
             metadata += number(17, 1)
         body = struct.pack("!I", len(metadata)) + metadata + payload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -12,14 +13,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bridge.commands import Command, CommandPosition
-from bridge.contract import PRESENCE_TOPIC, partition_name
+from bridge.commands import Command, CommandPosition, encode_command
+from bridge.contract import C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, partition_name
+from bridge.devices.commands import push_topics
 from bridge.devices.status import look_at_push, show_push
+from bridge.devices.view import DeviceView, Waiting
 from bridge.local.stack import LocalStack
 from bridge.murmur3 import partition_of
 from bridge.presence_record import PresenceRecord
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
+from bridge.push.parked import ParkedId
+from bridge.push.taken import NO_TEXT
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.push import (
@@ -28,11 +33,13 @@ from tests.support.push import (
     command,
     parking_settings,
     provision,
+    read_topic,
     receipts,
     says,
     write_commands,
 )
 from tests.support.push_commands import asked, run
+from tests.support.raw_pulsar import store_raw
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
@@ -160,3 +167,37 @@ def test_without_its_topics_a_line_says_what_is_missing(
     assert done.exit_code == 1
     assert "there is no commands topic" in str(done.exception)
     assert os.linesep not in str(done.exception)
+
+
+def test_what_no_writer_of_ours_wrote_is_left_out_and_said_and_older_commands_are_read(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+    store_raw(settings.pulsar, partition, b"", key=b"d", properties={b"p": b"\xff\xfe"})
+    store_raw(settings.pulsar, partition, b"", key=b"d", properties={C_ID.encode(): b"d-1"})
+    older = encode_command(command(settings, "d", 0, emitted_at_us=1_700_000_000_000_000))
+    told = {name.encode(): value.encode() for name, value in (older | {C_ID: "d\n0"}).items()}
+    store_raw(settings.pulsar, partition, b"open", key=b"d", properties=told)
+    write_commands(settings, [command(settings, "d", 1)])
+
+    assert asked(settings, "devices", "list")["read"]["backlog_left_out"] == 3
+    shown = asked(settings, "devices", "show", "d")
+    assert [one["id"] for one in shown["commands"]] == ["d-1"]
+    assert shown["read"]["backlog_left_out"] == 3
+    for name in ("list", "show"):
+        text = run(settings, "devices", name, *(["d"] * (name == "show"))).stdout
+        assert "3 messages of the backlog are no commands: push writes them to the dead letters" in text
+    done = run(settings, "commands", "show", "d-1", "--json")
+    assert json.loads(done.stdout)["state"] == "pending"
+    assert done.stderr.count("not read, it is no command: 0.0.") == 2
+    assert NO_TEXT in done.stderr
+    assert asked(settings, "commands", "show", "d\n0")["copies"][0]["bytes"] == 4
+
+    stands = next(m.message_id() for m in read_topic(settings, COMMANDS_TOPIC) if m.data() == b"open")
+    place = CommandPosition(stands.ledger_id(), stands.entry_id(), -1)
+    device = DeviceView("d", 0, oldest=Waiting(place, ParkedId(place, 0, False)))
+    with push_topics(settings) as topics:
+        topics.oldest([device])  # an earlier release took and parked it
+    assert device.oldest_us == 1_700_000_000_000_000

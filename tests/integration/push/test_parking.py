@@ -30,7 +30,7 @@ from tests.support.push import (
     user,
     write_commands,
 )
-from tests.support.push_commands import asked
+from tests.support.push_commands import asked, run
 from tests.support.stack import mosquitto_beside
 from tests.support.waiting import poll_for
 
@@ -317,6 +317,14 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
             (found,) = (one for one in asked(settings, "devices", "list")["devices"] if one["device"] == "d")
             assert found["oldest_pending"] == shown["commands"][0]["emitted"]
             assert found["oldest_pending"] is not None
+            for whose in ((), ("--device", "d")):  # the log has it no more, and no receipt tells of it
+                told = asked(settings, "commands", "show", "d-7", *whose)
+                (one,) = told["copies"]
+                assert (told["device"], one["state"], one["queue"]) == ("d", "pending", "parked")
+                assert (one["positions"], len(one["moved"])) == ([], 1)
+            forced = run(settings, "commands", "resend", "d-7", "--force", "--dry-run")
+            assert "would be sent again to d as d-7~2" in forced.output
+            assert "it is pending" in run(settings, "commands", "resend", "d-7").output
         with push_in_thread(settings):  # another owner knows where they are
             write_commands(settings, later)
             devices.await_all(later)

@@ -12,12 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
 
-from bridge.contract import C_ID, COMMANDS_TOPIC
+from bridge.commands import CommandPosition
+from bridge.contract import C_ID, C_REF, COMMANDS_TOPIC
+from bridge.dead_letters.commands import register
+from bridge.groups import entry_of
 from bridge.killpoints import RESEND_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
     all_acknowledged,
@@ -46,6 +53,12 @@ def resend(settings: Settings, *arguments: str, code: int = 0) -> dict[str, Any]
     assert done.exit_code == code, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def dead_letters(settings: Settings, *arguments: str) -> Result:
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, ["dead-letters", *arguments, "--json", *push_arguments(settings)])
 
 
 def resent(told: dict[str, Any]) -> list[str]:
@@ -79,6 +92,13 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
         assert resent(resend(settings, "d-1", "d-2", "--dry-run")) == ["d-1~2", "d-2~2"]
         assert len(in_the_log(settings)) == 3, "a dry run writes nothing"
         assert "nothing in Pulsar" in resend(settings, "nowhere", code=1)["refused"][0]["why"]
+
+        replayed = dead_letters(settings, "replay", "--all")
+        assert replayed.exit_code == 1
+        told = json.loads(replayed.stdout)
+        assert (sum(told["replayed"].values()), len(told["refused"])) == (0, 2)
+        assert "pulsebridge commands resend d-1 --device d" in str(told["refused"])
+        assert len(in_the_log(settings)) == 3, "under its old id it would be dropped"
 
         works |= {"d-1~3", "d-2~2"}
         told = resend(settings, "--device", "d", "--state", "rejected")
@@ -163,12 +183,129 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
         assert devices.ids("d") == ["d-0~2", "d-1~3"]
 
 
+def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_shown_of_each(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces, command_partitions=2)
+    provision(settings)
+    expires = {"d1": 1, "d2": 1, "d3": 0, "d4": 0}
+    every = {
+        name: replace(
+            command(settings, name, 0, expires_at_ms=at), command_id="reboot", payload=name.encode()
+        )
+        for name, at in expires.items()
+    }
+    with Devices(settings, lambda _device, _count: True) as devices:
+        with push_in_thread(settings):
+            write_commands(settings, [every[name] for name in ("d1", "d2", "d3")])
+            poll_for(lambda: len(receipts(settings)["reboot"]) == 3, 30, "three ended")
+        write_commands(settings, [every["d4"]])  # push is down: it has no receipt
+        told = resend(settings, "reboot", "--expires-in", "1h", "--force", code=1)
+        assert resent(told) == []
+        assert "4 devices have a command of this id: d1, d2, d3, d4; say whose" in told["refused"][0]["why"]
+        shown = asked(settings, "commands", "show", "reboot")
+        assert {one["device"]: one["state"] for one in shown["devices"]} == {
+            "d1": "expired", "d2": "expired", "d3": "answered", "d4": "pending",
+        }  # fmt: skip
+        text = run(settings, "commands", "show", "reboot").stdout
+        assert text.startswith("4 devices have a command reboot\n")
+        assert "reboot for d4: pending" in text
+        assert asked(settings, "commands", "show", "reboot", "--device", "d2")["state"] == "expired"
+        for name in ("d1", "d2"):
+            (one,) = resend(settings, "reboot", "--device", name, "--expires-in", "1h")["resent"]
+            assert one == {"id": "reboot~2", "resend_of": "reboot", "device": name}
+        for name, state in (("d1", "pending"), ("d3", "answered"), ("d4", "pending")):
+            refused = resend(settings, "reboot", "--device", name, "--expires-in", "1h", code=1)["refused"]
+            assert f"is {state}" in refused[0]["why"]
+        with push_in_thread(settings):
+            poll_for(lambda: len(receipts(settings)["reboot~2"]) == 2, 30, "both copies ended")
+            poll_for(lambda: len(receipts(settings)["reboot"]) == 4, 30, "the fourth one ended")
+    got = {name: [m.payload for m in devices.got[name]] for name in expires}
+    assert got == {name: [name.encode()] for name in expires}
+
+
+def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_group_does_not(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    group = group_command(settings, 1, expires_at_ms=int(time.time() * 1000) + 4000)
+    away, there = entries(group, ["away", "there"])
+    lost = entry_of(
+        group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.group_topic
+    )
+    says(settings, "away", b"offline", retain=True)
+    write_members(settings, "presses", ["away", "there"])
+    with Devices(settings, lambda _device, _count: True) as devices:
+        with push_in_thread(settings):
+            write_group_commands(settings, [group])
+            devices.await_all([there])
+            poll_for(lambda: receipts(settings)[away.command_id], 60, "one has expired")
+            why = resend(settings, group.command_id, "--force", code=1)["refused"][0]["why"]
+            assert "it is a command to the group presses" in why
+            (one,) = resend(settings, away.command_id, "--expires-in", "1h")["resent"]
+            assert one == {"id": f"{away.command_id}~2", "resend_of": away.command_id, "device": "away"}
+            says(settings, "away", b"online", retain=True)
+            poll_for(lambda: receipts(settings)[f"{away.command_id}~2"], 30, "the copy ended")
+            write_commands(settings, [lost])
+            poll_for(lambda: receipts(settings)[lost.command_id], 30, "the one without a payload ended")
+        why = resend(settings, lost.command_id, code=1)["refused"][0]["why"]
+        assert "the payload of presses-9 is not in Pulsar any more" in why
+    assert [message.payload for message in devices.got["away"]] == [group.payload]
+    (copy,) = [m for m in read_topic(settings, COMMANDS_TOPIC) if m.properties()[C_ID].endswith("~2")]
+    assert copy.data() == group.payload, "Pulsar may trim the group command's, which has expired"
+    assert C_REF not in copy.properties()
+    assert receipts(settings)[f"{away.command_id}~2"][-1].state == "answered"
+
+
+def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces, command_partitions=2)
+    provision(settings)
+    names = ["d0", "d1", "d2", "d3"]
+    now_us = time.time_ns() // 1000
+    group = group_command(
+        settings, 1, expires_at_ms=now_us // 1000 + 3000, emitted_at_us=now_us - 3_600_000_000
+    )
+    members, own = entries(group, names), command(settings, "d0", 1, expires_at_ms=1)
+    for name in names:
+        says(settings, name, b"offline", retain=True)
+    write_members(settings, "presses", names)
+    with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
+        write_commands(settings, [own])
+        write_group_commands(settings, [group])
+        poll_for(lambda: len(receipts(settings)) == 6, 60, "all have expired, and the group has its receipt")
+        chosen = ("--group", "presses", "--state", "expired", "--expires-in", "1h")
+        assert resent(resend(settings, *chosen, "--since", "10m")) == []
+        told = resend(settings, *chosen, "--since", "2h", "--dry-run")
+        assert sorted(one["device"] for one in told["resent"]) == names
+        (one,) = resend(settings, *chosen, "--device", "d3")["resent"]
+        assert one["resend_of"] == members[3].command_id
+        done = resend(settings, *chosen)
+        assert sorted(one["resend_of"] for one in done["resent"]) == sorted(m.command_id for m in members[:3])
+        assert resent(resend(settings, *chosen)) == []
+        for name in names:
+            says(settings, name, b"online", retain=True)
+        poll_for(lambda: len(receipts(settings)) == 10, 60, "all copies ended")
+    assert {name: [m.payload for m in devices.got[name]] for name in names} == {
+        name: [group.payload] for name in names
+    }
+
+
 @pytest.mark.parametrize(
-    "arguments", [(), ("--state", "expired"), ("a", "--device", "d", "--state", "expired")]
+    "arguments",
+    [
+        (),
+        ("--state", "expired"),
+        ("a", "--device", "d", "--state", "expired"),
+        ("a", "--group", "presses"),
+        ("a", "--since", "1h"),
+    ],
 )
 def test_a_selection_that_is_none_says_how_to_select(
     stack: LocalStack, namespaces: PulsarSettings, arguments: tuple[str, ...]
 ) -> None:
     done = run(parking_settings(stack, namespaces), "commands", "resend", *arguments)
     assert done.exit_code == 1
-    assert "give ids, or --device with --state" in str(done.exception)
+    assert "give ids, or --device or --group with --state" in str(done.exception)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bridge.contract import GROUP_COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, RECEIPTS_TOPIC
+from bridge.contract import GROUP_COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, RECEIPTS_TOPIC, Receipt
 from bridge.groups import member_of
 from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings
@@ -72,3 +72,22 @@ def test_spark_writes_members_and_a_command_and_counts_who_got_it(
     assert joined["own"].state == "delivered"
     counts = {(r.group_command_id, r.state): r.devices for r in by_group(receipts).collect()}
     assert counts == {(one.command_id, "delivered"): 3}
+
+
+def test_a_member_that_got_its_command_again_counts_once_by_the_last_copy(spark: SparkSession) -> None:
+    group = {"group": "fleet", "group_command_id": "fleet-1"}
+    rows = [
+        *(Receipt(f"g-{name}", name, "t", "expired", **group) for name in NAMES),
+        Receipt("g-d1~2", "d1", "t", "delivered", resend_of="g-d1"),
+        Receipt("g-d2~2", "d2", "t", "rejected", resend_of="g-d2", **group),  # as earlier releases wrote it
+        Receipt("g-d2~3", "d2", "t", "delivered", resend_of="g-d2"),
+        Receipt("g-d2~3", "d2", "t", "duplicate", resend_of="g-d2"),
+        Receipt("g-own~2", "d3", "t", "delivered", resend_of="g-own"),  # called so by its writer
+        Receipt("fleet-1", "", "t", "expanded", members=3, **group),
+    ]
+    frame = spark.createDataFrame(
+        [(bytearray(one.encode()), 1, entry, 0) for entry, one in enumerate(rows)],
+        "value binary, ledger_id bigint, entry_id bigint, batch_index int",
+    )
+    counts = {(r.group, r.group_command_id, r.state): r.devices for r in by_group(frame).collect()}
+    assert counts == {("fleet", "fleet-1", "delivered"): 2, ("fleet", "fleet-1", "expired"): 1}

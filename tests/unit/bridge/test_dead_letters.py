@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import contract
+from bridge.commands import Command, encode_command
 from bridge.dead_letters import dead_letter
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import (
@@ -100,6 +101,25 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
     planned = replay_of(one, PULSAR)
     assert isinstance(planned, Refusal)
     assert why in planned.why
+
+
+def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_is_not() -> None:
+    given_up = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
+    planned = replay_of(
+        letter(topic=PULSAR.system_topic("commands"), told=told_of_command(given_up), payload=b"open"), PULSAR
+    )
+    assert isinstance(planned, Refusal)
+    assert "pulsebridge commands resend 'c 1' --device w-1" in planned.why
+    newer = told_of_command(given_up | {contract.C_VERSION: "99"})
+    planned = replay_of(letter(topic=PULSAR.system_topic("commands"), told=newer, payload=b"open"), PULSAR)
+    assert isinstance(planned, Replay)
+    assert planned.topic == PULSAR.system_topic("commands")
+
+
+def told_of_command(properties: dict[str, str]) -> dict[str, str]:
+    return dead_letter(
+        b"", topic=PULSAR.system_topic("commands"), device="w-1", reason="r", at_us=1, properties=properties
+    )[1]
 
 
 def test_remap_asks_the_present_rules() -> None:

@@ -18,6 +18,7 @@ from bridge.devices.history import (
     again,
     candidates,
     named_like_a_copy,
+    of_one_device,
     root_of,
     whole,
 )  # fmt: skip
@@ -32,7 +33,7 @@ def at(entry: int) -> CommandPosition:
 
 def family(*states: str, command: Command = COMMAND) -> Family:
     """A command and its copies, each with the state that its receipt has; pending ones have none."""
-    found = Family("c")
+    found = Family("c", "d")
     for number, state in enumerate(states, 1):
         name = "c" if number == 1 else f"c~{number}"
         found.take_command(
@@ -103,12 +104,35 @@ def test_a_time_that_is_over_wants_a_new_one() -> None:
 
 
 def test_what_is_found_nowhere_and_what_has_no_payload_is_refused_with_the_reason() -> None:
-    unknown = Family("c")
+    unknown = Family("c", "d")
     unknown.copy("c")
     assert "nothing in Pulsar tells of it" in str(again(unknown, now_us=NOW, force=True))
-    trimmed = Family("c")
+    trimmed = Family("c", "d")
     trimmed.take_receipt(Receipt("c", "d", "t", "expired"))
     assert "not in Pulsar any more" in str(again(trimmed, now_us=NOW))
+
+
+def test_a_command_to_a_group_is_refused_and_says_that_it_is_one() -> None:
+    for state in ("expanded", "rejected", "expired"):
+        found = Family("g")
+        found.take_receipt(Receipt("g", "", "t", state, group="presses", group_command_id="g"))
+        refused = again(found, now_us=NOW, force=True, expires_at_ms=0)
+        assert isinstance(refused, Refusal)
+        assert "it is a command to the group presses" in str(refused)
+
+
+def test_an_id_that_several_devices_have_is_refused_with_the_first_of_them() -> None:
+    shared = [Family("c", f"d{number}", {"c"}) for number in range(7)]
+    alone, by_state = Family("e", "d1", {"e", "e~2"}), Family("f", "d1")
+    clear, (refused,) = of_one_device([*shared, alone, by_state])
+    assert clear == [alone, by_state]
+    assert str(refused) == (
+        "c: 7 devices have a command of this id: d0, d1, d2, d3, d4 and 2 more; say whose: --device NAME"
+    )
+    copied = Family("c", "d9", {"c", "c~2"})
+    clear, (refused,) = of_one_device([*shared, copied])
+    assert clear == [copied], "one of its ids is its own"
+    assert refused.command_id == "c"
 
 
 def letter(command: Command, **told: str) -> DeadLetter:
@@ -116,10 +140,14 @@ def letter(command: Command, **told: str) -> DeadLetter:
 
 
 def test_a_dead_letter_that_is_whole_gives_the_payload() -> None:
-    found = Family("c")
+    found = Family("c", "d")
     found.take_receipt(Receipt("c", "d", "t", "rejected"))
     found.take_letter(letter(COMMAND), COMMAND)
     assert isinstance(again(found, now_us=NOW), Command)
+    left = Family("c", "d")
+    left.take_letter(letter(COMMAND), COMMAND)
+    assert left.newest.state == "rejected", "its receipt was trimmed"
+    assert isinstance(again(left, now_us=NOW), Command)
     assert whole(letter(COMMAND))
     assert not whole(letter(COMMAND, **{P_DEAD_LENGTH: "999"}))
     assert root_of(letter(replace(COMMAND, command_id="c~2", resend_of="c")).told) == "c"

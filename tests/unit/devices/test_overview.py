@@ -70,7 +70,7 @@ def test_text_and_json_say_what_was_left_out() -> None:
     overview = Overview(Selection(), 1, NOW)
     overview.add(device("a", 1))
     overview.add(device("b", 3, 3, NOW - 65 * SECOND))
-    read = {"partitions": 1, "backlog": 4, "backlog_cut": True}
+    read = {"partitions": 1, "backlog": 4, "backlog_cut": True, "backlog_left_out": 2}
     text = overview_text(overview, NOW, read)
     assert text.splitlines()[1].split() == ["b", "absent", "1m", "5s", "3", "3", "-", "-"]
     assert "… and 1 more" in text
@@ -79,6 +79,7 @@ def test_text_and_json_say_what_was_left_out() -> None:
     told = overview_json(overview, NOW, read)
     assert [one["device"] for one in told["devices"]] == ["b"]
     assert told["devices"][0]["last_delivery"] is None
+    assert "2 messages of the backlog are no commands" in text
     assert told["read"]["backlog_cut"] is True
 
 

@@ -215,6 +215,19 @@ def test_past_its_cap_a_refusing_device_gives_later_commands_to_the_dead_letters
     assert only(core.take(NOW)) == Ack(position(3))
 
 
+def test_what_a_former_owner_gave_up_does_not_become_an_overflow_when_its_ack_was_lost() -> None:
+    known = Cursor(16)
+    known.settle(position(1), "d-1", delivered=False, at_us=0)
+    core = a_core(d=known)
+    core.arrived(position(1), command(1), NOW)
+    row = only(core.take(NOW))
+    assert isinstance(row, StoreReceipt)
+    assert row.receipt.state == "rejected"
+    assert row.receipt.reason.startswith("recovered: given up before")
+    core.receipt_stored(position(1))
+    assert only(core.take(NOW)) == Ack(position(1))
+
+
 def test_a_lost_link_sends_again_in_order_and_marks_it() -> None:
     core = a_core(replace(LIMITS, device_window=3))
     for number in (1, 2, 3):
