@@ -23,7 +23,7 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
-from bridge.push.cursor import NOWHERE, OWNER_KEY
+from bridge.push.cursor import NOWHERE, ids_device
 from bridge.push.ends import ledgers_of
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
@@ -192,8 +192,9 @@ class KnownDevices:
             with our_errors(f"reading {name}"), suppress(ReceiveTimeout):  # the end may be compacted away
                 while reader.has_message_available():
                     key = key_of(reader.read_next(_END_MS))
-                    if key and key != OWNER_KEY:
-                        found.add(segment_device(key) or key)
+                    device = _device_of(key or "")
+                    if device:
+                        found.add(device)
         self._membership.knows(found)
 
     def close(self) -> None:
@@ -201,3 +202,9 @@ class KnownDevices:
         for name, reader in self._readers.items():
             with our_errors(f"closing the reader of {name}"):
                 reader.close()
+
+
+def _device_of(key: str) -> str | None:
+    """Return the device of a record, None where it is of none: no device's name begins with U+0000, push's own keys do."""
+    device = ids_device(key) or segment_device(key) or key
+    return device if device and not device.startswith("\0") else None
