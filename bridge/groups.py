@@ -23,6 +23,7 @@ from bridge.commands import (
     command_problem,
     decode_command,
     encode_command,
+    name_problem,
     publish_topic_problem,
 )
 from bridge.contract import (
@@ -97,8 +98,9 @@ def group_problem(command: GroupCommand) -> Problem | None:
     """Return the first reason why the command cannot be stored or given to a group, None when it is valid."""
     if not command.group:
         return Problem("group", "is empty; it names who gets the command")
-    if "\0" in command.group:
-        return Problem("group", f"is {command.group!r}, and a name has no U+0000")
+    name = name_problem(command.group)
+    if name is not None:
+        return Problem("group", name)
     if command.mqtt_topic:
         problem = template_problem(command.mqtt_topic)
         if problem is not None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.commands import Command, CommandPosition, decode_command
+from bridge.commands import Command, CommandPosition, decode_command, read_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -223,7 +223,7 @@ class PushTopics:
             read = self.read(partition, [waiting for waiting, _ in mine])
             for count, ((_, one), (_, message)) in enumerate(zip(mine, read, strict=True)):
                 if message is not None:
-                    command = decode_command(message.properties, message.payload)
+                    command = read_command(message.properties, message.payload)
                     one.oldest_us = emitted_us(command, message.published_ms)
                 self._progress(f"the oldest commands of partition {partition}", count)
 

@@ -48,6 +48,9 @@ def test_what_is_encoded_is_decoded(command: Command) -> None:
         ("command_id", "\ud800", "U+D800"),
         ("command_id", "é" * 32_768, "65535"),
         ("device", "", "order"),
+        ("device", "\0owner", "U+0000"),
+        ("device", "a\nb", "U+000A"),
+        ("device", "é" * 32_768, "65535"),
         ("mqtt_topic", "", "empty"),
         ("mqtt_topic", "a/+/b", "no + or #"),
         ("mqtt_topic", "a/#", "no + or #"),
@@ -79,6 +82,14 @@ def test_a_message_of_another_shape_is_refused(change: dict[str, str | None]) ->
     properties = {k: v for k, v in (encode_command(GOOD) | change).items() if v is not None}
     with pytest.raises(ContractError):
         decode_command(properties, b"{}")
+
+
+def test_a_key_counts_by_its_bytes() -> None:
+    one = replace(GOOD, device="é" * 30_000, payload=b"x" * (MAX_COMMAND_BYTES - 121_000))
+    assert command_problem(replace(one, device="e" * 30_000)) is None
+    problem = command_problem(replace(one, payload=one.payload + b"x" * 1000))
+    assert problem is not None
+    assert "the limit is" in problem.why
 
 
 def test_the_longest_id_that_mqtt_carries_is_taken() -> None:
