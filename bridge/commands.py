@@ -33,6 +33,7 @@ from bridge.contract import (
 from bridge.errors import ContractError
 
 __all__ = [
+    "MAX_CAUSE_BYTES",
     "MAX_COMMAND_BYTES",
     "MAX_NAME_BYTES",
     "Command",
@@ -52,6 +53,11 @@ MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
 
 MAX_NAME_BYTES: Final = 65_535
 """An id, a name or a topic at most, in UTF-8, which is all that MQTT carries of a text."""
+
+MAX_CAUSE_BYTES: Final = 4096
+"""In UTF-8. A cause stands in each index entry of a group command and in the roster of groups, and JSON may make six
+bytes of one.
+"""
 
 _SHOWN: Final = 200
 _END_OF_TIME_MS: Final = 2**63
@@ -160,6 +166,12 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, before the epoch")
     if command.expires_at_ms >= _END_OF_TIME_MS:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, the limit is 2^63")
+    for field, text, limit in (
+        ("resend_of", command.resend_of, MAX_NAME_BYTES),
+        ("cause", command.cause, MAX_CAUSE_BYTES),
+    ):
+        if _bytes(text) > limit:
+            return Problem(field, f"has {_bytes(text)} bytes, the limit is {limit}")
     size = (
         len(command.payload)
         + _bytes(command.device)

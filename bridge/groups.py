@@ -21,10 +21,10 @@ from bridge.commands import (
     GroupRef,
     Problem,
     command_problem,
-    decode_command,
     encode_command,
     name_problem,
     publish_topic_problem,
+    read_command,
 )
 from bridge.contract import (
     C_DEVICE,
@@ -148,7 +148,7 @@ def decode_group_command(properties: Mapping[str, str], payload: bytes) -> Group
     if C_GROUP not in properties:
         raise ContractError(f"a group command lacks the property {C_GROUP}")
     plain = {C_TOPIC: _ANY, **properties, C_VERSION: COMMAND_VERSION, C_DEVICE: properties[C_GROUP] or _ANY}
-    found = decode_command(plain, payload)
+    found = read_command(plain, payload)
     command = GroupCommand(
         found.command_id,
         properties[C_GROUP],

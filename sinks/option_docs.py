@@ -49,6 +49,7 @@ _NOTES: Final[Mapping[str, str]] = {
 _COMMAND_NOTES: Final[Mapping[str, str]] = {
     "device": "required without `group`",
     "mqtt_topic": "required with `device`; with `group` a template",
+    "cause": "why it was written, at most 4,096 bytes in UTF-8",
     "group": "required without `device`",
 }
 

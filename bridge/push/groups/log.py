@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bridge.commands import Command, CommandPosition, encode_command
+from bridge.commands import MAX_NAME_BYTES, Command, CommandPosition, encode_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     DEAD_LETTERS_TOPIC,
@@ -214,7 +214,7 @@ class GroupLog:
 
     def give_up(self, message: Message, reason: str) -> None:
         """Write a group command to the dead letters."""
-        key = key_of(message) or ""
+        key = (key_of(message) or "")[:MAX_NAME_BYTES]
         payload, properties = dead_letter(
             message.data(),
             topic=self.commands,

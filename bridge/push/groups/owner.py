@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from bridge.commands import MAX_NAME_BYTES
 from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
@@ -243,7 +244,9 @@ def _decoded(message: Message) -> GroupCommand | BadCommand:
     try:
         return decode_group_command(properties, message.data())
     except ContractError as e:
-        return BadCommand(str(e), properties.get(C_ID, ""), properties.get(C_GROUP, ""))
+        # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
+        names = (properties.get(name, "")[:MAX_NAME_BYTES] for name in (C_ID, C_GROUP))
+        return BadCommand(str(e), *names)
 
 
 def _now_us() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.commands import CommandPosition
-from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract import C_CAUSE, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
 from bridge.groups import entry_of
 from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
@@ -272,3 +272,21 @@ def test_a_payload_that_pulsar_has_no_more_is_refused_with_the_reason(settings: 
     (receipt,) = receipts(settings)[lost.command_id]
     assert (receipt.state, receipt.group_command_id) == ("rejected", gone.command_id)
     assert "not in Pulsar any more" in receipt.reason
+
+
+def test_a_group_command_of_an_endless_cause_is_given_up_and_the_next_one_is_given_out(
+    settings: Settings,
+) -> None:
+    """It was taken by earlier releases, and no other came after it."""
+    endless, following = group_command(settings, 1), group_command(settings, 2)
+    write_members(settings, "presses", ["d1"])
+    write_group_commands(settings, [endless], {C_CAUSE: "\1" * 1_000_000})
+    write_group_commands(settings, [following])
+    with Devices(settings) as devices, push_in_thread(settings):
+        devices.await_all(entries(following, ["d1"]))
+        all_acknowledged(settings)
+    told = receipts(settings)
+    assert [r.state for r in told[endless.command_id]] == ["rejected"]
+    assert [r.state for r in told[following.command_id]] == ["expanded"]
+    (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
+    assert letter.properties()[P_DEAD_REASON].startswith("cause: has 1000000 bytes")

@@ -61,6 +61,8 @@ def test_what_is_encoded_is_decoded(command: Command) -> None:
         ("qos", 3, "wanted 0, 1 or 2"),
         ("expires_at_ms", -1, "before the epoch"),
         ("expires_at_ms", 2**63, "2^63"),
+        ("resend_of", "é" * 32_768, "65536 bytes, the limit is 65535"),
+        ("cause", "é" * 2049, "4098 bytes, the limit is 4096"),
         ("payload", b"x" * MAX_COMMAND_BYTES, "the limit is"),
     ],
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
-from bridge.contract import Receipt
+from bridge.contract import C_CAUSE, C_GROUP, C_ID, Receipt
 from bridge.errors import ContractError
 from bridge.groups import (
     GroupCommand,
@@ -19,9 +20,11 @@ from bridge.groups import (
     encode_group_command,
     entry_id,
     entry_of,
+    group_problem,
     member_key,
     member_of,
 )
+from bridge.pulsar_client import Message
 from bridge.push.groups.expanding import (
     BadCommand,
     Expander,
@@ -33,8 +36,10 @@ from bridge.push.groups.expanding import (
     WriteEntries,
 )
 from bridge.push.groups.membership import Membership, matches
+from bridge.push.groups.owner import _decoded
 from bridge.push.groups.roster import OWNER, Progress, Roster, owner_of
 from bridge.settings.push import GroupRule
+from tests.support.stored_message import StoredMessage
 
 SECOND = 1_000_000
 WEEK = 7 * 86_400 * SECOND
@@ -376,3 +381,45 @@ def test_a_bad_group_command_is_named(changes: dict[str, object], words: str) ->
     whole = {"command_id": "c", "group": "g", "mqtt_topic": "t/{device}", "payload": b""} | changes
     with pytest.raises(ContractError, match=words):
         encode_group_command(GroupCommand(**whole))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "column"),
+    [
+        (C_CAUSE, "\1" * 1_000_000, "cause"),
+        (C_ID, "\1" * 5_000_000, "command_id"),
+        (C_GROUP, "\1" * 5_000_000, "group"),
+    ],
+)
+def test_a_group_command_whose_texts_have_no_bound_is_given_up_with_what_pulsar_takes(
+    name: str, value: str, column: str
+) -> None:
+    """The roster had a record of six bytes for each of them, which Pulsar refused at each attempt: no group got more."""
+    message = StoredMessage(1, "a", b"payload", properties=encode_group_command(command()) | {name: value})
+    bad = _decoded(cast(Message, message))
+    assert isinstance(bad, BadCommand)
+    expander, _, roster = an_expander("d1")
+    letter, tell, store = expander.arrived(place(1), bad, 1, 1)
+    assert isinstance(letter, GiveUp)
+    assert letter.reason.startswith(f"{column}: ")
+    assert isinstance(tell, Tell)
+    assert isinstance(store, Store)
+    (receipt,) = tell.receipts
+    assert receipt.state == "rejected"
+    assert len(receipt.encode()) < 1_500_000
+    assert roster.progress == Progress(place(1))
+    assert [type(step) for step in expander.arrived(place(2), command(), 1, 1)][1] is WriteEntries
+
+
+def test_the_longest_texts_of_a_group_command_make_records_that_pulsar_takes() -> None:
+    template = "{device}/" * 7281
+    long = GroupCommand("i" * 65_535, '"' * 65_535, template, b"p", cause="\1" * 4096)
+    assert group_problem(long) is None
+    membership, roster = Membership(()), Roster()
+    membership.put(long.group, "d" * 1000, member=True)
+    expander = Expander(roster, membership, "to/{device}", WEEK)
+    steps = [*expander.resume(1), *expander.arrived(place(1), long, 1, 1)]
+    written = [change.encode("me")[1] for s in steps if isinstance(s, Store) for change in s.changes]
+    told = [receipt.encode() for s in steps if isinstance(s, Tell) for receipt in s.receipts]
+    assert len(told) == 2, "the member's topic is too long"
+    assert max(map(len, [*written, *told])) < 1_000_000
