@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ from bridge.settings.pulsar import PulsarSettings
 __all__ = ["GroupLog", "Stopped"]
 
 _READ_PATIENCE_MS: Final = 10_000
+_ANSWER_PATIENCE_S: Final = 60.0
+"""Without any answer; a restart of Pulsar is shorter, and the client sends again what it had not answered."""
 _AT_ONCE: Final = 10_000
 """Messages without a receipt; the queues of the producers take more."""
 _QUEUE: Final = 4
@@ -54,21 +57,28 @@ class Stopped(Exception):
 
 
 class _Answers:
-    """Counts what was sent, and waits until Pulsar has stored it."""
+    """Counts what was sent, and waits until Pulsar has stored it.
+
+    Not without end: Pulsar's client tries for ever, and where an answer was lost nothing else would end the wait. What is
+    stored after all does no harm. Records of the roster stand before those of whoever owns it next, who reads them; the
+    entries have the ids of those that are written again, and push drops repeats.
+    """
 
     def __init__(self, over: Callable[[], bool]) -> None:
         self._over = over
         self._changed = threading.Condition()
-        self._pending = 0
+        self._pending: Counter[str] = Counter()  # by topic
         self._error: PulsebridgeError | None = None
+        self._answered_at = time.monotonic()
 
     def sent(self, topic: str) -> Callable[[object, MessageId], None]:
         with self._changed:
-            self._pending += 1
+            self._pending[topic] += 1
 
         def answered(result: object, _id: MessageId) -> None:  # on a thread of Pulsar's client
             with self._changed:
-                self._pending -= 1
+                self._pending[topic] -= 1
+                self._answered_at = time.monotonic()
                 if result != OK and self._error is None:
                     self._error = as_our_error(result, f"writing to {topic}")
                 self._changed.notify_all()
@@ -76,10 +86,18 @@ class _Answers:
         return answered
 
     def wait(self) -> None:
+        """Return once all is stored. Raises what Pulsar answered, and TransientError when it answers nothing any more."""
         with self._changed:
-            while self._pending and self._error is None:
+            self._answered_at = time.monotonic()
+            while self._error is None and (missing := +self._pending):
                 if self._over():
                     raise Stopped
+                if time.monotonic() - self._answered_at >= _ANSWER_PATIENCE_S:
+                    topic, count = missing.most_common(1)[0]
+                    raise TransientError(
+                        f"writing to {topic}: no answer to {count} messages for {_ANSWER_PATIENCE_S:g} s",
+                        remedy="see whether Pulsar's brokers and bookies are up",
+                    )
                 self._changed.wait(0.2)
             if self._error is not None:
                 raise self._error
