@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bridge.commands import MAX_NAME_BYTES, Command, CommandPosition, encode_command
 from bridge.contract import (
@@ -23,7 +23,7 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.dead_letters import dead_letter
-from bridge.errors import FencedError, PulsebridgeError, TransientError
+from bridge.errors import ContractError, FencedError, PulsebridgeError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.pulsar_client import (
     EARLIEST,
@@ -38,7 +38,7 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.taken import key_of, properties_of, record_key
+from bridge.push.taken import foreign, key_of, properties_of, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
@@ -103,6 +103,11 @@ class _Answers:
                 raise self._error
 
 
+class _Record(NamedTuple):
+    key: str
+    owner: str | None
+
+
 class GroupLog:
     """The Pulsar objects of the expander while this process owns the roster, or tries to."""
 
@@ -138,11 +143,11 @@ class GroupLog:
         try:
             while True:
                 message = self._next(reader)
-                key, payload = record_key(message, self._roster), message.data()
-                if payload and owner_of(payload) == self._token:
+                found = self._record(message)
+                if found is not None and found.owner == self._token:
                     break
-                if key:  # compaction leaves messages without one in the midst of a batch
-                    roster.take(key, payload)
+                if found is not None:
+                    roster.take(found.key, message.data())
         finally:
             with our_errors(f"closing the reader of {self._roster}"):
                 reader.close()
@@ -170,11 +175,25 @@ class GroupLog:
         self._send(self._producer, self._roster, changes)
         seen = 0
         while seen < len(changes):
-            message = self._next(self._proof)
-            owner = owner_of(message.data())
-            if owner not in (None, self._token):
+            found = self._record(self._next(self._proof))
+            if found is None:
+                continue
+            if found.owner not in (None, self._token):
                 raise FencedError("another process gave group commands to their members in between")
             seen += 1
+
+    def _record(self, message: Message) -> _Record | None:
+        """Return the key and the owner of a record, None for what counts for nothing: foreign ones, which are named, and
+        what compaction leaves of a message in the midst of a batch.
+        """
+        key, payload = record_key(message, self._roster), message.data()
+        if key is None or (not key and not payload):
+            return None
+        try:
+            return _Record(key, owner_of(key, payload))
+        except ContractError as e:
+            foreign(self._roster, message.message_id(), str(e))
+            return None
 
     def _send(self, producer: Producer, topic: str, changes: Sequence[Change]) -> None:
         answers = _Answers(self._over)

@@ -179,9 +179,15 @@ class Roster:
         return [Change(("member", *key), None) for key in gone]
 
 
-def owner_of(payload: bytes) -> str | None:
-    """Return who wrote a record; None for a tombstone. Raises ContractError for what is no record."""
+def owner_of(key: str, payload: bytes) -> str | None:
+    """Return who wrote a record; None for a tombstone. Raises ContractError for what is no record of any version."""
     try:
-        return str(json.loads(payload)["o"]) if payload else None
+        kind, *_ = json.loads(key)
+        owner = json.loads(payload)["o"] if payload else ""
+        if not isinstance(kind, str) or not isinstance(owner, str):
+            raise ValueError("no kind and no owner")
     except (ValueError, KeyError, TypeError) as e:
-        raise ContractError(f"not a record of the roster of groups: {payload[:80]!r}") from e
+        raise ContractError(
+            f"not a record of the roster of groups: key {key[:80]!r}, payload {payload[:80]!r}"
+        ) from e
+    return owner or None

@@ -329,7 +329,7 @@ def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_noth
     again.take(*roster.joined("a", "d1").encode("x"))
     for change in [*first, *first[:3]]:
         key, payload = change.encode("me")
-        assert owner_of(payload) in ("me", None)
+        assert owner_of(key, payload) in ("me", None)
         again.take(key, payload)
     assert again.progress == roster.progress
     assert again.left == roster.left == {("a", "d2"): place(1)}

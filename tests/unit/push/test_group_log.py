@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
+import structlog
 
+from bridge.commands import CommandPosition
 from bridge.contract import GROUP_ROSTER_TOPIC
-from bridge.errors import TransientError
+from bridge.errors import ContractError, FencedError, TransientError
 from bridge.pulsar_client import OK, MessageId, PulsarClient, message_id
 from bridge.push.groups.log import GroupLog, Stopped
-from bridge.push.groups.roster import OWNER, Roster
+from bridge.push.groups.roster import OWNER, Progress, Roster
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 
@@ -81,3 +83,36 @@ def test_what_is_stored_though_nobody_was_told_is_known_to_the_next_session(
         former.store([roster.known("a"), roster.joined("a", "d")])
     found = group_log(RosterTopic(topic.stored), token="next").read()
     assert (found.groups, found.members) == ({"a"}, {"a": {"d"}})
+
+
+FOREIGN = [
+    ("x", b"{}"),
+    ('["progress"]', b'{"v":1,"done":[9,9,9]}'),
+    ('["member","a","d"]', b"no JSON"),
+    ('["member","a","d"]', b"[]"),
+    ('["member","a","d"]', b'{"v":1,"o":7}'),
+    ("7", b'{"v":1,"o":"somebody"}'),
+    ("[7]", b""),
+    ("", b"no key"),
+]
+
+
+@pytest.mark.parametrize(("key", "payload"), FOREIGN)
+def test_a_foreign_record_in_the_roster_is_named_and_left_out(key: str, payload: bytes) -> None:
+    known = Roster().joined("a", "b").encode("former")
+    topic = RosterTopic([known, (key, payload), ("", b"")])
+    log = group_log(topic)
+    with structlog.testing.capture_logs() as logs:
+        roster = log.read()
+        topic.stored.append((key, payload))
+        log.store([roster.joined("a", "c")])
+    assert (roster.progress, roster.members) == (Progress(), {"a": {"b", "c"}})
+    assert [line["position"] for line in logs] == [str(CommandPosition(3, at, -1)) for at in (1, 4)]
+    topic.stored.append(Roster().known("a").encode("another"))
+    with pytest.raises(FencedError):
+        log.store([OWNER])
+
+
+def test_a_record_of_a_later_version_is_not_taken_for_a_foreign_one() -> None:
+    with pytest.raises(ContractError, match="version 9"):
+        group_log(RosterTopic([('["progress"]', b'{"v":9,"o":"later"}')])).read()
