@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.commands import CommandPosition
-from bridge.contract import C_CAUSE, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract import C_CAUSE, C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
 from bridge.groups import entry_of
 from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
@@ -290,3 +290,27 @@ def test_a_group_command_of_an_endless_cause_is_given_up_and_the_next_one_is_giv
     assert [r.state for r in told[following.command_id]] == ["expanded"]
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.properties()[P_DEAD_REASON].startswith("cause: has 1000000 bytes")
+
+
+def test_group_commands_keep_their_order_and_take_their_place_among_own_ones_as_they_arrive(
+    settings: Settings,
+) -> None:
+    """Both are written without a pause, so the expander lags behind the own commands."""
+    commands = [group_command(settings, number) for number in range(10)]
+    own = [command(settings, name, number) for number in range(10) for name in NAMES]
+    write_members(settings, "presses", NAMES)
+    with Devices(settings) as devices, push_in_thread(settings):
+        for number, one in enumerate(commands):
+            write_group_commands(settings, [one])
+            write_commands(settings, own[number * len(NAMES) :][: len(NAMES)])
+        devices.await_all([*own, *(entry for one in commands for entry in entries(one, NAMES))])
+        all_acknowledged(settings)
+        arrived = [(m.partition_key(), m.properties()[C_ID]) for m in read_topic(settings, COMMANDS_TOPIC)]
+        for name in NAMES:
+            ids = devices.ids(name)
+            assert ids == [command_id for device, command_id in arrived if device == name]
+            theirs = [entry.command_id for one in commands for entry in entries(one, [name])]
+            assert [one for one in ids if one in theirs] == theirs
+            assert [one for one in ids if one not in theirs] == [
+                o.command_id for o in own if o.device == name
+            ]
