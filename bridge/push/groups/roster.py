@@ -139,9 +139,13 @@ class Roster:
     def opened(self, position: CommandPosition, command: GroupCommand) -> Change:
         """A command is given to the members from now on, until it expires."""
         self.open[position] = Open(replace(command, payload=b""), len(command.payload))
-        body = asdict(command)
+        return self._stands_open(position)
+
+    def _stands_open(self, position: CommandPosition) -> Change:
+        one = self.open[position]
+        body = asdict(one.command)
         del body["payload"]
-        return Change(("open", *position), body | {"size": len(command.payload)})
+        return Change(("open", *position), body | {"size": one.size})
 
     def closed(self, position: CommandPosition) -> Change:
         """A command has expired."""
@@ -167,6 +171,33 @@ class Roster:
             return Change(("member", group, device), None)
         self.left[group, device] = last
         return Change(("member", group, device), {"left": list(last)})
+
+    def standing(self) -> list[tuple[Any, ...]]:
+        """Return the keys of all records that say something."""
+        members = [(group, device) for group, devices in self.members.items() for device in devices]
+        return [
+            OWNER.key,
+            _PROGRESS,
+            *(("group", group) for group in self.groups),
+            *(("member", *key) for key in [*members, *self.left]),
+            *(("open", *position) for position in self.open),
+        ]
+
+    def once_more(self, key: tuple[Any, ...]) -> Change | None:
+        """Return a record as it says what is so now, None where it was removed since."""
+        kind, *rest = key
+        if kind == "progress":
+            return self.moved(self.progress)
+        if kind == "open":
+            position = CommandPosition(*rest)
+            return self._stands_open(position) if position in self.open else None
+        if kind == "member":
+            group, device = rest
+            if device in self.members.get(group, ()):
+                return Change(key, {})
+            last = self.left.get((group, device))
+            return None if last is None else Change(key, {"left": list(last)})
+        return Change(key, {})
 
     def forgotten(self) -> list[Change]:
         """Those who left before any command that is still open."""

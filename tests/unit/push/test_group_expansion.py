@@ -125,6 +125,12 @@ class GroupWorld:
         """All that is not acknowledged comes again."""
         self.read = self.released
 
+    def age(self, choice: int) -> None:
+        """The oldest record of the roster has stood for a day."""
+        if choice % 3 == 0:
+            self.expander.aged()
+        self.do(self.expander.once_more(), None)
+
     def doom(self, choice: int) -> None:
         """It dies a few steps from now."""
         self.steps_left = choice % 6
@@ -229,7 +235,7 @@ class GroupWorld:
 
 
 EVENTS = ("join", "join", "leave", "be_known", "follow", "write", "write", "receive", "receive", "pass_time",
-          "reconnect", "doom")  # fmt: skip
+          "reconnect", "age", "doom")  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -336,6 +342,29 @@ def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_noth
     assert again.open[place(1)] == roster.open[place(1)]
     with pytest.raises(ContractError, match="roster"):
         again.take("nonsense", b"{}")
+
+
+def test_all_that_stands_in_a_roster_is_written_once_more_as_it_is_by_then() -> None:
+    expander, membership, roster = an_expander("d1", "d2", "d3")
+    list(expander.arrived(place(1), command(cause="rule/1"), 1, 1))
+    membership.put("a", "d2", member=False)
+    list(expander.changed(1))
+    expander.aged()
+    membership.put("a", "d3", member=False)
+    list(expander.changed(1))
+    steps = list(expander.once_more())
+    again = Roster()
+    for step in steps:
+        assert isinstance(step, Store)
+        for change in step.changes:
+            again.take(*change.encode("me"))
+    assert again == roster
+    assert OWNER in (change for step in steps if isinstance(step, Store) for change in step.changes)
+    assert not list(expander.once_more()), "once"
+    expander.aged()
+    list(expander.passed(WEEK + SECOND))
+    keys = [c.key for s in expander.once_more() if isinstance(s, Store) for c in s.changes]
+    assert keys == [("owner",), ("progress",), ("group", "a"), ("member", "a", "d1")], "and none that is gone"
 
 
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
