@@ -33,7 +33,9 @@ from bridge.contract import (
 from bridge.errors import ContractError
 
 __all__ = [
+    "MAX_CAUSE_BYTES",
     "MAX_COMMAND_BYTES",
+    "MAX_NAME_BYTES",
     "Command",
     "CommandPosition",
     "GroupRef",
@@ -41,6 +43,7 @@ __all__ = [
     "command_problem",
     "decode_command",
     "encode_command",
+    "name_problem",
     "publish_topic_problem",
     "read_command",
 ]
@@ -48,7 +51,14 @@ __all__ = [
 MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
 """Payload, key and properties together, in bytes: Pulsar's default maxMessageSize less room for its headers."""
 
-_MAX_MQTT_TEXT_BYTES: Final = 65_535
+MAX_NAME_BYTES: Final = 65_535
+"""An id, a name or a topic at most, in UTF-8, which is all that MQTT carries of a text."""
+
+MAX_CAUSE_BYTES: Final = 4096
+"""In UTF-8. A cause stands in each index entry of a group command and in the roster of groups, and JSON may make six
+bytes of one.
+"""
+
 _SHOWN: Final = 200
 _END_OF_TIME_MS: Final = 2**63
 _NOT_IN_MQTT: Final = re.compile(
@@ -144,6 +154,9 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("command_id", command_id)
     if not command.device:
         return Problem("device", "is empty; it is the key that keeps a device's order")
+    device = name_problem(command.device)
+    if device is not None:
+        return Problem("device", device)
     topic = publish_topic_problem(command.mqtt_topic)
     if topic is not None:
         return Problem("mqtt_topic", topic)
@@ -153,12 +166,16 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, before the epoch")
     if command.expires_at_ms >= _END_OF_TIME_MS:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, the limit is 2^63")
+    for field, text, limit in (
+        ("resend_of", command.resend_of, MAX_NAME_BYTES),
+        ("cause", command.cause, MAX_CAUSE_BYTES),
+    ):
+        if _bytes(text) > limit:
+            return Problem(field, f"has {_bytes(text)} bytes, the limit is {limit}")
     size = (
         len(command.payload)
-        + len(command.device)
-        + sum(
-            len(name) + len(value.encode("utf-8", "replace")) for name, value in _properties(command).items()
-        )
+        + _bytes(command.device)
+        + sum(_bytes(name) + _bytes(value) for name, value in _properties(command).items())
     )
     if size > MAX_COMMAND_BYTES:
         return Problem("payload", f"makes a message of {size} bytes, the limit is {MAX_COMMAND_BYTES}")
@@ -175,6 +192,18 @@ def publish_topic_problem(topic: str) -> str | None:
     return _text_problem(topic)
 
 
+def name_problem(name: str) -> str | None:
+    """Return why nothing can be called so, a device or a group, None when it can.
+
+    A device's name is the key of its cursor, among which push has records of its own under keys that begin with U+0000.
+    """
+    return _text_problem(name)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
 def _text_problem(text: str) -> str | None:
     """Return why MQTT does not carry a text, or a broker may close the connection at it; None when it does."""
     found = _NOT_IN_MQTT.search(text)
@@ -182,8 +211,8 @@ def _text_problem(text: str) -> str | None:
         return (
             f"is {text[:_SHOWN]!r}, and MQTT brokers do not take U+{ord(found[0]):04X}: no control characters"
         )
-    if len(text.encode()) > _MAX_MQTT_TEXT_BYTES:
-        return f"has more than {_MAX_MQTT_TEXT_BYTES} bytes"
+    if _bytes(text) > MAX_NAME_BYTES:
+        return f"has {_bytes(text)} bytes, the limit is {MAX_NAME_BYTES}"
     return None
 
 

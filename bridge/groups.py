@@ -21,9 +21,10 @@ from bridge.commands import (
     GroupRef,
     Problem,
     command_problem,
-    decode_command,
     encode_command,
+    name_problem,
     publish_topic_problem,
+    read_command,
 )
 from bridge.contract import (
     C_DEVICE,
@@ -97,8 +98,9 @@ def group_problem(command: GroupCommand) -> Problem | None:
     """Return the first reason why the command cannot be stored or given to a group, None when it is valid."""
     if not command.group:
         return Problem("group", "is empty; it names who gets the command")
-    if "\0" in command.group:
-        return Problem("group", f"is {command.group!r}, and a name has no U+0000")
+    name = name_problem(command.group)
+    if name is not None:
+        return Problem("group", name)
     if command.mqtt_topic:
         problem = template_problem(command.mqtt_topic)
         if problem is not None:
@@ -146,7 +148,7 @@ def decode_group_command(properties: Mapping[str, str], payload: bytes) -> Group
     if C_GROUP not in properties:
         raise ContractError(f"a group command lacks the property {C_GROUP}")
     plain = {C_TOPIC: _ANY, **properties, C_VERSION: COMMAND_VERSION, C_DEVICE: properties[C_GROUP] or _ANY}
-    found = decode_command(plain, payload)
+    found = read_command(plain, payload)
     command = GroupCommand(
         found.command_id,
         properties[C_GROUP],

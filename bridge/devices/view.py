@@ -76,7 +76,7 @@ class PartitionView:
     def take_record(self, key: str, payload: bytes) -> None:
         """Take the next record of the cursors partition."""
         try:
-            self._records.take(key, payload)
+            self.bad += not self._records.take(key, payload)
         except ContractError:
             self.bad += 1
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import CommandPosition, decode_command, read_command
+from bridge.commands import MAX_NAME_BYTES, CommandPosition, decode_command, read_command
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
@@ -104,9 +104,10 @@ class Doing:
             core.arrived_bad(
                 position,
                 str(e),
-                command_id=properties.get(C_ID, ""),
-                device=properties.get(C_DEVICE, message.key),
-                mqtt_topic=properties.get(C_TOPIC, ""),
+                # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
+                command_id=properties.get(C_ID, "")[:MAX_NAME_BYTES],
+                device=properties.get(C_DEVICE, message.key)[:MAX_NAME_BYTES],
+                mqtt_topic=properties.get(C_TOPIC, "")[:MAX_NAME_BYTES],
                 size=len(message.payload),
             )
             return

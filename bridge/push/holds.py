@@ -26,6 +26,7 @@ import structlog
 
 from bridge.contract import (
     CURSORS_TOPIC,
+    GROUP_ROSTER_TOPIC,
     PRESENCE_TOPIC,
     base_topic,
     partition_name,
@@ -243,44 +244,56 @@ class Ages:
     """When an owner is to be asked to write its records once more. Pure but for what it remembers."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, float] = {}
+        self._asked: dict[str, float] = {}
 
-    def due(self, partition: int, followed: Followed, now: float) -> bool:
+    def due(self, partition: str, followed: Followed, now: float) -> bool:
         """Return whether to ask the owner of a partition at ``now``, in seconds since the epoch."""
         oldest = followed.oldest
         aged = oldest is not None and (followed.passed or oldest.aged(now))
         return aged and abs(now - self._asked.get(partition, 0.0)) >= _ASKED_EVERY_S
 
-    def asked(self, partition: int, now: float) -> None:
+    def asked(self, partition: str, now: float) -> None:
         """Note that its owner was asked, and will do it."""
         self._asked[partition] = now
 
 
 @contextmanager
 def watching_holds(
-    settings: Settings, health: Health, partitions: Sequence[int], aged: Callable[[int], bool]
+    settings: Settings,
+    health: Health,
+    partitions: Sequence[int],
+    aged: Callable[[int], bool],
+    roster_aged: Callable[[], bool],
 ) -> Iterator[None]:
     """Move the holds of these partitions of cursors and presence, and those of instances and groups, now and then while
     the block runs; ``aged`` is told of a partition of cursors whose owner is to write its records once more, and returns
-    whether it will.
+    whether it will; ``roster_aged`` is told when the owner of the roster of groups is to, and returns the same.
     """
     ages = Ages()
     pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
     cursors = pulsar.system_topic(CURSORS_TOPIC)
     presence = pulsar.system_topic(PRESENCE_TOPIC)
+    roster = pulsar.system_topic(GROUP_ROSTER_TOPIC)
     others = [instances_need(pulsar), *(need for need in group_needs(pulsar) if need.compacted)]
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
             moved = partial(follow_compaction, client, over=lambda: health.ending)
-            for number in partitions:
-                followed = moved(partition_name(cursors, number), CURSOR_HOLD)
+
+            def ask(partition: str, followed: Followed, owner: Callable[[], bool]) -> None:
                 now = time.time()
-                if ages.due(number, followed, now) and aged(number):
-                    ages.asked(number, now)
+                if ages.due(partition, followed, now) and owner():
+                    ages.asked(partition, now)
+
+            for number in partitions:
+                name = partition_name(cursors, number)
+                ask(name, moved(name, CURSOR_HOLD), partial(aged, number))
             for need in others:
                 if client.partitioned(need.topic):
-                    moved(partition_name(need.topic, 0), need.subscriptions[0])
+                    name = partition_name(need.topic, 0)
+                    followed = moved(name, need.subscriptions[0])
+                    if need.topic == roster:
+                        ask(name, followed, roster_aged)
             heard = client.partitioned(presence)
             for number in partitions:
                 if number < len(heard):

@@ -83,8 +83,9 @@ def segment_key(device: str, owner: str, number: int) -> str:
 
 
 def segment_device(key: str) -> str | None:
-    """Return whose segment is stored under ``key``, None when it is none."""
-    return key.split("\0", 3)[3] if key.startswith(_PREFIX) else None
+    """Return whose segment is stored under ``key``, None when it is the key of none."""
+    parts = key.split("\0", 3) if key.startswith(_PREFIX) else []
+    return parts[3] if len(parts) == 4 and parts[3] else None
 
 
 def decode_segment(payload: bytes) -> list[ParkedId]:

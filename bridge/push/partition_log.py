@@ -38,21 +38,22 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import Cursor, OwnerRecord
 from bridge.push.ends import end_of
 from bridge.push.gate import Gate
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.receipt_log import ReceiptLog
-from bridge.push.records import CursorRecords
+from bridge.push.records import CursorRecords, owner_record
 from bridge.push.requests import Requests
-from bridge.push.taken import Taken, record_key, taken
+from bridge.push.taken import Taken, foreign, record_key, taken
 from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Arrived", "Cursors", "Failed", "PartitionLog", "Stored"]
 
 _READ_PATIENCE_MS: Final = 10_000
+_SHOWN: Final = 80
 _RECEIVE_MS: Final = 500
 """How long a receive waits before it looks whether the session is over: closing a client while a thread waits in
 its receive can hang both."""
@@ -151,13 +152,13 @@ class PartitionLog:
         until = EARLIEST
         left_ms = 0
         for key, payload, where, at_ms, writer in self._records(EARLIEST, compacted=True):
-            if key == OWNER_KEY:
-                record = OwnerRecord.decode(payload)
-                if (record.token, record.serial) == (own.token, own.serial):
-                    until = where
-                    break
+            record = owner_record(key, payload)
+            if record is not None and (record.token, record.serial) == (own.token, own.serial):
+                until = where
+                break
             left_ms = max(left_ms, at_ms)
-            found.take(key, payload, writer)
+            if not found.take(key, payload, writer):
+                foreign(self.cursors, where, f"its key is {key[:_SHOWN]!r}")
         cursors, former = found.whole(), found.owner
         clean = former.clean if former is not None else not cursors
         return Cursors(cursors, found.parked, found.stale, clean, until, left_ms * 1000)
@@ -169,8 +170,8 @@ class PartitionLog:
         told; then its receipts are Ok, and yet it is not the owner that it was.
         """
         for key, payload, _, _, _ in self._records(start, compacted=False):
-            if key == OWNER_KEY:
-                record = OwnerRecord.decode(payload)
+            record = owner_record(key, payload)
+            if record is not None:
                 if record.token != own.token:
                     return True
                 if record.serial == own.serial:

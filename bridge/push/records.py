@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Final
 
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord, ids_device
 from bridge.push.parked import segment_device
 
-__all__ = ["CursorRecords"]
+__all__ = ["CursorRecords", "owner_record"]
+
+_OURS: Final = "\0"
+"""Keys that begin with it are push's own, and of no device."""
+_A_CURSOR: Final = b'"position":'
+_AN_OWNER: Final = b'"owner":'
+
+
+def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
+    """Return the record of an owner, None for any other. Raises ContractError for one of another version."""
+    return OwnerRecord.decode(payload) if key == OWNER_KEY and not _is_foreign(key, payload) else None
+
+
+def _is_foreign(key: str, payload: bytes) -> bool:
+    """Whether a record under one of push's own keys says nothing that push would write there.
+
+    Where earlier releases took a command to a device of such a name, push itself wrote its cursor there.
+    """
+    if not key.startswith(_OURS):
+        return False
+    if key == OWNER_KEY:
+        return _AN_OWNER not in payload
+    device = ids_device(key) or segment_device(key)
+    return not device or device.startswith(_OURS) or _A_CURSOR in payload
 
 
 class CursorRecords:
@@ -28,10 +52,12 @@ class CursorRecords:
         self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
         self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
 
-    def take(self, key: str, payload: bytes, writer: str = "") -> None:
-        """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Raises
-        ContractError for one of another version.
+    def take(self, key: str, payload: bytes, writer: str = "") -> bool:
+        """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
+        a foreign one, which counts for nothing. Raises ContractError for one of another version.
         """
+        if _is_foreign(key, payload):
+            return False
         term = self._terms.setdefault(writer, len(self._terms))
         if key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
@@ -47,6 +73,7 @@ class CursorRecords:
             self._ids.pop(key, None)
         else:
             self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+        return True
 
     def whole(self) -> dict[str, Cursor]:
         """Return the cursors with all their ids, once all records were taken. Raises ContractError for ids of another

@@ -9,7 +9,7 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import Message, MessageId
 
-__all__ = ["NO_TEXT", "Taken", "key_of", "position_of", "properties_of", "record_key", "taken"]
+__all__ = ["NO_TEXT", "Taken", "foreign", "key_of", "position_of", "properties_of", "record_key", "taken"]
 
 log = structlog.get_logger("push")
 
@@ -46,13 +46,18 @@ def record_key(message: Message, topic: str) -> str | None:
     """Return the key of a record that only push writes, None for a foreign one, whose key is no UTF-8: no device is called so."""
     key = key_of(message)
     if key is None:
-        log.warning(
-            "a record that push did not write is left out; see who else may produce there",
-            topic=topic,
-            position=str(position_of(message.message_id())),
-            why="its key is no UTF-8",
-        )
+        foreign(topic, message.message_id(), "its key is no UTF-8")
     return key
+
+
+def foreign(topic: str, where: MessageId, why: str) -> None:
+    """Name a record that stands where only push writes, and is left out."""
+    log.warning(
+        "a record that push did not write is left out; see who else may produce there",
+        topic=topic,
+        position=str(position_of(where)),
+        why=why,
+    )
 
 
 def properties_of(message: Message) -> dict[str, str] | None:

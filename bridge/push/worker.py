@@ -98,7 +98,7 @@ class PushWorker:
         with (
             watching_pulsar(self._settings, self._health, commands),
             watching_lag(self._settings, self._health, metrics),
-            watching_holds(self._settings, self._health, list(metrics), aged),
+            watching_holds(self._settings, self._health, list(metrics), aged, groups.roster_aged),
             watching_topics(self._settings, self._health, min(metrics), forgotten),
         ):
             for thread in threads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pulsar
 
@@ -41,10 +41,17 @@ def write_members(settings: Settings, group: str, devices: Iterable[str], *, mem
         producer.flush()
 
 
-def write_group_commands(settings: Settings, commands: Iterable[GroupCommand]) -> None:
+def write_group_commands(
+    settings: Settings, commands: Iterable[GroupCommand], foreign: Mapping[str, str] | None = None
+) -> None:
+    """``foreign`` properties replace those that a sink writes."""
     with _Topic(settings, GROUP_COMMANDS_TOPIC) as producer:
         for one in commands:
-            producer.send(one.payload, partition_key=one.group, properties=encode_group_command(one))
+            producer.send(
+                one.payload,
+                partition_key=one.group,
+                properties=encode_group_command(one) | dict(foreign or {}),
+            )
 
 
 def group_backlog(settings: Settings) -> int:

@@ -11,13 +11,21 @@ class StoredMessage:
     """The message at an entry of a ledger, with a key and a payload."""
 
     def __init__(
-        self, entry: int, key: str, payload: bytes, *, ledger: int = 3, bad_key: bool = False
+        self,
+        entry: int,
+        key: str,
+        payload: bytes,
+        *,
+        ledger: int = 3,
+        bad_key: bool = False,
+        properties: dict[str, str] | None = None,
     ) -> None:
         """``bad_key``: the key is no UTF-8."""
         self._id = message_id(0, ledger, entry, -1)
         self._key = key
         self._bad_key = bad_key
         self._payload = payload
+        self._properties = properties or {}
 
     def message_id(self) -> MessageId:
         return self._id
@@ -29,7 +37,7 @@ class StoredMessage:
         return self._payload
 
     def properties(self) -> dict[str, str]:
-        return {}
+        return self._properties
 
     def producer_name(self) -> str:
         return "owner"

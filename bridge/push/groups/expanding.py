@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from bridge.commands import Command, CommandPosition, command_problem
+from bridge.commands import MAX_NAME_BYTES, Command, CommandPosition, command_problem
 from bridge.contract import Receipt
 from bridge.groups import GroupCommand, entry_of
 from bridge.push.cursor import NOWHERE
@@ -38,6 +38,8 @@ __all__ = ["BadCommand", "Expander", "GiveUp", "Release", "Step", "Store", "Tell
 
 CHUNK: Final = 1000
 """Entries that are written before how far they came is stored."""
+_AGAIN_AT_ONCE: Final = 200
+"""There is no hurry, and a group command may have come meanwhile."""
 
 _T = TypeVar("_T")
 
@@ -105,6 +107,7 @@ class Expander:
         self._handled: deque[CommandPosition] = deque()  # came, and not released; in order
         self._highest = NOWHERE
         self._first = True
+        self._aged: deque[tuple[Any, ...]] = deque()
 
     @property
     def open(self) -> int:
@@ -189,6 +192,19 @@ class Expander:
         if last is not None:
             yield Release(last)
 
+    def aged(self) -> None:
+        """Records of the roster have stood for long: all are written once more, by ``once_more``."""
+        self._aged = deque(self._roster.standing())
+
+    def once_more(self) -> Iterator[Step]:
+        """Write some of the records that have stood for long as they are now. Between two other events no command is
+        half done, so they say what a next owner has to know.
+        """
+        some = [self._aged.popleft() for _ in range(min(_AGAIN_AT_ONCE, len(self._aged)))]
+        changes = [change for key in some if (change := self._roster.once_more(key)) is not None]
+        if changes:
+            yield Store(tuple(changes))
+
     # --- inside ---
 
     def _bounded(self, command: GroupCommand, published_us: int) -> GroupCommand:
@@ -249,7 +265,7 @@ class Expander:
                 entries.append(entry)
             else:
                 told = self._receipt(position, one.command, "rejected", str(problem))
-                topic = entry.mqtt_topic
+                topic = entry.mqtt_topic[:MAX_NAME_BYTES]
                 refused.append(replace(told, command_id=entry.command_id, device=device, mqtt_topic=topic))
         if entries:
             yield WriteEntries(tuple(entries))

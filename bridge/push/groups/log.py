@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bridge.commands import Command, CommandPosition, encode_command
+from bridge.commands import MAX_NAME_BYTES, Command, CommandPosition, encode_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     DEAD_LETTERS_TOPIC,
@@ -22,7 +23,7 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.dead_letters import dead_letter
-from bridge.errors import FencedError, PulsebridgeError, TransientError
+from bridge.errors import ContractError, FencedError, PulsebridgeError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.pulsar_client import (
     EARLIEST,
@@ -37,12 +38,14 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.taken import key_of, properties_of, record_key
+from bridge.push.taken import foreign, key_of, properties_of, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
 
 _READ_PATIENCE_MS: Final = 10_000
+_ANSWER_PATIENCE_S: Final = 60.0
+"""Without any answer; a restart of Pulsar is shorter, and the client sends again what it had not answered."""
 _AT_ONCE: Final = 10_000
 """Messages without a receipt; the queues of the producers take more."""
 _QUEUE: Final = 4
@@ -54,21 +57,28 @@ class Stopped(Exception):
 
 
 class _Answers:
-    """Counts what was sent, and waits until Pulsar has stored it."""
+    """Counts what was sent, and waits until Pulsar has stored it.
+
+    Not without end: Pulsar's client tries for ever, and where an answer was lost nothing else would end the wait. What is
+    stored after all does no harm. Records of the roster stand before those of whoever owns it next, who reads them; the
+    entries have the ids of those that are written again, and push drops repeats.
+    """
 
     def __init__(self, over: Callable[[], bool]) -> None:
         self._over = over
         self._changed = threading.Condition()
-        self._pending = 0
+        self._pending: Counter[str] = Counter()  # by topic
         self._error: PulsebridgeError | None = None
+        self._answered_at = time.monotonic()
 
     def sent(self, topic: str) -> Callable[[object, MessageId], None]:
         with self._changed:
-            self._pending += 1
+            self._pending[topic] += 1
 
         def answered(result: object, _id: MessageId) -> None:  # on a thread of Pulsar's client
             with self._changed:
-                self._pending -= 1
+                self._pending[topic] -= 1
+                self._answered_at = time.monotonic()
                 if result != OK and self._error is None:
                     self._error = as_our_error(result, f"writing to {topic}")
                 self._changed.notify_all()
@@ -76,13 +86,26 @@ class _Answers:
         return answered
 
     def wait(self) -> None:
+        """Return once all is stored. Raises what Pulsar answered, and TransientError when it answers nothing any more."""
         with self._changed:
-            while self._pending and self._error is None:
+            self._answered_at = time.monotonic()
+            while self._error is None and (missing := +self._pending):
                 if self._over():
                     raise Stopped
+                if time.monotonic() - self._answered_at >= _ANSWER_PATIENCE_S:
+                    topic, count = missing.most_common(1)[0]
+                    raise TransientError(
+                        f"writing to {topic}: no answer to {count} messages for {_ANSWER_PATIENCE_S:g} s",
+                        remedy="see whether Pulsar's brokers and bookies are up",
+                    )
                 self._changed.wait(0.2)
             if self._error is not None:
                 raise self._error
+
+
+class _Record(NamedTuple):
+    key: str
+    owner: str | None
 
 
 class GroupLog:
@@ -120,11 +143,11 @@ class GroupLog:
         try:
             while True:
                 message = self._next(reader)
-                key, payload = record_key(message, self._roster), message.data()
-                if payload and owner_of(payload) == self._token:
+                found = self._record(message)
+                if found is not None and found.owner == self._token:
                     break
-                if key:  # compaction leaves messages without one in the midst of a batch
-                    roster.take(key, payload)
+                if found is not None:
+                    roster.take(found.key, message.data())
         finally:
             with our_errors(f"closing the reader of {self._roster}"):
                 reader.close()
@@ -152,11 +175,25 @@ class GroupLog:
         self._send(self._producer, self._roster, changes)
         seen = 0
         while seen < len(changes):
-            message = self._next(self._proof)
-            owner = owner_of(message.data())
-            if owner not in (None, self._token):
+            found = self._record(self._next(self._proof))
+            if found is None:
+                continue
+            if found.owner not in (None, self._token):
                 raise FencedError("another process gave group commands to their members in between")
             seen += 1
+
+    def _record(self, message: Message) -> _Record | None:
+        """Return the key and the owner of a record, None for what counts for nothing: foreign ones, which are named, and
+        what compaction leaves of a message in the midst of a batch.
+        """
+        key, payload = record_key(message, self._roster), message.data()
+        if key is None or (not key and not payload):
+            return None
+        try:
+            return _Record(key, owner_of(key, payload))
+        except ContractError as e:
+            foreign(self._roster, message.message_id(), str(e))
+            return None
 
     def _send(self, producer: Producer, topic: str, changes: Sequence[Change]) -> None:
         answers = _Answers(self._over)
@@ -214,7 +251,7 @@ class GroupLog:
 
     def give_up(self, message: Message, reason: str) -> None:
         """Write a group command to the dead letters."""
-        key = key_of(message) or ""
+        key = (key_of(message) or "")[:MAX_NAME_BYTES]
         payload, properties = dead_letter(
             message.data(),
             topic=self.commands,

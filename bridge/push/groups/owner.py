@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from bridge.commands import MAX_NAME_BYTES
 from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
@@ -65,6 +66,7 @@ class GroupOwner:
         self._failed = failed
         self._stopping = threading.Event()
         self._worked = False
+        self._session: _Session | None = None  # while the roster is ours
         self._thread = threading.Thread(target=self._run, name="push-groups", daemon=True)
 
     def start(self) -> None:
@@ -78,6 +80,13 @@ class GroupOwner:
     def join(self) -> None:
         """Wait until the thread has ended."""
         self._thread.join()
+
+    def roster_aged(self) -> bool:
+        """Have the records of the roster written once more. Returns whether they are ours to write. From any thread."""
+        session = self._session
+        if session is not None:
+            session.aged.set()
+        return session is not None
 
     def _run(self) -> None:
         try:
@@ -122,7 +131,11 @@ class GroupOwner:
             session = _Session(self._settings, client, self._metrics, self._part, self._stopping)
             with session.owning():
                 self._worked = True
-                session.run()
+                self._session = session
+                try:
+                    session.run()
+                finally:
+                    self._session = None
 
 
 class _Session:
@@ -143,6 +156,7 @@ class _Session:
         self._stopping = stopping
         self._log = GroupLog(client, settings.pulsar, uuid.uuid4().hex[:12], stopping.is_set)
         self._membership = Membership(settings.push.groups)
+        self.aged = threading.Event()
         self._message: Message | None = None  # the one that the steps are about
 
     @contextmanager
@@ -198,8 +212,15 @@ class _Session:
             due = self._expander.next_expiry_us()
             if self._message is not None or (due is not None and due <= _now_us()):
                 self._do(self._expander.passed(_now_us()))
+            self._write_aged()
             self._metrics.open.set(self._expander.open)
         raise Stopped
+
+    def _write_aged(self) -> None:
+        if self.aged.is_set():
+            self.aged.clear()
+            self._expander.aged()
+        self._do(self._expander.once_more())
 
     def _look(self) -> None:
         if self._known is not None:
@@ -243,7 +264,9 @@ def _decoded(message: Message) -> GroupCommand | BadCommand:
     try:
         return decode_group_command(properties, message.data())
     except ContractError as e:
-        return BadCommand(str(e), properties.get(C_ID, ""), properties.get(C_GROUP, ""))
+        # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
+        names = (properties.get(name, "")[:MAX_NAME_BYTES] for name in (C_ID, C_GROUP))
+        return BadCommand(str(e), *names)
 
 
 def _now_us() -> int:

@@ -139,9 +139,13 @@ class Roster:
     def opened(self, position: CommandPosition, command: GroupCommand) -> Change:
         """A command is given to the members from now on, until it expires."""
         self.open[position] = Open(replace(command, payload=b""), len(command.payload))
-        body = asdict(command)
+        return self._stands_open(position)
+
+    def _stands_open(self, position: CommandPosition) -> Change:
+        one = self.open[position]
+        body = asdict(one.command)
         del body["payload"]
-        return Change(("open", *position), body | {"size": len(command.payload)})
+        return Change(("open", *position), body | {"size": one.size})
 
     def closed(self, position: CommandPosition) -> Change:
         """A command has expired."""
@@ -168,6 +172,33 @@ class Roster:
         self.left[group, device] = last
         return Change(("member", group, device), {"left": list(last)})
 
+    def standing(self) -> list[tuple[Any, ...]]:
+        """Return the keys of all records that say something."""
+        members = [(group, device) for group, devices in self.members.items() for device in devices]
+        return [
+            OWNER.key,
+            _PROGRESS,
+            *(("group", group) for group in self.groups),
+            *(("member", *key) for key in [*members, *self.left]),
+            *(("open", *position) for position in self.open),
+        ]
+
+    def once_more(self, key: tuple[Any, ...]) -> Change | None:
+        """Return a record as it says what is so now, None where it was removed since."""
+        kind, *rest = key
+        if kind == "progress":
+            return self.moved(self.progress)
+        if kind == "open":
+            position = CommandPosition(*rest)
+            return self._stands_open(position) if position in self.open else None
+        if kind == "member":
+            group, device = rest
+            if device in self.members.get(group, ()):
+                return Change(key, {})
+            last = self.left.get((group, device))
+            return None if last is None else Change(key, {"left": list(last)})
+        return Change(key, {})
+
     def forgotten(self) -> list[Change]:
         """Those who left before any command that is still open."""
         oldest: dict[str, CommandPosition] = {}
@@ -179,9 +210,15 @@ class Roster:
         return [Change(("member", *key), None) for key in gone]
 
 
-def owner_of(payload: bytes) -> str | None:
-    """Return who wrote a record; None for a tombstone. Raises ContractError for what is no record."""
+def owner_of(key: str, payload: bytes) -> str | None:
+    """Return who wrote a record; None for a tombstone. Raises ContractError for what is no record of any version."""
     try:
-        return str(json.loads(payload)["o"]) if payload else None
+        kind, *_ = json.loads(key)
+        owner = json.loads(payload)["o"] if payload else ""
+        if not isinstance(kind, str) or not isinstance(owner, str):
+            raise ValueError("no kind and no owner")
     except (ValueError, KeyError, TypeError) as e:
-        raise ContractError(f"not a record of the roster of groups: {payload[:80]!r}") from e
+        raise ContractError(
+            f"not a record of the roster of groups: key {key[:80]!r}, payload {payload[:80]!r}"
+        ) from e
+    return owner or None

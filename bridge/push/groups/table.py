@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -23,13 +21,12 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
-from bridge.push.cursor import NOWHERE, OWNER_KEY
+from bridge.push.cursor import NOWHERE, ids_device
 from bridge.push.ends import ledgers_of
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
 from bridge.push.taken import key_of
-from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["KnownDevices", "MemberTable"]
@@ -39,11 +36,12 @@ log = structlog.get_logger("push")
 _READ_MS: Final = 200
 _END_MS: Final = 2000
 _PATIENCE_S: Final = 30.0
+_AT_ONCE: Final = 10_000
 _VIEW_PATIENCE_S: Final = 10.0
 
 
 class MemberTable:
-    """The memberships that Spark wrote. Loaded by the thread that makes it, followed by a thread of its own."""
+    """The memberships that Spark wrote: loaded whole, then followed. All on the thread that makes it."""
 
     def __init__(
         self,
@@ -58,19 +56,9 @@ class MemberTable:
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
         self._client = client
         self._membership = membership
-        self._news: deque[tuple[str, bytes]] = deque()
-        self._error: Exception | None = None
-        self._closing = threading.Event()
-        self._asked = 0
-        self._answered = 0
-        self._changed = threading.Condition()
         last = self._load()
         # Not the compacted view any more: there a tombstone could be gone before it was seen.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
-        self._thread = threading.Thread(
-            target=telling(self._follow, self._ended), name="push-members", daemon=True
-        )
-        self._thread.start()
 
     def _load(self) -> MessageId:
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
@@ -118,55 +106,39 @@ class MemberTable:
             return
         self._membership.put(group, device, member=member)
 
-    def _follow(self) -> None:
-        while not self._closing.is_set():
-            asked = self._asked
-            self._next(_READ_MS)
-            if asked > self._answered:
-                with our_errors(f"reading {self._topic}"):
-                    while self._reader.has_message_available() and not self._closing.is_set():
-                        self._next(_END_MS)
-                with self._changed:
-                    self._answered = asked
-                    self._changed.notify_all()
-
-    def _ended(self, error: Exception) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def _next(self, timeout_ms: int) -> None:
-        with our_errors(f"reading {self._topic}"):
-            try:
-                message = self._reader.read_next(timeout_ms)
-            except ReceiveTimeout:
-                return
-        self._news.append((key_of(message) or "", message.data()))
+    def _next(self, timeout_ms: int) -> bool:
+        message = received(self._reader.read_next, timeout_ms, f"reading {self._topic}")
+        if message is not None:
+            self._put(key_of(message) or "", message.data())
+        return message is not None
 
     def take(self) -> None:
-        """Bring what came to the membership. Raises what ended the reading."""
-        if self._error is not None:
-            raise self._error
-        while self._news:
-            self._put(*self._news.popleft())
+        """Bring what came to the membership, without waiting, and not all of what comes without end."""
+        for _ in range(_AT_ONCE):
+            if not self._next(0):
+                return
 
     def take_all(self) -> None:
-        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer."""
-        with self._changed:
-            self._asked += 1
-            wanted = self._asked
-            self._changed.wait_for(
-                lambda: self._answered >= wanted or self._error is not None or self._closing.is_set(),
-                _PATIENCE_S,
-            )
-            if self._answered < wanted and self._error is None:
+        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
+        is to end before.
+
+        Pulsar is asked for its end, and nothing waits for a message that may not come: a command to a group waits for this.
+        """
+        patience = time.monotonic() + _PATIENCE_S
+        while self._more():
+            if self._next(_READ_MS):
+                patience = time.monotonic() + _PATIENCE_S
+            elif self._over():
+                raise Stopped
+            elif time.monotonic() > patience:
                 raise TransientError(f"reading {self._topic} to its end: nothing comes")
-        self.take()
+
+    def _more(self) -> bool:
+        with our_errors(f"reading {self._topic}"):
+            return bool(self._reader.has_message_available())
 
     def close(self) -> None:
-        """End the thread; before the client is closed."""
-        self._closing.set()
-        self._thread.join()
+        """Close the reader; before the client is closed."""
         with our_errors(f"closing the reader of {self._topic}"):
             self._reader.close()
 
@@ -192,8 +164,9 @@ class KnownDevices:
             with our_errors(f"reading {name}"), suppress(ReceiveTimeout):  # the end may be compacted away
                 while reader.has_message_available():
                     key = key_of(reader.read_next(_END_MS))
-                    if key and key != OWNER_KEY:
-                        found.add(segment_device(key) or key)
+                    device = _device_of(key or "")
+                    if device:
+                        found.add(device)
         self._membership.knows(found)
 
     def close(self) -> None:
@@ -201,3 +174,9 @@ class KnownDevices:
         for name, reader in self._readers.items():
             with our_errors(f"closing the reader of {name}"):
                 reader.close()
+
+
+def _device_of(key: str) -> str | None:
+    """Return the device of a record, None where it is of none: no device's name begins with U+0000, push's own keys do."""
+    device = ids_device(key) or segment_device(key) or key
+    return device if device and not device.startswith("\0") else None

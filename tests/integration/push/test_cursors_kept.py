@@ -8,14 +8,22 @@ import pulsar
 import pytest
 from structlog.testing import capture_logs
 
-from bridge.contract import CURSORS_TOPIC, Position, partition_name
+from bridge.contract import CURSORS_TOPIC, GROUP_ROSTER_TOPIC, Position, partition_name
 from bridge.local.stack import LocalStack
-from bridge.provisioning_plan import COMPACTION, CURSOR_HOLD, compact_step, rest_path, subscription_step
+from bridge.provisioning_plan import (
+    COMPACTION,
+    CURSOR_HOLD,
+    ROSTER_HOLD,
+    compact_step,
+    rest_path,
+    subscription_step,
+)
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.push import holds
 from bridge.push.holds import follow_compaction
 from bridge.settings import PulsarSettings, Settings
+from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.push import (
     Devices,
@@ -24,11 +32,13 @@ from tests.support.push import (
     parking_settings,
     provision,
     push_in_thread,
+    push_settings,
+    receipts,
     says,
     write_commands,
 )
 from tests.support.reading_back import patiently, quiet
-from tests.support.stack import provisioned
+from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
@@ -154,7 +164,7 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             monkeypatch.setattr(holds, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
-            _all_that_stood_is_passed(settings)
+            _all_that_stood_is_passed(settings, CURSORS_TOPIC, CURSOR_HOLD)
         monkeypatch.undo()
         with push_in_thread(settings) as metrics:
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
@@ -166,8 +176,35 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
         assert devices.check([*parked, *live, *more]) == 0
 
 
-def _all_that_stood_is_passed(settings: Settings) -> None:
-    name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
+def test_h24_the_roster_of_groups_is_written_once_more_and_its_hold_goes_on(
+    stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    names = [f"d{number}" for number in range(300)]  # more than are written at once
+    before, after = group_command(settings, 1), group_command(settings, 2)
+    write_members(settings, "presses", names)
+    with Devices(settings) as devices:
+        with push_in_thread(settings):
+            write_group_commands(settings, [before])
+            devices.await_all(entries(before, names))
+            all_acknowledged(settings)
+        for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
+            monkeypatch.setattr(holds, name, value)
+        with push_in_thread(settings):
+            _all_that_stood_is_passed(settings, GROUP_ROSTER_TOPIC, ROSTER_HOLD)
+        monkeypatch.undo()
+        with push_in_thread(settings):  # which reads it
+            write_group_commands(settings, [after])
+            devices.await_all(entries(after, names))
+            all_acknowledged(settings)
+        assert devices.check([entry for one in (before, after) for entry in entries(one, names)]) == 0
+    told = receipts(settings)
+    assert [[r.state for r in told[one.command_id]] for one in (before, after)] == [["expanded"]] * 2
+
+
+def _all_that_stood_is_passed(settings: Settings, topic: str, hold_name: str) -> None:
+    name = partition_name(settings.pulsar.system_topic(topic), 0)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         stood = Position.parse(admin.internal_stats(name)["lastConfirmedEntry"])
 
@@ -175,7 +212,7 @@ def _all_that_stood_is_passed(settings: Settings) -> None:
             path = f"/{rest_path(name)}/compaction"
             if admin.request("GET", path)["status"] != "RUNNING":
                 admin.request("PUT", path)
-            hold = admin.internal_stats(name)["cursors"][CURSOR_HOLD]["markDeletePosition"]
+            hold = admin.internal_stats(name)["cursors"][hold_name]["markDeletePosition"]
             return Position.parse(hold) >= stood
 
         poll_for(passed, 60, "the hold has passed all that stood", every=0.5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.commands import CommandPosition
-from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract import C_CAUSE, C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
 from bridge.groups import entry_of
 from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
@@ -272,3 +272,45 @@ def test_a_payload_that_pulsar_has_no_more_is_refused_with_the_reason(settings: 
     (receipt,) = receipts(settings)[lost.command_id]
     assert (receipt.state, receipt.group_command_id) == ("rejected", gone.command_id)
     assert "not in Pulsar any more" in receipt.reason
+
+
+def test_a_group_command_of_an_endless_cause_is_given_up_and_the_next_one_is_given_out(
+    settings: Settings,
+) -> None:
+    """It was taken by earlier releases, and no other came after it."""
+    endless, following = group_command(settings, 1), group_command(settings, 2)
+    write_members(settings, "presses", ["d1"])
+    write_group_commands(settings, [endless], {C_CAUSE: "\1" * 1_000_000})
+    write_group_commands(settings, [following])
+    with Devices(settings) as devices, push_in_thread(settings):
+        devices.await_all(entries(following, ["d1"]))
+        all_acknowledged(settings)
+    told = receipts(settings)
+    assert [r.state for r in told[endless.command_id]] == ["rejected"]
+    assert [r.state for r in told[following.command_id]] == ["expanded"]
+    (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
+    assert letter.properties()[P_DEAD_REASON].startswith("cause: has 1000000 bytes")
+
+
+def test_group_commands_keep_their_order_and_take_their_place_among_own_ones_as_they_arrive(
+    settings: Settings,
+) -> None:
+    """Both are written without a pause, so the expander lags behind the own commands."""
+    commands = [group_command(settings, number) for number in range(10)]
+    own = [command(settings, name, number) for number in range(10) for name in NAMES]
+    write_members(settings, "presses", NAMES)
+    with Devices(settings) as devices, push_in_thread(settings):
+        for number, one in enumerate(commands):
+            write_group_commands(settings, [one])
+            write_commands(settings, own[number * len(NAMES) :][: len(NAMES)])
+        devices.await_all([*own, *(entry for one in commands for entry in entries(one, NAMES))])
+        all_acknowledged(settings)
+        arrived = [(m.partition_key(), m.properties()[C_ID]) for m in read_topic(settings, COMMANDS_TOPIC)]
+        for name in NAMES:
+            ids = devices.ids(name)
+            assert ids == [command_id for device, command_id in arrived if device == name]
+            theirs = [entry.command_id for one in commands for entry in entries(one, [name])]
+            assert [one for one in ids if one in theirs] == theirs
+            assert [one for one in ids if one not in theirs] == [
+                o.command_id for o in own if o.device == name
+            ]

@@ -7,8 +7,16 @@ from typing import Any
 import pulsar
 import pytest
 
-from bridge.commands import CommandPosition
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.commands import CommandPosition, encode_command
+from bridge.contract import (
+    C_DEVICE,
+    COMMANDS_TOPIC,
+    CURSORS_TOPIC,
+    DEAD_LETTERS_TOPIC,
+    P_DEAD_REASON,
+    PUSH_SUBSCRIPTION,
+    partition_name,
+)
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
@@ -22,6 +30,7 @@ from tests.support.push import (
     push_in_thread,
     push_settings,
     read_topic,
+    receipts,
     write_commands,
 )
 from tests.support.stack import mqtt_settings
@@ -93,3 +102,33 @@ def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
         devices.await_all([eighth])
         all_acknowledged(settings)
         assert devices.ids("d") == ["d-8"]
+
+
+def test_a_device_called_like_a_record_of_pushs_own_costs_no_takeover(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """As earlier releases left it: the cursors of such devices are stored, and a command for one is in the log."""
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    first, last = command(settings, "d", 1), command(settings, "d", 2)
+    theirs = Cursor(256)
+    theirs.settle(CommandPosition(0, 0, -1), "theirs", delivered=True)
+    client = pulsar.Client(settings.pulsar.service_url)
+    cursors = client.create_producer(partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0))
+    for key in (OWNER_KEY, "\0parked\0x", "\0ids\0d"):
+        cursors.send(theirs.encode(), partition_key=key)
+    cursors.close()
+    commands = client.create_producer(partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0))
+    commands.send(b"", partition_key=OWNER_KEY, properties=encode_command(first) | {C_DEVICE: OWNER_KEY})
+    client.close()
+    with Devices(settings) as devices:
+        for one in (first, last):
+            with push_in_thread(settings):
+                write_commands(settings, [one])
+                devices.await_all([one])
+                all_acknowledged(settings)
+        assert devices.check([first, last]) == 0
+    rejected = [one.device for one in receipts(settings)[first.command_id] if one.state == "rejected"]
+    assert rejected == [OWNER_KEY]
+    (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
+    assert "U+0000" in letter.properties()[P_DEAD_REASON]

@@ -48,6 +48,9 @@ def test_what_is_encoded_is_decoded(command: Command) -> None:
         ("command_id", "\ud800", "U+D800"),
         ("command_id", "é" * 32_768, "65535"),
         ("device", "", "order"),
+        ("device", "\0owner", "U+0000"),
+        ("device", "a\nb", "U+000A"),
+        ("device", "é" * 32_768, "65535"),
         ("mqtt_topic", "", "empty"),
         ("mqtt_topic", "a/+/b", "no + or #"),
         ("mqtt_topic", "a/#", "no + or #"),
@@ -58,6 +61,8 @@ def test_what_is_encoded_is_decoded(command: Command) -> None:
         ("qos", 3, "wanted 0, 1 or 2"),
         ("expires_at_ms", -1, "before the epoch"),
         ("expires_at_ms", 2**63, "2^63"),
+        ("resend_of", "é" * 32_768, "65536 bytes, the limit is 65535"),
+        ("cause", "é" * 2049, "4098 bytes, the limit is 4096"),
         ("payload", b"x" * MAX_COMMAND_BYTES, "the limit is"),
     ],
 )
@@ -79,6 +84,14 @@ def test_a_message_of_another_shape_is_refused(change: dict[str, str | None]) ->
     properties = {k: v for k, v in (encode_command(GOOD) | change).items() if v is not None}
     with pytest.raises(ContractError):
         decode_command(properties, b"{}")
+
+
+def test_a_key_counts_by_its_bytes() -> None:
+    one = replace(GOOD, device="é" * 30_000, payload=b"x" * (MAX_COMMAND_BYTES - 121_000))
+    assert command_problem(replace(one, device="e" * 30_000)) is None
+    problem = command_problem(replace(one, payload=one.payload + b"x" * 1000))
+    assert problem is not None
+    assert "the limit is" in problem.why
 
 
 def test_the_longest_id_that_mqtt_carries_is_taken() -> None:

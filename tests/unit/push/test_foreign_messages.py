@@ -8,20 +8,23 @@ import pytest
 import structlog
 
 from bridge.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
-from bridge.contract import C_REF
+from bridge.contract import C_DEVICE, C_REF
+from bridge.devices.view import PartitionView
 from bridge.errors import ContractError
 from bridge.mqtt.client import Link
 from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
-from bridge.push.actions import DeadLetter, Pull, Push
+from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate
+from bridge.push.parked import read_segment, segment_key
 from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.pulling import Puller
 from bridge.push.queues import Limits
+from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
 from bridge.push.resume import ResumingCore
-from bridge.push.taken import NO_TEXT
+from bridge.push.taken import NO_TEXT, Taken
 from bridge.settings import PulsarSettings, Settings
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import poll_for
@@ -117,6 +120,89 @@ def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: p
     assert [(line["log_level"], line["position"]) for line in logs] == [
         ("warning", str(CommandPosition(3, 0, -1)))
     ]
+
+
+POISONED = [
+    "\0owner",
+    "\0ids\0d",
+    "\0ids\0",
+    "\0ids\0\0owner",
+    "\0parked\0x",
+    "\0parked\0x\0d",
+    "\0parked\0x\0",
+    "\0other",
+]
+
+
+@pytest.mark.parametrize("key", POISONED)
+def test_the_cursor_of_a_device_called_like_a_record_of_pushs_own_ends_nothing(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier releases took commands to such devices, and wrote these."""
+    theirs, cursor = Cursor(8), Cursor(8, CommandPosition(3, 7, -1))
+    theirs.settle(CommandPosition(3, 1, -1), "theirs", delivered=True)
+    before, own = OwnerRecord("them", 4, clean=True), OwnerRecord("us", 1)
+    stored: list[tuple[str, Cursor | OwnerRecord]] = [
+        (OWNER_KEY, before),
+        ("d", cursor),
+        (key, theirs),
+        (OWNER_KEY, own),
+    ]
+    partition = PartitionLog(PulsarSettings(), 0, gate=Gate(1, 1), post=print, pulled_bytes=1)
+    monkeypatch.setattr(partition, "_client", Records(*((name, one.encode()) for name, one in stored)))
+    with structlog.testing.capture_logs() as logs:
+        found = partition.read_cursors(own, 8)
+    assert list(found.by_device) == ["d"]
+    assert not found.by_device["d"].knows("theirs")
+    assert (found.parked, found.clean) == ({}, True)
+    assert [(line["position"], line["why"]) for line in logs] == [
+        (str(CommandPosition(3, 2, -1)), f"its key is {key!r}")
+    ]
+    monkeypatch.setattr(partition, "_client", Records((key, theirs.encode()), (OWNER_KEY, own.encode())))
+    assert not partition.replaced_since(message_id(0, 3, 0, -1), own)
+    view = PartitionView(0)
+    for name, one in stored:
+        view.take_record(name, one.encode())
+    assert [one.device for one in view.devices()] == ["d"]
+    assert view.bad == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "payload"),
+    [(OWNER_KEY, b'{"v":9,"owner":"x"}'), (segment_key("d", "x", 1), b'{"v":9}'), ("d", b'{"v":9}')],
+)
+def test_a_record_of_a_later_version_is_not_taken_for_a_foreign_one(key: str, payload: bytes) -> None:
+    records = CursorRecords(8)
+
+    def take() -> None:
+        assert records.take(key, payload)
+        read_segment(records.parked["d"][key])
+
+    with pytest.raises(ContractError, match="version 9"):
+        take()
+
+
+@pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
+def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
+    gate = Gate(10, 10_000)
+    core = ResumingCore(0, Limits(), {}, None)
+    core.link_up()
+    doing = Doing(
+        Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None
+    )
+    properties = encode_command(Command("c", "d", "t", b"")) | {C_DEVICE: device}
+    position = CommandPosition(1, 0, -1)
+    doing.arrived(Taken(position, message_id(0, 1, 0, -1), device, b"", properties, 0))
+    (letter,) = core.take(NOW)
+    assert isinstance(letter, DeadLetter)
+    assert letter.reason.startswith("device: ")
+    core.dead_letter_stored(position)
+    (receipt,) = core.take(NOW)
+    assert isinstance(receipt, StoreReceipt)
+    assert (receipt.receipt.state, receipt.receipt.device) == ("rejected", device[:65_535])
+    assert len(receipt.receipt.encode()) < 1_000_000, "Pulsar takes it"
+    core.receipt_stored(position)
+    assert core.take(NOW) == [Ack(position)], "and no cursor is written"
 
 
 class Broken:

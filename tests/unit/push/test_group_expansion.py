@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
-from bridge.contract import Receipt
+from bridge.contract import C_CAUSE, C_GROUP, C_ID, Receipt
 from bridge.errors import ContractError
 from bridge.groups import (
     GroupCommand,
@@ -19,9 +20,11 @@ from bridge.groups import (
     encode_group_command,
     entry_id,
     entry_of,
+    group_problem,
     member_key,
     member_of,
 )
+from bridge.pulsar_client import Message
 from bridge.push.groups.expanding import (
     BadCommand,
     Expander,
@@ -33,8 +36,10 @@ from bridge.push.groups.expanding import (
     WriteEntries,
 )
 from bridge.push.groups.membership import Membership, matches
+from bridge.push.groups.owner import _decoded
 from bridge.push.groups.roster import OWNER, Progress, Roster, owner_of
 from bridge.settings.push import GroupRule
+from tests.support.stored_message import StoredMessage
 
 SECOND = 1_000_000
 WEEK = 7 * 86_400 * SECOND
@@ -119,6 +124,12 @@ class GroupWorld:
     def reconnect(self, _choice: int) -> None:
         """All that is not acknowledged comes again."""
         self.read = self.released
+
+    def age(self, choice: int) -> None:
+        """The oldest record of the roster has stood for a day."""
+        if choice % 3 == 0:
+            self.expander.aged()
+        self.do(self.expander.once_more(), None)
 
     def doom(self, choice: int) -> None:
         """It dies a few steps from now."""
@@ -224,7 +235,7 @@ class GroupWorld:
 
 
 EVENTS = ("join", "join", "leave", "be_known", "follow", "write", "write", "receive", "receive", "pass_time",
-          "reconnect", "doom")  # fmt: skip
+          "reconnect", "age", "doom")  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -324,13 +335,36 @@ def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_noth
     again.take(*roster.joined("a", "d1").encode("x"))
     for change in [*first, *first[:3]]:
         key, payload = change.encode("me")
-        assert owner_of(payload) in ("me", None)
+        assert owner_of(key, payload) in ("me", None)
         again.take(key, payload)
     assert again.progress == roster.progress
     assert again.left == roster.left == {("a", "d2"): place(1)}
     assert again.open[place(1)] == roster.open[place(1)]
     with pytest.raises(ContractError, match="roster"):
         again.take("nonsense", b"{}")
+
+
+def test_all_that_stands_in_a_roster_is_written_once_more_as_it_is_by_then() -> None:
+    expander, membership, roster = an_expander("d1", "d2", "d3")
+    list(expander.arrived(place(1), command(cause="rule/1"), 1, 1))
+    membership.put("a", "d2", member=False)
+    list(expander.changed(1))
+    expander.aged()
+    membership.put("a", "d3", member=False)
+    list(expander.changed(1))
+    steps = list(expander.once_more())
+    again = Roster()
+    for step in steps:
+        assert isinstance(step, Store)
+        for change in step.changes:
+            again.take(*change.encode("me"))
+    assert again == roster
+    assert OWNER in (change for step in steps if isinstance(step, Store) for change in step.changes)
+    assert not list(expander.once_more()), "once"
+    expander.aged()
+    list(expander.passed(WEEK + SECOND))
+    keys = [c.key for s in expander.once_more() if isinstance(s, Store) for c in s.changes]
+    assert keys == [("owner",), ("progress",), ("group", "a"), ("member", "a", "d1")], "and none that is gone"
 
 
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
@@ -376,3 +410,45 @@ def test_a_bad_group_command_is_named(changes: dict[str, object], words: str) ->
     whole = {"command_id": "c", "group": "g", "mqtt_topic": "t/{device}", "payload": b""} | changes
     with pytest.raises(ContractError, match=words):
         encode_group_command(GroupCommand(**whole))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "column"),
+    [
+        (C_CAUSE, "\1" * 1_000_000, "cause"),
+        (C_ID, "\1" * 5_000_000, "command_id"),
+        (C_GROUP, "\1" * 5_000_000, "group"),
+    ],
+)
+def test_a_group_command_whose_texts_have_no_bound_is_given_up_with_what_pulsar_takes(
+    name: str, value: str, column: str
+) -> None:
+    """The roster had a record of six bytes for each of them, which Pulsar refused at each attempt: no group got more."""
+    message = StoredMessage(1, "a", b"payload", properties=encode_group_command(command()) | {name: value})
+    bad = _decoded(cast(Message, message))
+    assert isinstance(bad, BadCommand)
+    expander, _, roster = an_expander("d1")
+    letter, tell, store = expander.arrived(place(1), bad, 1, 1)
+    assert isinstance(letter, GiveUp)
+    assert letter.reason.startswith(f"{column}: ")
+    assert isinstance(tell, Tell)
+    assert isinstance(store, Store)
+    (receipt,) = tell.receipts
+    assert receipt.state == "rejected"
+    assert len(receipt.encode()) < 1_500_000
+    assert roster.progress == Progress(place(1))
+    assert [type(step) for step in expander.arrived(place(2), command(), 1, 1)][1] is WriteEntries
+
+
+def test_the_longest_texts_of_a_group_command_make_records_that_pulsar_takes() -> None:
+    template = "{device}/" * 7281
+    long = GroupCommand("i" * 65_535, '"' * 65_535, template, b"p", cause="\1" * 4096)
+    assert group_problem(long) is None
+    membership, roster = Membership(()), Roster()
+    membership.put(long.group, "d" * 1000, member=True)
+    expander = Expander(roster, membership, "to/{device}", WEEK)
+    steps = [*expander.resume(1), *expander.arrived(place(1), long, 1, 1)]
+    written = [change.encode("me")[1] for s in steps if isinstance(s, Store) for change in s.changes]
+    told = [receipt.encode() for s in steps if isinstance(s, Tell) for receipt in s.receipts]
+    assert len(told) == 2, "the member's topic is too long"
+    assert max(map(len, [*written, *told])) < 1_000_000

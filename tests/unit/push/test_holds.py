@@ -67,18 +67,18 @@ def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_aga
     ages, hour = Ages(), 3600.0
     now = 1_000 * hour
 
-    def due(partition: int, age: float, at: float, *, passed: bool = False) -> bool:
+    def due(partition: str, age: float, at: float, *, passed: bool = False) -> bool:
         oldest = Kept(place(1), int((at - age) * 1000))
         found = ages.due(partition, Followed(False, oldest, passed), at)
         if found:
             ages.asked(partition, at)
         return found
 
-    assert not due(0, 23 * hour, now)
-    assert due(0, 25 * hour, now)
-    assert due(1, 1.0, now, passed=True)
-    assert not due(0, 30 * hour, now + 5 * hour)
-    assert not due(1, 1.0, now + 5 * hour, passed=True)
-    assert due(0, 31 * hour, now + 6 * hour)
-    assert due(0, 31 * hour, now - 48 * hour), "the clock was set back"
-    assert not ages.due(2, Followed(), now)
+    assert not due("p0", 23 * hour, now)
+    assert due("p0", 25 * hour, now)
+    assert due("p1", 1.0, now, passed=True)
+    assert not due("p0", 30 * hour, now + 5 * hour)
+    assert not due("p1", 1.0, now + 5 * hour, passed=True)
+    assert due("p0", 31 * hour, now + 6 * hour)
+    assert due("p0", 31 * hour, now - 48 * hour), "the clock was set back"
+    assert not ages.due("p2", Followed(), now)

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from bridge.errors import TransientError
 from bridge.groups import MEMBER, member_key
 from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.ends import Ledgers
@@ -113,3 +114,76 @@ def test_all_of_the_compacted_view_is_read_before_what_comes_is_followed(
 def test_a_process_that_is_to_end_waits_for_no_membership() -> None:
     with pytest.raises(Stopped):
         MemberTable(cast(PulsarClient, View(10**9)), PulsarSettings(), Membership([]), lambda: True)
+
+
+class Followed:
+    """The log of a table behind its view; ``hides`` messages come only when they are asked for once more each."""
+
+    def __init__(self, count: int, hides: int = 0) -> None:
+        self._left = [Record(100 + number) for number in range(count)]
+        self._hides = hides
+        self.waits: list[int] = []
+
+    def has_message_available(self) -> bool:
+        return bool(self._left)
+
+    def read_next(self, wait_ms: int) -> Record:
+        self.waits.append(wait_ms)
+        self._hides -= 1
+        if not self._left or self._hides >= 0:
+            raise ReceiveTimeout("nothing came")
+        return self._left.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+class FollowedView(View):
+    """A view whose log behind it is ``followed``."""
+
+    def __init__(self, followed: Followed) -> None:
+        super().__init__()
+        self._followed = followed
+
+    def reader(self, _topic: str, start: MessageId, *, compacted: bool = False, **more: object) -> object:
+        return super().reader(_topic, start, compacted=compacted, **more) if compacted else self._followed
+
+
+def following(followed: Followed, *, over: bool = False) -> tuple[MemberTable, Membership]:
+    membership, ends = Membership([]), [False]
+    client = cast(PulsarClient, FollowedView(followed))
+    table = MemberTable(client, PulsarSettings(), membership, lambda: ends[0])
+    ends[0] = over
+    return table, membership
+
+
+def test_a_group_command_waits_for_no_membership_that_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shows(monkeypatch, 5)
+    quiet = Followed(0)
+    table, _ = following(quiet)
+    table.take_all()
+    assert quiet.waits == [], "Pulsar says that nothing is there"
+    table.take()
+    assert quiet.waits == [0]
+
+
+def test_all_that_was_written_before_is_taken_however_slowly_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shows(monkeypatch, 5)
+    table, membership = following(Followed(3, hides=4))
+    table.take_all()
+    assert membership.members("presses") >= {"d100", "d101", "d102"}
+
+
+def test_a_membership_that_does_not_come_is_told_and_holds_no_process_that_is_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bridge.push.groups.table._PATIENCE_S", 0.0)
+    shows(monkeypatch, 5)
+    with pytest.raises(TransientError, match="group-members"):
+        following(Followed(1, hides=10**9))[0].take_all()
+    with pytest.raises(Stopped):
+        following(Followed(1, hides=10**9), over=True)[0].take_all()
