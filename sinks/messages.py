@@ -5,16 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from typing import Final
 
 from bridge.commands import Problem
 from bridge.errors import ContractError
 
-__all__ = ["BadRow", "PulsarMessage", "check_columns", "microseconds"]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND: Final = timedelta(microseconds=1)
+__all__ = ["BadRow", "PulsarMessage", "check_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +89,3 @@ def check_columns(
     if problems:
         told = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in wanted.items())
         raise ContractError(f"{name}: " + "; ".join(problems), remedy="columns: " + told)
-
-
-def microseconds(at: datetime | None) -> int:
-    """Return a timestamp of Spark's in µs since the epoch, 0 for null; exact, since a float of seconds is not."""
-    return 0 if at is None else (at - _EPOCH) // _MICROSECOND

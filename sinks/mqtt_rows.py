@@ -15,6 +15,7 @@ from bridge.commands import Problem, publish_topic_problem
 from bridge.contract import MQTT_SINK_COLUMNS, ORIGIN_PROPERTY, ORIGIN_SINK
 from bridge.errors import ContractError
 from bridge.mqtt.types import PublishProperties
+from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, check_columns
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
 
 def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Publish | BadRow]:
     """Yield each row of a task as a publish or as a bad row, in order."""
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
+    for number, row, problem in rows_of(batches):
+        if problem is None:
             yield _read_row(number, row, plan)
-            number += 1
+        else:
+            yield BadRow(number, problem, _bytes(row["payload"]) or b"", "", readable(_topic(row, plan)))
 
 
 def letter_of(row: BadRow, plan: Plan) -> tuple[bytes, PublishProperties | None]:
@@ -95,17 +96,24 @@ def letter_of(row: BadRow, plan: Plan) -> tuple[bytes, PublishProperties | None]
 
 
 def _read_row(number: int, row: Mapping[str, Any], plan: Plan) -> Publish | BadRow:
-    named = row.get("mqtt_topic")
-    topic: str | None = plan.topic if named is None else named
-    payload = row["payload"]
-    payload = payload.encode() if isinstance(payload, str) else payload
+    topic = _topic(row, plan)
+    payload = _bytes(row["payload"])
     qos = 1 if row.get("qos") is None else row["qos"]
     problem = _problem(topic, payload, qos) or (_properties_problem(row) if plan.mqtt_5 else None)
-    if problem is not None or topic is None:
+    if problem is not None or topic is None or payload is None:
         assert problem is not None
         return BadRow(number, problem, payload or b"", "", topic or "")
     properties = _properties(row, plan) if plan.mqtt_5 else None
     return Publish(number, topic, payload, qos, bool(row.get("retain")), properties)
+
+
+def _topic(row: Mapping[str, Any], plan: Plan) -> str | None:
+    named: str | None = row.get("mqtt_topic")
+    return plan.topic if named is None else named
+
+
+def _bytes(payload: bytes | str | None) -> bytes | None:
+    return payload.encode() if isinstance(payload, str) else payload
 
 
 def _problem(topic: str | None, payload: bytes | None, qos: int) -> Problem | None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.commands import Command, Problem, command_problem, encode_command
 from bridge.contract import C_ID, COMMAND_COLUMNS
 from bridge.groups import GroupCommand, encode_group_command, group_problem
-from sinks.messages import BadRow, PulsarMessage, check_columns, microseconds
+from sinks.arrow_rows import readable, rows_of
+from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,11 +77,8 @@ class DeviceOrder:
 def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Command | GroupCommand | BadRow]:
     """Yield each row of a task as a valid command or as a bad row, in order."""
     order = DeviceOrder()
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield _read_row(number, row, order)
-            number += 1
+    for number, row, problem in rows_of(batches):
+        yield _bad(number, row, problem) if problem is not None else _read_row(number, row, order)
 
 
 def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command | GroupCommand | BadRow:
@@ -117,13 +115,13 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
         "payload": row["payload"],
         "qos": 1 if row.get("qos") is None else row["qos"],
         "retain": bool(row.get("retain")),
-        "expires_at_ms": microseconds(row.get("expires_at")) // 1000,
-        "emitted_at_us": max(microseconds(row.get("emitted_at")), 0),
+        "expires_at_ms": (row.get("expires_at") or 0) // 1000,
+        "emitted_at_us": max(row.get("emitted_at") or 0, 0),
         "cause": row.get("cause") or "",
     }
 
 
 def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
-    known = {C_ID: row["command_id"] or ""}
-    key = row.get("device") or row.get("group") or ""
+    known = {C_ID: readable(row["command_id"])}
+    key = readable(row.get("device") or row.get("group"))
     return BadRow(number, problem, row["payload"] or b"", key, properties=known)
