@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from bridge.commands import Problem
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.dead_letters import dead_letter
-from bridge.errors import ContractError, PulsebridgeError
+from bridge.errors import ContractError, DeniedError, PulsebridgeError, RefusedError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.pulsar_client import Producer, PulsarClient, our_errors
 from sinks.messages import BadRow, PulsarMessage
@@ -43,9 +43,10 @@ class TaskWriter:
     def write(self, rows: Iterable[PulsarMessage | BadRow], meant: str = "") -> tuple[int, int]:
         """Write all rows and return how many messages and how many dead letters Pulsar has stored.
 
-        ``meant`` is the topic of bad rows that name none. Raises TransientError or RefusedError, or ContractError for
-        a bad row where these fail the task, after having retired the producers; nothing is known then of what was
-        stored, and the whole task is to be written again.
+        ``meant`` is the topic of bad rows that name none; empty where each row names its own, and answers for it: one
+        whose topic is not there or is none makes a bad row. Raises TransientError (also where a topic that no row
+        chose is not there) or RefusedError, or ContractError for a bad row where these fail the task, after having
+        retired the producers; nothing is known then of what was stored, and the whole task is to be written again.
         """
         receipts = Receipts()
         partitions: dict[str, list[str]] = {}  # of each topic, asked for anew in each task
@@ -53,7 +54,9 @@ class TaskWriter:
         try:
             for row in rows:
                 receipts.wait(_MAX_PENDING - 1, self._target.send_timeout_s)
-                found = self._send(row, partitions, receipts) if isinstance(row, PulsarMessage) else row
+                found = (
+                    self._send(row, meant, partitions, receipts) if isinstance(row, PulsarMessage) else row
+                )
                 if found is None:
                     messages += 1
                 else:
@@ -76,21 +79,23 @@ class TaskWriter:
                 return  # it was being given up because of an error already
 
     def _send(
-        self, message: PulsarMessage, partitions: dict[str, list[str]], receipts: Receipts
+        self, message: PulsarMessage, meant: str, partitions: dict[str, list[str]], receipts: Receipts
     ) -> BadRow | None:
-        """Send a message; return the bad row that it is when its topic is not there."""
-        names = self._partitions(message.topic, partitions)
-        if not names:
-            return message.refused(
-                Problem(
-                    "__topic",
-                    f"there is no topic {message.topic}; make it (pulsar-admin topics create-partitioned-topic)",
-                )
-            )
-        # Without a key there is no order to keep: in turn.
-        place = message.row % len(names) if message.key is None else partition_of(message.key, len(names))
-        target = self._target
-        producer = self._producer(names[place], batching=target.batching, chunking=target.chunking)
+        """Send a message; return the bad row that it is when the topic that its row chose will not do."""
+        try:
+            producer = self._producer_of(message, partitions)
+        except DeniedError:
+            raise
+        except RefusedError as e:
+            if meant:
+                raise
+            return message.refused(Problem("__topic", f"is {message.topic!r}; {e.what}"))
+        if producer is None:
+            why = f"there is no topic {message.topic}"
+            remedy = "pulsar-admin topics create-partitioned-topic"
+            if meant:  # it was there at the query's start: it may be being made anew
+                raise TransientError(why, remedy=f"Spark retries the task; where it stays away, {remedy}")
+            return message.refused(Problem("__topic", f"{why}; make it ({remedy})"))
         receipts.sent()
         with our_errors(f"writing row {message.row} of the task to {message.topic}"):
             producer.send_async(
@@ -102,6 +107,16 @@ class TaskWriter:
                 event_timestamp=message.event_ms or None,
             )
         return None
+
+    def _producer_of(self, message: PulsarMessage, partitions: dict[str, list[str]]) -> Producer | None:
+        """Return the producer of the partition that a message goes to, None when its topic is not there."""
+        names = self._partitions(message.topic, partitions)
+        if not names:
+            return None
+        # Without a key there is no order to keep: in turn.
+        place = message.row % len(names) if message.key is None else partition_of(message.key, len(names))
+        target = self._target
+        return self._producer(names[place], batching=target.batching, chunking=target.chunking)
 
     def _send_bad(
         self, row: BadRow, meant: str, partitions: dict[str, list[str]], receipts: Receipts
