@@ -77,9 +77,9 @@ class _Publishing:
         self._unheard = False
 
     def run(self, rows: Iterable[Publish | BadRow]) -> tuple[int, int]:
-        published = bad = 0
+        published = bad = refused = 0
         for row in rows:
-            self._pending.wait(self._options.window - 1, self._options.send_timeout_s)
+            refused += self._write_refused()  # by now, so that no more of them are kept than were under way
             fit = row.misfit(self._client.link.granted) or row if isinstance(row, Publish) else row
             if isinstance(fit, Publish):
                 self._publish(fit)
@@ -88,23 +88,30 @@ class _Publishing:
                 self._publish_bad(fit)
                 bad += 1
         self._pending.wait(0, self._options.send_timeout_s)
-        while self._refused:
-            self._publish_bad(self._refused.popleft())
-            published, bad = published - 1, bad + 1
+        refused += self._write_refused()
         self._pending.wait(0, self._options.send_timeout_s)
         if self._unheard:
             log.warning(
                 "nobody reads the topic of dead letters, bad rows are lost: subscribe to it, or set badRows=fail",
                 topic=self._options.dead_letter_topic,
             )
-        return published, bad
+        return published - refused, bad + refused
+
+    def _write_refused(self) -> int:
+        """Publish the letters of the rows that the broker has refused so far. Returns how many."""
+        written = 0
+        while self._refused:
+            self._publish_bad(self._refused.popleft())
+            written += 1
+        return written
 
     def _publish(self, row: Publish) -> None:
         def confirmed(confirmation: Confirmation) -> None:
             reason = confirmation.reason
             if reason in _OF_ONE:
                 self._refused.append(row.refused(Problem(*_OF_ONE[reason])))
-            self._pending.done(None if reason < _REFUSED_FROM or reason in _OF_ONE else _failed(row, reason))
+            failed = reason >= _REFUSED_FROM and reason not in _OF_ONE
+            self._pending.done(_failed(row, reason) if failed else None, len(row.payload))
 
         self._send(row.topic, row.payload, row.qos, row.retain, row.properties, confirmed)
 
@@ -117,7 +124,7 @@ class _Publishing:
         def confirmed(confirmation: Confirmation) -> None:
             reason = confirmation.reason
             self._unheard = self._unheard or reason == _NO_SUBSCRIBERS
-            self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason))
+            self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason), len(payload))
 
         topic, broker = self._options.dead_letter_topic, self._client.link.granted
         room = letter_room(topic, broker, self._plan)
@@ -139,7 +146,8 @@ class _Publishing:
         properties: PublishProperties | None,
         confirmed: Callable[[Confirmation], None],
     ) -> None:
-        self._pending.sent()
+        self._pending.wait(self._options.window - 1, self._options.send_timeout_s, len(payload))
+        self._pending.sent(len(payload))
         self._client.publish(
             topic, payload, qos=qos, retain=retain, properties=properties, confirmed=confirmed
         )

@@ -22,6 +22,7 @@ from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from sinks import writer
 from sinks.messages import PulsarMessage
 from sinks.options import read_topic_options
 from sinks.writer import TaskWriter
@@ -206,12 +207,30 @@ def test_a_topic_that_no_row_chose_and_that_is_gone_fails_the_task_and_buries_no
     options_of = read_topic_options(options(target))
     gone = target.settings.readings_topic("gone")
     message = PulsarMessage(0, gone, b"v", "k", {})
-    writer = TaskWriter(options_of.target)
+    task = TaskWriter(options_of.target)
     try:
         with pytest.raises(TransientError, match=f"there is no topic {gone} — Spark retries the task"):
-            writer.write([message], gone)
-        assert writer.write([replace(message, topic=target.name)], target.name) == (1, 0)
+            task.write([message], gone)
+        assert task.write([replace(message, topic=target.name)], target.name) == (1, 0)
     finally:
-        writer.retire()
+        task.retire()
     with PulsarAdmin(target.settings) as admin:
         assert not admin.exists(target.settings.system_topic(DEAD_LETTERS_TOPIC)), "no letter was written"
+
+
+def test_producers_that_are_not_used_are_closed_and_lose_nothing(
+    target: TestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_MAX_PRODUCERS", 2)
+    task = TaskWriter(read_topic_options(options(target)).target)
+    rows = [PulsarMessage(n, target.name, b"%d" % n, f"k{n % 7}", {}) for n in range(60)]
+    try:
+        assert task.write(rows, target.name) == (60, 0)
+        assert len(task._producers) == 2
+        assert len({message.producer_name() for message in received(target)}) > 3, "each time a new one"
+    finally:
+        task.retire()
+    found: dict[str, list[int]] = {}
+    for message in received(target):
+        found.setdefault(message.partition_key(), []).append(int(message.data()))
+    assert found == {f"k{n}": list(range(n, 60, 7)) for n in range(7)}, "in the order of each key"

@@ -95,3 +95,14 @@ def test_where_no_letter_fits_that_is_said() -> None:
         ),
     ):
         written(broker, [publish(0, b"x" * 100)])
+
+
+def test_rows_that_the_broker_refuses_are_buried_while_the_others_go_on() -> None:
+    with RawBroker(lambda one: 0 if one.topic == DEAD else 0x87) as broker:
+        assert written(broker, [publish(n) for n in range(500)], window=10) == (0, 500)
+    assert len(letters(broker)) == 500
+    kept = most = 0
+    for one in broker.came:
+        kept += -1 if one.topic == DEAD else 1
+        most = max(most, kept)
+    assert most <= 2 * 10, "no more are kept than were under way"

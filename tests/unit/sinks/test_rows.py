@@ -12,7 +12,7 @@ from bridge.errors import ContractError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
 from bridge.pulsar_client import OK
 from sinks.messages import BadRow
-from sinks.pending import Receipts
+from sinks.pending import MAX_PENDING_BYTES, Receipts
 from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, read_rows
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
@@ -194,3 +194,15 @@ def test_h1_missing_receipts_fail_the_task() -> None:
     receipts.wait(1, 10)
     with pytest.raises(TransientError, match="1 messages have no receipt"):
         receipts.wait(0, 0.01)
+
+
+def test_what_is_under_way_is_bounded_in_bytes_as_well() -> None:
+    receipts = Receipts()
+    large = MAX_PENDING_BYTES - 10
+    receipts.wait(5, 0.01, 2 * MAX_PENDING_BYTES)  # goes alone
+    receipts.sent(large)
+    receipts.wait(5, 0.01, 10)
+    with pytest.raises(TransientError, match="1 messages have no receipt"):
+        receipts.wait(5, 0.01, 11)
+    receipts.answered(OK, None, size=large)
+    receipts.wait(5, 0.01, MAX_PENDING_BYTES)
