@@ -6,10 +6,22 @@ Pure: Arrow record batches in, commands and bad rows out. Where they are written
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.commands import Command, Problem, command_problem, encode_command
-from bridge.contract import C_ID, COMMAND_COLUMNS
+from bridge.contract import (
+    C_CAUSE,
+    C_DEVICE,
+    C_EMITTED,
+    C_EXPIRES,
+    C_GROUP,
+    C_ID,
+    C_QOS,
+    C_RETAIN,
+    C_TOPIC,
+    COMMAND_COLUMNS,
+)
 from bridge.groups import GroupCommand, encode_group_command, group_problem
 from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
@@ -17,10 +29,11 @@ from sinks.messages import BadRow, PulsarMessage, check_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "message_of", "read_rows"]
+__all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "meant_for", "message_of", "read_rows"]
 
 REQUIRED_COLUMNS: Final = ("command_id", "payload")
 """Those that every row needs; beside them ``device`` with ``mqtt_topic``, or ``group``."""
+_TEXTS: Final = ((C_DEVICE, "device"), (C_GROUP, "group"), (C_TOPIC, "mqtt_topic"), (C_CAUSE, "cause"))
 
 
 def check_schema(columns: Iterable[tuple[str, str]]) -> None:
@@ -89,8 +102,10 @@ def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command |
     if isinstance(command, Problem):
         return _bad(number, row, command)
     problem = group_problem(command) if isinstance(command, GroupCommand) else command_problem(command)
-    problem = problem or order.problem(command)
-    return command if problem is None else _bad(number, row, problem)
+    if problem is not None:
+        return _bad(number, row, problem)
+    problem = order.problem(command)
+    return command if problem is None else _out_of_order(number, command, problem)
 
 
 def _command(row: dict[str, Any]) -> Command | Problem:
@@ -122,6 +137,37 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
-    known = {C_ID: readable(row["command_id"])}
+    """Return a bad row with all that could be read of it, by the names that a command's message has for it.
+
+    It is not marked as a command: a replay would bring back what is none.
+    """
+    known = {C_ID: readable(row["command_id"])} | {
+        name: readable(row[column]) for name, column in _TEXTS if row.get(column) is not None
+    }
+    numbers = (
+        (C_QOS, row.get("qos")),
+        (C_RETAIN, row.get("retain")),
+        (C_EXPIRES, _ms(row.get("expires_at"))),
+        (C_EMITTED, row.get("emitted_at")),
+    )
+    known |= {name: str(int(value)) for name, value in numbers if value is not None}
     key = readable(row.get("device") or row.get("group"))
     return BadRow(number, problem, row["payload"] or b"", key, properties=known)
+
+
+def _out_of_order(number: int, command: Command | GroupCommand, problem: Problem) -> BadRow:
+    """Return the bad row that a valid command is: its whole message, so that it can be replayed or sent again."""
+    message = message_of(number, command, "", "")
+    return BadRow(
+        number, problem, command.payload, message.key or "", key=message.key, properties=message.properties
+    )
+
+
+def meant_for(row: BadRow, groups: str) -> BadRow:
+    """Return a bad row that says where it was meant to go: a command to a group alone to the topic ``groups``."""
+    of_group = C_GROUP in row.properties and C_DEVICE not in row.properties
+    return replace(row, topic=groups) if of_group else row
+
+
+def _ms(at: int | None) -> int | None:
+    return None if at is None else at // 1000

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bridge.commands import decode_command
 from bridge.contract import C_EMITTED, C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.dead_letters.records import Selection
+from bridge.dead_letters.replay import Replayer
 from bridge.local.stack import LocalStack
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
 from tests.support import commands_driver
 from tests.support.push import (
@@ -104,6 +109,13 @@ def test_h22_bad_rows_go_to_the_dead_letters_and_the_others_go_on(
     reasons = {m.data(): m.properties()[P_DEAD_REASON] for m in read_topic(settings, DEAD_LETTERS_TOPIC)}
     assert set(reasons) == {b"2", b"3", b"4", b"5"}
     assert reasons[b"2"].startswith("row 1 of the task, emitted_at: ")
+    with PulsarAdmin(settings.pulsar) as admin, PulsarClient(settings.pulsar) as client:
+        replayed = Replayer(client, admin, Selection()).run()
+    assert replayed.replayed == {settings.pulsar.system_topic(COMMANDS_TOPIC): 1}, "what was but out of order"
+    again = read_topic(settings, COMMANDS_TOPIC)[-1]
+    assert again.partition_key() == "d"
+    found = decode_command(again.properties(), again.data())
+    assert (found.command_id, found.device, found.mqtt_topic, found.payload) == ("c2", "d", topic, b"2")
     assert "mqtt_topic" in reasons[b"3"]
     assert reasons[b"4"] == "row 3 of the task, command_id: is null"
     assert "qos" in reasons[b"5"]

@@ -7,15 +7,19 @@ import pyarrow as pa
 import pytest
 
 from bridge.commands import Command
-from bridge.contract import COMMAND_COLUMNS
+from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC, COMMAND_COLUMNS
 from bridge.errors import ContractError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
 from bridge.pulsar_client import OK
 from sinks.messages import BadRow
 from sinks.pending import MAX_PENDING_BYTES, Receipts
-from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, read_rows
+from sinks.rows import REQUIRED_COLUMNS, check_schema, meant_for, message_of, read_rows
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+
+
+def micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -150,8 +154,39 @@ def test_h22_a_row_that_breaks_its_devices_order_is_refused() -> None:
     )
     assert [type(row) for row in rows] == [Command, Command, BadRow, Command, Command]
     assert isinstance(rows[2], BadRow)
+    message = message_of(2, Command("c", "d", "t", b"p", emitted_at_us=micros(AT) - 1_000_000), "", "")
+    assert (rows[2].payload, rows[2].properties) == (b"p", message.properties), "all that a replay needs"
     assert "1000000 µs before" in rows[2].reason
     assert "repartition by device" in rows[2].reason
+
+
+def test_a_bad_row_keeps_what_could_be_read_and_is_not_marked_as_a_command() -> None:
+    (bad,) = read_rows([batch({"qos": 7, "emitted_at": AT, "mqtt_topic": "devices/d"})])
+    assert isinstance(bad, BadRow)
+    assert bad.properties == {
+        C_ID: "c", C_DEVICE: "d", C_TOPIC: "devices/d", C_QOS: "7", C_EMITTED: str(micros(AT)),
+    }  # fmt: skip
+    assert meant_for(bad, "groups").topic == "", "the topic of commands"
+
+
+def test_a_bad_row_for_a_group_was_meant_for_the_groups_topic() -> None:
+    earlier = {"group": "g", "emitted_at": AT - timedelta(seconds=1), "mqtt_topic": "t/{device}"}
+    _, late, none, both = read_rows(
+        [
+            group_batch(
+                {"group": "g", "emitted_at": AT}, earlier, {"group": "g", "mqtt_topic": "all"},
+                {"group": "g", "device": "d", "mqtt_topic": "t"},
+            )
+        ]
+    )  # fmt: skip
+    assert isinstance(late, BadRow)
+    assert isinstance(none, BadRow)
+    assert isinstance(both, BadRow)
+    assert [meant_for(row, "groups").topic for row in (late, none, both)] == ["groups", "groups", ""]
+    found = decode_group_command(late.properties, late.payload)
+    assert (found.group, found.mqtt_topic) == ("g", "t/{device}")
+    assert (none.properties[C_GROUP], none.properties[C_TOPIC]) == ("g", "all")
+    assert none.device == "g"
 
 
 def test_the_contracts_columns_and_the_required_ones_alone_are_accepted() -> None:
