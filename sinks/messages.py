@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -68,8 +69,9 @@ def check_columns(
     """Check a DataFrame's columns (name, Spark SQL type) against those that the format ``name`` wants.
 
     ``also`` are columns that may be there and are not written; ``strangers`` says where else an unknown one belongs.
-    Raises ContractError that lists every missing, unknown and wrongly typed column with the remedy.
+    Raises ContractError that lists every missing, repeated, unknown and wrongly typed column with the remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     known = {**wanted, **(also or {})}
     problems = [
@@ -77,6 +79,11 @@ def check_columns(
         for one in required
         if one not in found
     ]
+    for one, times in Counter(one for one, _ in columns).items():
+        if times > 1:
+            problems.append(
+                f"column {one} is there {times} times, and one of them would count: rename or drop the others"
+            )
     for one, kind in found.items():
         if one not in known:
             near = difflib.get_close_matches(one, known, 1, 0.5)

@@ -76,9 +76,10 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
 
     Raises ContractError that lists every problem with its remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     required = ["payload"] if plan.topic is not None else ["mqtt_topic", "payload"]
-    check_columns("pulsebridge_mqtt", found.items(), MQTT_SINK_COLUMNS, required)
+    check_columns("pulsebridge_mqtt", columns, MQTT_SINK_COLUMNS, required)
     newer = [name for name in _OF_MQTT_5 if name in found]
     if newer and not plan.mqtt_5:
         raise ContractError(

@@ -40,7 +40,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "pulsar.producer.chunkingEnabled": "Whether payloads above Pulsar's limit are sent in chunks (default false: such rows are bad); no batches then.",
     },
     COMMANDS: {
-        "topic": "Commands topic, a full name or one in the system namespace; default: commands.",
+        "topic": "Commands topic: commands (default), in the system namespace, or its full name where a push with another one reads it. Any other topic is refused, since push reads none.",
         **_PULSAR,
         "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
     },

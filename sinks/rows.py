@@ -41,11 +41,12 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
     Raises ContractError that lists every missing, unknown and wrongly typed column with the remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     wanted = {name: (kind,) for name, kind in COMMAND_COLUMNS}
     for_one = () if "group" in found and "device" not in found else ("device", "mqtt_topic")
     required = [name for name in wanted if name in REQUIRED_COLUMNS or name in for_one]
-    check_columns("pulsebridge_commands", found.items(), wanted, required)
+    check_columns("pulsebridge_commands", columns, wanted, required)
 
 
 def message_of(row: int, command: Command | GroupCommand, topic: str, groups: str) -> PulsarMessage:
@@ -98,6 +99,10 @@ def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command |
     for name in REQUIRED_COLUMNS:
         if row[name] is None:
             return _bad(number, row, Problem(name, "is null"))
+    expires_ms = _ms(row.get("expires_at"))
+    if expires_ms == 0:  # a command knows that number for "never"
+        why = "is 1970-01-01T00:00Z, which as a command's expiry says never; null for none, a later time for one"
+        return _bad(number, row, Problem("expires_at", why))
     command = _group_command(row) if row.get("group") is not None else _command(row)
     if isinstance(command, Problem):
         return _bad(number, row, command)

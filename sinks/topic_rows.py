@@ -47,13 +47,14 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
 
     Raises ContractError that lists every problem with its remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     required = ["payload" if "payload" in found else "value"]
     if plan.topic is None:
         required.append("__topic")
     check_columns(
         "pulsebridge",
-        found.items(),
+        columns,
         TOPIC_SINK_COLUMNS,
         required,
         _NOT_WRITTEN,

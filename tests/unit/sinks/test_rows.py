@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +13,13 @@ from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC, 
 from bridge.errors import ContractError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
 from bridge.pulsar_client import OK
+from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.messages import BadRow
 from sinks.pending import MAX_PENDING_BYTES, Receipts
 from sinks.rows import REQUIRED_COLUMNS, check_schema, meant_for, message_of, read_rows
 
+TOPICS = topic_rows.Plan("persistent://a/b/t", False, False, "persistent://public/system/")
+MQTT = mqtt_rows.Plan("t", True, False)
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
 
@@ -64,6 +69,18 @@ def test_a_bad_row_is_named_and_the_others_go_on(row: dict[str, Any], field: str
     assert isinstance(bad, BadRow)
     assert bad.reason.startswith(f"row 1 of the task, {field}: ")
     assert isinstance(last, Command)
+
+
+@pytest.mark.parametrize("us", [0, 999])
+def test_an_expiry_at_the_epoch_is_refused_for_it_would_mean_never(us: int) -> None:
+    columns = batch({}, {}).columns[:4]
+    times = pa.array([us, 1000], pa.timestamp("us", "UTC"))
+    names = ["command_id", "device", "mqtt_topic", "payload", "expires_at"]
+    bad, good = read_rows([pa.record_batch([*columns, times], names=names)])
+    assert isinstance(bad, BadRow)
+    assert bad.reason.startswith("row 0 of the task, expires_at: is 1970-01-01")
+    assert isinstance(good, Command)
+    assert good.expires_at_ms == 1
 
 
 def group_batch(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -210,6 +227,26 @@ def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
     assert "column payload is string, wanted binary" in text
     assert "column emitted_at is timestamp_ntz, wanted timestamp" in text
     assert "column zzz is unknown: drop it" in text
+
+
+@pytest.mark.parametrize(
+    ("check", "columns", "twice"),
+    [
+        (check_schema, [*COMMAND_COLUMNS, ("device", "string")], "device"),
+        (group_rows.check_schema, [("group", "string"), ("device", "string"), ("group", "string")], "group"),
+        (partial(topic_rows.check_schema, plan=TOPICS), [("value", "binary"), ("value", "string")], "value"),
+        (
+            partial(mqtt_rows.check_schema, plan=MQTT),
+            [("payload", "binary"), ("payload", "binary")],
+            "payload",
+        ),
+    ],
+)
+def test_a_column_that_is_there_twice_is_refused(
+    check: Callable[..., None], columns: list[tuple[str, str]], twice: str
+) -> None:
+    with pytest.raises(ContractError, match=f"column {twice} is there 2 times.*rename or drop"):
+        check(iter(columns))
 
 
 def test_h1_the_first_error_fails_the_task_whatever_is_answered_after_it() -> None:
