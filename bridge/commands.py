@@ -46,6 +46,7 @@ __all__ = [
     "name_problem",
     "publish_topic_problem",
     "read_command",
+    "text_problem",
 ]
 
 MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
@@ -149,7 +150,7 @@ def command_problem(command: Command) -> Problem | None:
     """Return the first reason why the command cannot be stored or pushed, None when it is valid."""
     if not command.command_id:
         return Problem("command_id", "is empty; it is the command's identity")
-    command_id = _text_problem(command.command_id)
+    command_id = text_problem(command.command_id)
     if command_id is not None:
         return Problem("command_id", command_id)
     if not command.device:
@@ -189,7 +190,7 @@ def publish_topic_problem(topic: str) -> str | None:
         return "is empty"
     if any(c in topic for c in "+#\0"):
         return f"is {topic[:_SHOWN]!r}, and a topic to publish on has no + or # and no U+0000"
-    return _text_problem(topic)
+    return text_problem(topic)
 
 
 def name_problem(name: str) -> str | None:
@@ -197,14 +198,14 @@ def name_problem(name: str) -> str | None:
 
     A device's name is the key of its cursor, among which push has records of its own under keys that begin with U+0000.
     """
-    return _text_problem(name)
+    return text_problem(name)
 
 
 def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def _text_problem(text: str) -> str | None:
+def text_problem(text: str) -> str | None:
     """Return why MQTT does not carry a text, or a broker may close the connection at it; None when it does."""
     found = _NOT_IN_MQTT.search(text)
     if found is not None:

@@ -20,7 +20,7 @@ from bridge.pulsar_admin import PulsarAdmin
 from sinks.messages import BadRow, PulsarMessage
 from sinks.option_names import COMMANDS
 from sinks.options import SinkOptions, read_options
-from sinks.rows import check_schema, message_of, read_rows
+from sinks.rows import check_schema, meant_for, message_of, read_rows
 from sinks.writer import writer_of_this_process
 from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending
 
@@ -81,7 +81,7 @@ class _CommandsTask:
         assert topic is not None
         groups = self.options.pulsar.system_topic(GROUP_COMMANDS_TOPIC)
         rows: Iterator[PulsarMessage | BadRow] = (
-            row if isinstance(row, BadRow) else message_of(number, row, topic, groups)
+            meant_for(row, groups) if isinstance(row, BadRow) else message_of(number, row, topic, groups)
             for number, row in enumerate(read_rows(batches))
         )
         return Written(*writer_of_this_process(self.options.target).write(rows, topic))

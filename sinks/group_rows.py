@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.commands import Problem
 from bridge.groups import GROUP_MEMBER_COLUMNS, MEMBER, member_key
+from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:
@@ -26,20 +27,21 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
 def read_rows(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[PulsarMessage | BadRow]:
     """Yield each row of a task as a membership, or its end, for ``topic``, or as a bad row; in order."""
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield _read_row(number, row, topic)
-            number += 1
+    for number, row, problem in rows_of(batches):
+        yield _read_row(number, row, topic) if problem is None else _bad(number, row, problem, topic)
 
 
 def _read_row(number: int, row: dict[str, Any], topic: str) -> PulsarMessage | BadRow:
     for name in _NAMES:
         why = _why_not(row[name])
         if why is not None:
-            return BadRow(number, Problem(name, why), b"", row["device"] or "", topic, row["group"] or "")
+            return _bad(number, row, Problem(name, why), topic)
     payload = None if row.get("member") is False else MEMBER
     return PulsarMessage(number, topic, payload, member_key(row["group"], row["device"]), {})
+
+
+def _bad(number: int, row: dict[str, Any], problem: Problem, topic: str) -> BadRow:
+    return BadRow(number, problem, b"", readable(row["device"]), topic, readable(row["group"]))
 
 
 def _why_not(name: str | None) -> str | None:

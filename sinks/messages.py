@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from typing import Final
 
 from bridge.commands import Problem
 from bridge.errors import ContractError
 
-__all__ = ["BadRow", "PulsarMessage", "check_columns", "microseconds"]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND: Final = timedelta(microseconds=1)
+__all__ = ["BadRow", "PulsarMessage", "check_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +69,9 @@ def check_columns(
     """Check a DataFrame's columns (name, Spark SQL type) against those that the format ``name`` wants.
 
     ``also`` are columns that may be there and are not written; ``strangers`` says where else an unknown one belongs.
-    Raises ContractError that lists every missing, unknown and wrongly typed column with the remedy.
+    Raises ContractError that lists every missing, repeated, unknown and wrongly typed column with the remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     known = {**wanted, **(also or {})}
     problems = [
@@ -82,6 +79,11 @@ def check_columns(
         for one in required
         if one not in found
     ]
+    for one, times in Counter(one for one, _ in columns).items():
+        if times > 1:
+            problems.append(
+                f"column {one} is there {times} times, and one of them would count: rename or drop the others"
+            )
     for one, kind in found.items():
         if one not in known:
             near = difflib.get_close_matches(one, known, 1, 0.5)
@@ -94,8 +96,3 @@ def check_columns(
     if problems:
         told = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in wanted.items())
         raise ContractError(f"{name}: " + "; ".join(problems), remedy="columns: " + told)
-
-
-def microseconds(at: datetime | None) -> int:
-    """Return a timestamp of Spark's in µs since the epoch, 0 for null; exact, since a float of seconds is not."""
-    return 0 if at is None else (at - _EPOCH) // _MICROSECOND

@@ -6,27 +6,31 @@ Pure: Arrow record batches in, publishes and bad rows out. Section numbers are t
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.commands import Problem, publish_topic_problem
+from bridge.commands import Problem, publish_topic_problem, text_problem
 from bridge.contract import MQTT_SINK_COLUMNS, ORIGIN_PROPERTY, ORIGIN_SINK
 from bridge.errors import ContractError
-from bridge.mqtt.types import PublishProperties
+from bridge.mqtt.fitting import misfit, publish_size
+from bridge.mqtt.types import Connected, PublishProperties
+from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Plan", "Publish", "check_schema", "letter_of", "read_rows"]
+__all__ = ["Plan", "Publish", "check_schema", "letter_of", "letter_room", "read_rows"]
 
 _OF_MQTT_5: Final = tuple(MQTT_SINK_COLUMNS)[4:]
 _MAX_TEXT_BYTES: Final = 65_535  # 1.5.4 and 1.5.6: the length of text and of binary data has two bytes
 _MAX_PACKET_BYTES: Final = 268_435_455  # 1.5.5
 _MAX_EXPIRY_S: Final = 0xFFFF_FFFF
 _ORIGIN: Final = (ORIGIN_PROPERTY, ORIGIN_SINK)
+_SHOWN: Final = 200
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,28 @@ class Publish:
         """Return the bad row that this publish is, for a reason that only the broker knows."""
         return BadRow(self.row, problem, self.payload, "", self.topic)
 
+    def misfit(self, broker: Connected) -> BadRow | None:
+        """Return the bad row that this publish is at a broker that said it takes none such, None where it may."""
+        size = len(self.payload) - (
+            0 if self.qos else 2
+        )  # at QoS 0 without the two bytes of a packet identifier
+        properties = self.properties or PublishProperties()
+        why = misfit(broker, self.topic, size, self.qos, retain=self.retain, properties=properties)
+        if why is None:
+            return None
+        of_qos, of_retain = self.qos > broker.maximum_qos, self.retain and not broker.retain_available
+        return self.refused(Problem("qos" if of_qos else "retain" if of_retain else "payload", why))
+
 
 def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
     """Check a DataFrame's columns (name, Spark SQL type) against the contract.
 
     Raises ContractError that lists every problem with its remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     required = ["payload"] if plan.topic is not None else ["mqtt_topic", "payload"]
-    check_columns("pulsebridge_mqtt", found.items(), MQTT_SINK_COLUMNS, required)
+    check_columns("pulsebridge_mqtt", columns, MQTT_SINK_COLUMNS, required)
     newer = [name for name in _OF_MQTT_5 if name in found]
     if newer and not plan.mqtt_5:
         raise ContractError(
@@ -73,39 +90,79 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
 
 def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Publish | BadRow]:
     """Yield each row of a task as a publish or as a bad row, in order."""
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
+    for number, row, problem in rows_of(batches):
+        if problem is None:
             yield _read_row(number, row, plan)
-            number += 1
+        else:
+            yield BadRow(number, problem, _bytes(row["payload"]) or b"", "", readable(_topic(row, plan)))
 
 
-def letter_of(row: BadRow, plan: Plan) -> tuple[bytes, PublishProperties | None]:
-    """Return payload and properties of a bad row for the topic of dead letters."""
-    body = {
+def letter_room(topic: str, broker: Connected, plan: Plan) -> int:
+    """Return how many bytes a letter may have on this topic at a broker that said what it takes."""
+    most = broker.maximum_packet_size or _MAX_PACKET_BYTES
+    # Its length tells in one byte what is empty, in four what is as large as can be.
+    return most - 3 - publish_size(topic, 0, _letter_properties(plan) or PublishProperties())
+
+
+def letter_of(
+    row: BadRow, plan: Plan, room: int = _MAX_PACKET_BYTES
+) -> tuple[bytes, PublishProperties | None]:
+    """Return payload and properties of a bad row for the topic of dead letters.
+
+    What has more than ``room`` bytes is cut: the payload to its head, beside its length and SHA-256, and a long topic.
+    It is larger than ``room`` all the same where that is too small for reason, field and row.
+    """
+    told: dict[str, object] = {
         "reason": row.reason,
         "row": row.row,
         "field": row.problem.field,
         "mqtt_topic": row.topic,
-        "payload_base64": base64.b64encode(row.payload).decode("ascii"),
+        "payload_base64": _base64(row.payload),
     }
-    return json.dumps(body, ensure_ascii=False).encode(), PublishProperties(
-        (_ORIGIN,)
-    ) if plan.mqtt_5 else None
+    letter = _json(told)
+    if len(letter) > room:
+        told |= {
+            "mqtt_topic": row.topic[:_SHOWN],
+            "payload_bytes": len(row.payload),
+            "payload_sha256": hashlib.sha256(row.payload).hexdigest(),
+            "cut": ["payload_base64", *(["mqtt_topic"] if len(row.topic) > _SHOWN else [])],
+        }
+        head = max(0, room - len(_json(told | {"payload_base64": ""}))) // 4 * 3
+        letter = _json(told | {"payload_base64": _base64(row.payload[:head])})
+    return letter, _letter_properties(plan)
+
+
+def _letter_properties(plan: Plan) -> PublishProperties | None:
+    return PublishProperties((_ORIGIN,)) if plan.mqtt_5 else None
+
+
+def _base64(payload: bytes) -> str:
+    return base64.b64encode(payload).decode("ascii")
+
+
+def _json(told: Mapping[str, object]) -> bytes:
+    return json.dumps(told, ensure_ascii=False).encode()
 
 
 def _read_row(number: int, row: Mapping[str, Any], plan: Plan) -> Publish | BadRow:
-    named = row.get("mqtt_topic")
-    topic: str | None = plan.topic if named is None else named
-    payload = row["payload"]
-    payload = payload.encode() if isinstance(payload, str) else payload
+    topic = _topic(row, plan)
+    payload = _bytes(row["payload"])
     qos = 1 if row.get("qos") is None else row["qos"]
     problem = _problem(topic, payload, qos) or (_properties_problem(row) if plan.mqtt_5 else None)
-    if problem is not None or topic is None:
+    if problem is not None or topic is None or payload is None:
         assert problem is not None
         return BadRow(number, problem, payload or b"", "", topic or "")
     properties = _properties(row, plan) if plan.mqtt_5 else None
     return Publish(number, topic, payload, qos, bool(row.get("retain")), properties)
+
+
+def _topic(row: Mapping[str, Any], plan: Plan) -> str | None:
+    named: str | None = row.get("mqtt_topic")
+    return plan.topic if named is None else named
+
+
+def _bytes(payload: bytes | str | None) -> bytes | None:
+    return payload.encode() if isinstance(payload, str) else payload
 
 
 def _problem(topic: str | None, payload: bytes | None, qos: int) -> Problem | None:
@@ -143,8 +200,9 @@ def _properties_problem(row: Mapping[str, Any]) -> Problem | None:
             return Problem("user_properties", "has a null; leave it out (filter)")
         texts += [("user_properties", pair["name"]), ("user_properties", pair["value"])]
     for name, text in texts:
-        if text is not None and ("\0" in text or len(text.encode()) > _MAX_TEXT_BYTES):
-            return Problem(name, f"has U+0000 or more than {_MAX_TEXT_BYTES} bytes")
+        why = None if text is None else text_problem(text)
+        if why is not None:
+            return Problem(name, why)
     return None
 
 

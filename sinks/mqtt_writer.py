@@ -1,7 +1,8 @@
 """Publishes one task's rows to an MQTT broker: in their order, a bounded number under way, every confirmation awaited.
 
 It decides when a task has succeeded: only when the broker has confirmed each publish of QoS 1 or 2 and each dead
-letter. A refusal that is about one publish makes that a bad row; any other fails the task, which Spark retries.
+letter. A refusal that is about one publish makes that a bad row, and so does what the broker said it does not take, at
+which it would close the connection again and again; any other fails the task, which Spark retries.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bridge.errors import ContractError, PulsebridgeError, TransientError
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Confirmation, PublishProperties
 from sinks.messages import BadRow
-from sinks.mqtt_rows import Plan, Publish, letter_of
+from sinks.mqtt_rows import Plan, Publish, letter_of, letter_room
 from sinks.pending import Pending
 
 if TYPE_CHECKING:
@@ -76,33 +77,41 @@ class _Publishing:
         self._unheard = False
 
     def run(self, rows: Iterable[Publish | BadRow]) -> tuple[int, int]:
-        published = bad = 0
+        published = bad = refused = 0
         for row in rows:
-            self._pending.wait(self._options.window - 1, self._options.send_timeout_s)
-            if isinstance(row, Publish):
-                self._publish(row)
+            refused += self._write_refused()  # by now, so that no more of them are kept than were under way
+            fit = row.misfit(self._client.link.granted) or row if isinstance(row, Publish) else row
+            if isinstance(fit, Publish):
+                self._publish(fit)
                 published += 1
             else:
-                self._publish_bad(row)
+                self._publish_bad(fit)
                 bad += 1
         self._pending.wait(0, self._options.send_timeout_s)
-        while self._refused:
-            self._publish_bad(self._refused.popleft())
-            published, bad = published - 1, bad + 1
+        refused += self._write_refused()
         self._pending.wait(0, self._options.send_timeout_s)
         if self._unheard:
             log.warning(
                 "nobody reads the topic of dead letters, bad rows are lost: subscribe to it, or set badRows=fail",
                 topic=self._options.dead_letter_topic,
             )
-        return published, bad
+        return published - refused, bad + refused
+
+    def _write_refused(self) -> int:
+        """Publish the letters of the rows that the broker has refused so far. Returns how many."""
+        written = 0
+        while self._refused:
+            self._publish_bad(self._refused.popleft())
+            written += 1
+        return written
 
     def _publish(self, row: Publish) -> None:
         def confirmed(confirmation: Confirmation) -> None:
             reason = confirmation.reason
             if reason in _OF_ONE:
                 self._refused.append(row.refused(Problem(*_OF_ONE[reason])))
-            self._pending.done(None if reason < _REFUSED_FROM or reason in _OF_ONE else _failed(row, reason))
+            failed = reason >= _REFUSED_FROM and reason not in _OF_ONE
+            self._pending.done(_failed(row, reason) if failed else None, len(row.payload))
 
         self._send(row.topic, row.payload, row.qos, row.retain, row.properties, confirmed)
 
@@ -115,10 +124,18 @@ class _Publishing:
         def confirmed(confirmation: Confirmation) -> None:
             reason = confirmation.reason
             self._unheard = self._unheard or reason == _NO_SUBSCRIBERS
-            self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason))
+            self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason), len(payload))
 
-        payload, properties = letter_of(row, self._plan)
-        self._send(self._options.dead_letter_topic, payload, 1, False, properties, confirmed)
+        topic, broker = self._options.dead_letter_topic, self._client.link.granted
+        room = letter_room(topic, broker, self._plan)
+        payload, properties = letter_of(row, self._plan, room)
+        if len(payload) > room:
+            raise ContractError(
+                f"{row.reason}; and the MQTT broker takes no dead letter of {len(payload)} bytes on {topic}",
+                remedy="raise the broker's maximum packet size, or set badRows=fail",
+            )
+        # It closes the connection at a QoS above its own.
+        self._send(topic, payload, min(1, broker.maximum_qos), False, properties, confirmed)
 
     def _send(
         self,
@@ -129,7 +146,8 @@ class _Publishing:
         properties: PublishProperties | None,
         confirmed: Callable[[Confirmation], None],
     ) -> None:
-        self._pending.sent()
+        self._pending.wait(self._options.window - 1, self._options.send_timeout_s, len(payload))
+        self._pending.sent(len(payload))
         self._client.publish(
             topic, payload, qos=qos, retain=retain, properties=properties, confirmed=confirmed
         )

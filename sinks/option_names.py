@@ -40,7 +40,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "pulsar.producer.chunkingEnabled": "Whether payloads above Pulsar's limit are sent in chunks (default false: such rows are bad); no batches then.",
     },
     COMMANDS: {
-        "topic": "Commands topic, a full name or one in the system namespace; default: commands.",
+        "topic": "Commands topic: commands (default), in the system namespace, or its full name where a push with another one reads it. Any other topic is refused, since push reads none.",
         **_PULSAR,
         "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
     },
@@ -58,7 +58,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         },
         "mqtt.password_file": "File of the password, read anew at each connect, on the executors.",
         "mqtt.client_id": "Beginning of the client ids; each task adds its own. Default pb-sink.",
-        "window": "Most publishes of a task that are sent and not confirmed; default 1000.",
+        "window": "Most publishes of a task that are sent and not confirmed; default 1000. Beside it no more than 64 MiB of payloads.",
         "sendTimeoutMs": "How long a task waits without any confirmation of the broker before it fails, in ms (default 60000).",
         "badRows": "deadletter (default): a row that cannot be published, or that the broker refuses, is published to deadLetterTopic with row, field and reason, and the others go on; fail: it fails the task.",
         "deadLetterTopic": "MQTT topic of the bad rows, JSON at QoS 1; default pulsebridge/dead-letters.",

@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 
 from bridge.commands import publish_topic_problem
 from bridge.connection_options import OptionReader, pulsar_settings
-from bridge.contract import COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, full_name, topic_name
+from bridge.contract import COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, full_name
 from bridge.errors import ConfigError
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
@@ -83,11 +83,19 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     reader = _reader(COMMANDS, options)
     target = _target(reader)
     provision = reader.flag("provision", True)
+    topic = reader.text("topic") or COMMANDS_TOPIC
+    try:
+        # Push reads no other: what is written elsewhere would be taken, confirmed and never delivered.
+        if full_name(topic).rpartition("/")[2] != COMMANDS_TOPIC:
+            reader.problems.append(
+                f"topic={topic!r}: push reads the topic {COMMANDS_TOPIC} alone; leave topic out and name its namespace "
+                'with tenant and system.namespace, or write with format("pulsebridge") what another program reads'
+            )
+    except ValueError as e:
+        reader.problems.append(str(e))
     if target is None or reader.problems:
         raise _wrong(COMMANDS, reader)
-    topic = reader.text("topic") or COMMANDS_TOPIC
-    pulsar = target.pulsar
-    full = topic if "://" in topic else topic_name(pulsar.tenant, pulsar.system_namespace, topic)
+    full = full_name(topic) if "/" in topic else target.pulsar.system_topic(topic)
     return SinkOptions(target, full, provision)
 
 

@@ -1,5 +1,7 @@
 """Commands beside their receipts: one row per command, with its last state and its times, in batch or as a stream.
 
+A command is its id and its device: push takes one id for several devices for as many commands.
+
 It decides which of a command's receipts counts: the last one in its partition, where Pulsar keeps a device's receipts
 in order, but never ``duplicate``, which tells of another copy of the command, as long as there is another one.
 """
@@ -54,21 +56,26 @@ def with_receipts(
     ``pushed_at`` and ``confirmed_at`` of its last receipt; and how many ``copies`` and ``receipts`` of it there are.
 
     ``commands`` has the columns of ``pulsebridge_commands``, each command once or several times; ``receipts`` is the
-    topic command-receipts as ``format("pulsebridge")`` reads it. Without a receipt ``state`` is null: the command is
-    under way, or its device is away. A command that ``pulsebridge commands resend`` sent again has the state of the last
+    topic command-receipts as ``format("pulsebridge")`` reads it. One id for several devices is as many commands, as it
+    is to push, and so as many rows; without a column ``device`` the id alone counts. Without a receipt ``state`` is null:
+    the command is under way, or its device is away. A command that ``pulsebridge commands resend`` sent again has the state of the last
     of its copies, ``ID~2`` and so on; where these stand among the commands they have rows of their own as well.
 
-    Both may be streams. Then commands need ``emitted_at``, and a command is followed until one is emitted that is
-    ``within_s`` seconds younger: with the output mode ``append`` its row comes then, once; with ``update`` whenever
-    it has changed until then. A receipt that comes later is not seen by the stream; a batch sees it. Where
-    ``spark.sql.streaming.noDataMicroBatches.enabled`` is false a row waits for the next batch that has data.
+    Both may be streams. Then commands need ``emitted_at``, and a command is followed until both have told of one that is
+    emitted ``within_s`` seconds later, so that neither has to keep pace with the other: with the output mode ``append``
+    its row comes then, once; with ``update`` whenever it has changed until then. A receipt that comes later is not seen
+    by the stream; a batch sees it. Where ``spark.sql.streaming.noDataMicroBatches.enabled`` is false a row waits for the
+    next batch that has data, and ``spark.sql.streaming.multipleWatermarkPolicy`` is to be ``min``, as Spark has it.
 
     Raises ContractError when a column is missing, or when one is a stream and the other is not.
     """
     _check(commands, receipts)
-    both = _of_commands(commands).unionByName(_of_receipts(receipts), allowMissingColumns=True)
-    found = _followed(both, within_s, mode) if commands.isStreaming else _grouped(both)
-    return _shown(found)
+    sides = [_of_commands(commands), _of_receipts(receipts, by_device="device" in commands.columns)]
+    if commands.isStreaming:
+        # On each side: one for both would follow the faster one, and drop what is late beside that.
+        sides = [side.withWatermark("emitted_at", f"{within_s} seconds") for side in sides]
+    both = sides[0].unionByName(sides[1], allowMissingColumns=True)
+    return _shown(_followed(both, mode) if commands.isStreaming else _grouped(both))
 
 
 def by_group(receipts: DataFrame) -> DataFrame:
@@ -141,14 +148,24 @@ def _of_commands(commands: DataFrame) -> DataFrame:
             return F.lit(None).cast(kind)
         return F.unix_micros(name) if name in _TIMES else F.col(name)
 
-    emitted = F.col("emitted_at") if "emitted_at" in commands.columns else F.lit(None)
+    emitted = (F.col("emitted_at") if "emitted_at" in commands.columns else F.lit(None)).cast("timestamp")
     command = _struct((name, column(name, kind)) for name, kind in _KEPT)
     return commands.select(
-        "command_id", emitted.cast("timestamp").alias("emitted_at"), command.alias("command")
+        "command_id",
+        _whose(F.col("device") if "device" in commands.columns else F.lit(None)),
+        F.when(F.unix_micros(emitted) > 0, emitted).alias("emitted_at"),  # the sink knows none before
+        command.alias("command"),
     )
 
 
-def _of_receipts(receipts: DataFrame) -> DataFrame:
+def _whose(device: Column) -> Column:
+    """Return the device as a part of a command's identity; empty for a command to a group, as in its receipts."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(device.cast("string"), F.lit("")).alias("whose")
+
+
+def _of_receipts(receipts: DataFrame, *, by_device: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     read = _parsed(receipts)
@@ -162,6 +179,7 @@ def _of_receipts(receipts: DataFrame) -> DataFrame:
     ids = F.when(first != "", F.array(own, first)).otherwise(F.array(own))
     return read.where("r.command_id IS NOT NULL").select(
         F.explode(ids).alias("command_id"),
+        _whose(F.col("r.device") if by_device else F.lit(None)),
         F.when(emitted > 0, F.timestamp_micros(emitted)).alias("emitted_at"),
         _struct((name, told(name)) for name, _ in _TOLD).alias("told"),
         _place().alias("place"),
@@ -171,7 +189,7 @@ def _of_receipts(receipts: DataFrame) -> DataFrame:
 def _grouped(both: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return both.groupBy("command_id").agg(
+    return both.groupBy("command_id", "whose").agg(
         F.max(F.when(F.col("command").isNotNull(), F.col("emitted_at"))).alias("emitted_at"),
         F.first("command", ignorenulls=True).alias("command"),
         F.max_by("told", "place").alias("told"),
@@ -180,21 +198,22 @@ def _grouped(both: DataFrame) -> DataFrame:
     )
 
 
-def _followed(both: DataFrame, within_s: float, mode: Literal["append", "update"]) -> DataFrame:
+def _followed(both: DataFrame, mode: Literal["append", "update"]) -> DataFrame:
     from pyspark.sql import functions as F
 
     def struct(columns: Iterable[tuple[str, str]]) -> str:
         return ", ".join(f"`{name}` {kind}" for name, kind in columns)
 
-    rows = both.withWatermark("emitted_at", f"{within_s} seconds").select(
+    rows = both.select(
         "command_id",
+        "whose",
         "emitted_at",
         F.coalesce(F.unix_micros("emitted_at"), F.lit(0)).alias("emitted_us"),
         F.to_json("command").alias("command"),
         F.to_json("told").alias("told"),
         F.to_json("place").alias("place"),
     )
-    found = rows.groupBy("command_id").applyInPandasWithState(
+    found = rows.groupBy("command_id", "whose").applyInPandasWithState(
         latest(final=mode == "append"),
         outputStructType="command_id string, emitted_us bigint, command string, told string, copies bigint, receipts bigint",
         stateStructType="seen string",
@@ -221,6 +240,7 @@ def latest(*, final: bool) -> Callable[..., Iterator[pd.DataFrame]]:
 
         seen: dict[str, Any] = {
             "command": None,
+            "emitted": 0,
             "at": 0,
             "told": None,
             "place": [],
@@ -240,10 +260,15 @@ def latest(*, final: bool) -> Callable[..., Iterator[pd.DataFrame]]:
             # Rows that are not late may stand at the watermark itself, and a time-out must lie behind it.
             state.setTimeoutTimestamp(max(seen["at"] // 1000, state.getCurrentWatermarkMs()) + 1)
         if seen["command"] is not None and ended == final:
-            found = (key[0], seen["at"], seen["command"], seen["told"], seen["copies"], seen["receipts"])
-            yield pd.DataFrame(
-                [found], columns=["command_id", "emitted_us", "command", "told", "copies", "receipts"]
+            found = pd.DataFrame(
+                {
+                    "command_id": [key[0]],
+                    **{name: [seen[name]] for name in ("command", "told", "copies", "receipts")},
+                }
             )
+            # A float, which pandas makes of a number that may be null, has not all microseconds.
+            found.insert(1, "emitted_us", pd.array([seen["emitted"] or None], dtype="Int64"))
+            yield found
 
     return call
 
@@ -252,6 +277,7 @@ def _take(seen: dict[str, Any], row: Any) -> None:
     seen["at"] = max(seen["at"], int(row.emitted_us))
     if isinstance(row.command, str):
         seen["command"] = seen["command"] or row.command
+        seen["emitted"] = max(seen["emitted"], int(row.emitted_us))
         seen["copies"] += 1
     if isinstance(row.told, str):
         seen["receipts"] += 1

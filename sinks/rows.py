@@ -6,20 +6,34 @@ Pure: Arrow record batches in, commands and bad rows out. Where they are written
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.commands import Command, Problem, command_problem, encode_command
-from bridge.contract import C_ID, COMMAND_COLUMNS
+from bridge.contract import (
+    C_CAUSE,
+    C_DEVICE,
+    C_EMITTED,
+    C_EXPIRES,
+    C_GROUP,
+    C_ID,
+    C_QOS,
+    C_RETAIN,
+    C_TOPIC,
+    COMMAND_COLUMNS,
+)
 from bridge.groups import GroupCommand, encode_group_command, group_problem
-from sinks.messages import BadRow, PulsarMessage, check_columns, microseconds
+from sinks.arrow_rows import readable, rows_of
+from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "message_of", "read_rows"]
+__all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "meant_for", "message_of", "read_rows"]
 
 REQUIRED_COLUMNS: Final = ("command_id", "payload")
 """Those that every row needs; beside them ``device`` with ``mqtt_topic``, or ``group``."""
+_TEXTS: Final = ((C_DEVICE, "device"), (C_GROUP, "group"), (C_TOPIC, "mqtt_topic"), (C_CAUSE, "cause"))
 
 
 def check_schema(columns: Iterable[tuple[str, str]]) -> None:
@@ -27,11 +41,12 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
     Raises ContractError that lists every missing, unknown and wrongly typed column with the remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     wanted = {name: (kind,) for name, kind in COMMAND_COLUMNS}
     for_one = () if "group" in found and "device" not in found else ("device", "mqtt_topic")
     required = [name for name in wanted if name in REQUIRED_COLUMNS or name in for_one]
-    check_columns("pulsebridge_commands", found.items(), wanted, required)
+    check_columns("pulsebridge_commands", columns, wanted, required)
 
 
 def message_of(row: int, command: Command | GroupCommand, topic: str, groups: str) -> PulsarMessage:
@@ -76,23 +91,26 @@ class DeviceOrder:
 def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Command | GroupCommand | BadRow]:
     """Yield each row of a task as a valid command or as a bad row, in order."""
     order = DeviceOrder()
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield _read_row(number, row, order)
-            number += 1
+    for number, row, problem in rows_of(batches):
+        yield _bad(number, row, problem) if problem is not None else _read_row(number, row, order)
 
 
 def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command | GroupCommand | BadRow:
     for name in REQUIRED_COLUMNS:
         if row[name] is None:
             return _bad(number, row, Problem(name, "is null"))
+    expires_ms = _ms(row.get("expires_at"))
+    if expires_ms == 0:  # a command knows that number for "never"
+        why = "is 1970-01-01T00:00Z, which as a command's expiry says never; null for none, a later time for one"
+        return _bad(number, row, Problem("expires_at", why))
     command = _group_command(row) if row.get("group") is not None else _command(row)
     if isinstance(command, Problem):
         return _bad(number, row, command)
     problem = group_problem(command) if isinstance(command, GroupCommand) else command_problem(command)
-    problem = problem or order.problem(command)
-    return command if problem is None else _bad(number, row, problem)
+    if problem is not None:
+        return _bad(number, row, problem)
+    problem = order.problem(command)
+    return command if problem is None else _out_of_order(number, command, problem)
 
 
 def _command(row: dict[str, Any]) -> Command | Problem:
@@ -117,13 +135,44 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
         "payload": row["payload"],
         "qos": 1 if row.get("qos") is None else row["qos"],
         "retain": bool(row.get("retain")),
-        "expires_at_ms": microseconds(row.get("expires_at")) // 1000,
-        "emitted_at_us": max(microseconds(row.get("emitted_at")), 0),
+        "expires_at_ms": (row.get("expires_at") or 0) // 1000,
+        "emitted_at_us": max(row.get("emitted_at") or 0, 0),
         "cause": row.get("cause") or "",
     }
 
 
 def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
-    known = {C_ID: row["command_id"] or ""}
-    key = row.get("device") or row.get("group") or ""
+    """Return a bad row with all that could be read of it, by the names that a command's message has for it.
+
+    It is not marked as a command: a replay would bring back what is none.
+    """
+    known = {C_ID: readable(row["command_id"])} | {
+        name: readable(row[column]) for name, column in _TEXTS if row.get(column) is not None
+    }
+    numbers = (
+        (C_QOS, row.get("qos")),
+        (C_RETAIN, row.get("retain")),
+        (C_EXPIRES, _ms(row.get("expires_at"))),
+        (C_EMITTED, row.get("emitted_at")),
+    )
+    known |= {name: str(int(value)) for name, value in numbers if value is not None}
+    key = readable(row.get("device") or row.get("group"))
     return BadRow(number, problem, row["payload"] or b"", key, properties=known)
+
+
+def _out_of_order(number: int, command: Command | GroupCommand, problem: Problem) -> BadRow:
+    """Return the bad row that a valid command is: its whole message, so that it can be replayed or sent again."""
+    message = message_of(number, command, "", "")
+    return BadRow(
+        number, problem, command.payload, message.key or "", key=message.key, properties=message.properties
+    )
+
+
+def meant_for(row: BadRow, groups: str) -> BadRow:
+    """Return a bad row that says where it was meant to go: a command to a group alone to the topic ``groups``."""
+    of_group = C_GROUP in row.properties and C_DEVICE not in row.properties
+    return replace(row, topic=groups) if of_group else row
+
+
+def _ms(at: int | None) -> int | None:
+    return None if at is None else at // 1000

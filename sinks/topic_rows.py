@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.commands import MAX_COMMAND_BYTES, Problem
 from bridge.contract import P_DEVICE, SOURCE_COLUMNS, TOPIC_SINK_COLUMNS, base_topic, full_name
 from bridge.errors import ContractError
-from sinks.messages import BadRow, PulsarMessage, check_columns, microseconds
+from sinks.arrow_rows import is_time, readable, rows_of
+from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,13 +47,14 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
 
     Raises ContractError that lists every problem with its remedy.
     """
+    columns = list(columns)
     found = dict(columns)
     required = ["payload" if "payload" in found else "value"]
     if plan.topic is None:
         required.append("__topic")
     check_columns(
         "pulsebridge",
-        found.items(),
+        columns,
         TOPIC_SINK_COLUMNS,
         required,
         _NOT_WRITTEN,
@@ -73,27 +74,38 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
 
 def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[PulsarMessage | BadRow]:
     """Yield each row of a task as a message or as a bad row, in order."""
+    columns = [name for name in TOPIC_SINK_COLUMNS if not (name == "__topic" and plan.topic is not None)]
     number = 0
     for batch in batches:
-        columns = {
-            name: batch.column(name).to_pylist()
-            for name in TOPIC_SINK_COLUMNS
-            if name in batch.schema.names and not (name == "__topic" and plan.topic is not None)
-        }
-        for at in range(batch.num_rows):
-            yield _read_row(number, {name: values[at] for name, values in columns.items()}, plan)
-            number += 1
+        to_ms = 1000 if is_time(batch, "__eventTime") else 1
+        for at, row, problem in rows_of((batch,), columns, first=number):
+            yield _read_row(at, row, plan, to_ms) if problem is None else _unread(at, row, plan, problem)
+        number += batch.num_rows
 
 
-def _read_row(number: int, row: Mapping[str, Any], plan: Plan) -> PulsarMessage | BadRow:
+def _unread(number: int, row: Mapping[str, Any], plan: Plan, problem: Problem) -> BadRow:
+    """Return the bad row that one with text which is no UTF-8 is, with all that could be read of it."""
+    kept = {name: value for name, value in _properties(row).items() if value is not None}
+    key = _key(row.get("__key"), plan)[0] or readable(row.get("__key")) or None
     payload = _bytes(row["value"] if "value" in row else row["payload"])
-    properties = dict(row.get("__messageProperties") or ())
+    named = row.get("__topic")
+    topic = _topic(named, plan)[0] if isinstance(named, str) else plan.topic or ""
+    return BadRow(number, problem, payload or b"", kept.get(P_DEVICE) or key or "", topic, key, kept)
+
+
+def _properties(row: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(row.get("__messageProperties") or ())
+
+
+def _read_row(number: int, row: Mapping[str, Any], plan: Plan, to_ms: int) -> PulsarMessage | BadRow:
+    payload = _bytes(row["value"] if "value" in row else row["payload"])
+    properties = _properties(row)
     key, problem = _key(row.get("__key"), plan)
     topic = plan.topic or ""
     if plan.topic is None:
         topic, wrong = _topic(row["__topic"], plan)
         problem = wrong or problem
-    event_ms, wrong = _event_ms(row.get("__eventTime"))
+    event_ms, wrong = _event_ms(row.get("__eventTime"), to_ms)
     problem = problem or wrong or _properties_problem(properties) or _difference(row, payload)
     message = PulsarMessage(number, topic, payload, key, properties, event_ms, row.get("__orderingKey"))
     problem = problem or _too_large(message, plan)
@@ -137,8 +149,8 @@ def _key(key: str | bytes | None, plan: Plan) -> tuple[str | None, Problem | Non
         return None, Problem("__key", why)
 
 
-def _event_ms(at: datetime | int | None) -> tuple[int, Problem | None]:
-    ms = at if isinstance(at, int) else microseconds(at) // 1000
+def _event_ms(at: int | None, to_ms: int) -> tuple[int, Problem | None]:
+    ms = (at or 0) // to_ms
     if ms < 0:
         return 0, Problem("__eventTime", f"is {ms} ms, before the epoch; null for none")
     return ms, None

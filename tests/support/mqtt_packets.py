@@ -106,10 +106,12 @@ def split(received: bytearray) -> Iterator[tuple[int, bytes]]:
 
 
 def delivered(version: Version, first: int, body: bytes) -> Delivered:
-    """Read the body of a PUBLISH at QoS 1."""
+    """Read the body of a PUBLISH; at QoS 0 it has no packet identifier."""
     topic, at = _read(body, 0)
-    mid = int.from_bytes(body[at : at + 2], "big")
-    at += 2
+    mid = 0
+    if first & 0x06:
+        mid = int.from_bytes(body[at : at + 2], "big")
+        at += 2
     response = correlation = b""
     user: list[tuple[str, str]] = []
     if version == "5":

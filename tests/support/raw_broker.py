@@ -97,4 +97,6 @@ class RawBroker:
             return None if reason == CLOSE else b""
         if reason < 0x80:
             self.taken.append(one)
+        if not first & 0x06:
+            return b""
         return packet(0x50 if first & 0x04 else 0x40, struct.pack("!HB", one.mid, reason))

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.contract import C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.commands import decode_command
+from bridge.contract import C_EMITTED, C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.dead_letters.records import Selection
+from bridge.dead_letters.replay import Replayer
 from bridge.local.stack import LocalStack
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
 from tests.support import commands_driver
 from tests.support.push import (
@@ -104,6 +109,13 @@ def test_h22_bad_rows_go_to_the_dead_letters_and_the_others_go_on(
     reasons = {m.data(): m.properties()[P_DEAD_REASON] for m in read_topic(settings, DEAD_LETTERS_TOPIC)}
     assert set(reasons) == {b"2", b"3", b"4", b"5"}
     assert reasons[b"2"].startswith("row 1 of the task, emitted_at: ")
+    with PulsarAdmin(settings.pulsar) as admin, PulsarClient(settings.pulsar) as client:
+        replayed = Replayer(client, admin, Selection()).run()
+    assert replayed.replayed == {settings.pulsar.system_topic(COMMANDS_TOPIC): 1}, "what was but out of order"
+    again = read_topic(settings, COMMANDS_TOPIC)[-1]
+    assert again.partition_key() == "d"
+    found = decode_command(again.properties(), again.data())
+    assert (found.command_id, found.device, found.mqtt_topic, found.payload) == ("c2", "d", topic, b"2")
     assert "mqtt_topic" in reasons[b"3"]
     assert reasons[b"4"] == "row 3 of the task, command_id: is null"
     assert "qos" in reasons[b"5"]
@@ -191,3 +203,28 @@ def test_h21_a_task_tried_again_in_another_order_and_a_driver_killed_before_its_
         all_acknowledged(settings)
         assert devices.check(commands) == 0, "each command once, in its device's order"
         assert sum(len(got) for got in devices.got.values()) == 40
+
+
+def test_a_value_that_python_has_not_costs_its_row_alone_whatever_the_sessions_zone(
+    spark: SparkSession, settings: Settings
+) -> None:
+    topic = command(settings, "d", 0).mqtt_topic
+    frame = spark.range(0, 3, numPartitions=1).selectExpr(
+        "concat('c', id) command_id", "cast(if(id = 1, unhex('64fffe'), unhex('64')) as string) device",
+        f"'{topic}' mqtt_topic", "cast(cast(id as string) as binary) payload",
+        "timestamp_micros(if(id = 2, 1760000000000000000, 1760000000123456)) emitted_at",
+    )  # fmt: skip
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    assert zone is not None
+    spark.conf.set("spark.sql.session.timeZone", "GMT+03:00")  # pyarrow knows none of that name
+    try:
+        write(frame, settings)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    written = {m.data(): m.properties()[C_EMITTED] for m in read_topic(settings, COMMANDS_TOPIC)}
+    assert written == {b"0": "1760000000123456", b"2": "1760000000000000000"}
+    (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
+    assert letter.data() == b"1"
+    assert letter.properties()[P_DEAD_REASON].startswith(
+        "row 1 of the task, device: b'd\\xff\\xfe' is no UTF-8"
+    )

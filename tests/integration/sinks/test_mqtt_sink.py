@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_SINK
 from bridge.errors import TransientError
+from bridge.local.mqtt_servers import mosquitto_config
+from bridge.local.ports import free_ports
+from bridge.local.preflight import find_mosquitto
 from bridge.local.stack import LocalStack
-from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.device import DeviceClient, probe
 from bridge.mqtt.types import Message
+from bridge.settings.mqtt import MqttSettings
 from sinks.mqtt_rows import Plan, Publish
 from sinks.mqtt_writer import write as write_task
 from sinks.options import read_mqtt_options
-from tests.support.stack import mqtt_settings
+from tests.support.stack import mqtt_settings, new_stack
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for
 
@@ -139,3 +146,50 @@ def test_a_task_succeeds_only_when_the_broker_has_confirmed_every_row(stack: Loc
             TransientError, match="publishes have no confirmation from the MQTT broker after 2 s"
         ):
             write_task(silent_from_the_middle(), read_mqtt_options(given), plan)
+
+
+LIMITS = {"max_packet_size": "2000", "max_qos": "1", "retain_available": "false"}
+
+
+@pytest.fixture
+def limited(mosquitto: LocalStack, tmp_path: Path) -> Iterator[LocalStack]:
+    """A Mosquitto that takes small packets, QoS 1 and nothing retained."""
+    (port,) = free_ports(1)
+    lines = [
+        mosquitto_config(port=port, data=tmp_path),
+        *(f"{name} {value}" for name, value in LIMITS.items()),
+    ]
+    config = tmp_path / "mosquitto.conf"
+    config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    program = find_mosquitto()
+    assert program is not None
+    beside = new_stack(
+        mqtt_url=f"mqtt://127.0.0.1:{port}", pulsar_url=mosquitto.pulsar_url, admin_url=mosquitto.admin_url
+    )
+    with subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL) as process:
+        try:
+            poll_for(lambda: probe(MqttSettings(port=port)).ok, 30, "Mosquitto listens")
+            with beside:
+                yield beside
+        finally:
+            process.terminate()
+
+
+def test_rows_beyond_what_the_broker_takes_are_named_and_the_query_goes_on(
+    spark: SparkSession, limited: LocalStack
+) -> None:
+    frame = spark.range(0, 30, numPartitions=1).selectExpr(
+        "'many/d' mqtt_topic", "if(id = 3, repeat('x', 5000), cast(id as string)) payload",
+        "if(id = 5, 2, 1) qos", "id = 7 retain",
+        "array(named_struct('name', 'n', 'value', if(id = 9, 'a\\nb', 'v'))) user_properties",
+    )  # fmt: skip
+    with listening(limited, "many/+") as got:
+        write(frame, options(limited, "many"))
+        poll_for(lambda: len(got) == 30, 30, "every row, or its letter")
+    told = [json.loads(one.payload) for one in got if one.topic == "many/dead"]
+    assert sorted((one["row"], one["field"]) for one in told) == [
+        (3, "payload"), (5, "qos"), (7, "retain"), (9, "user_properties"),
+    ]  # fmt: skip
+    (large,) = [one for one in told if one["row"] == 3]
+    assert large["payload_bytes"] == 5000
+    assert base64.b64decode(large["payload_base64"]).strip(b"x") == b""

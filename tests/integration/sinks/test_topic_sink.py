@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,15 @@ from bridge.contract import (
     P_DEVICE,
     partition_name,
 )
+from bridge.errors import TransientError
 from bridge.murmur3 import partition_of
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from sinks import writer
+from sinks.messages import PulsarMessage
+from sinks.options import read_topic_options
+from sinks.writer import TaskWriter
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.push import read_topic
 from tests.support.raw_pulsar import store_raw
@@ -101,6 +108,8 @@ def test_rows_choose_their_topics_and_bad_ones_are_named_in_the_dead_letters(
             ("6", b"k", None, forbidden, None),
             ("7", b"k", None, target.name, -1),
             (None, b"k", None, target.name, None),
+            ("9", b"k", None, "public/de fault/x", None),
+            ("10", b"k", None, target.name, None),
         ],
         "value string, __key binary, o binary, __topic string, __eventTime bigint",
     ).selectExpr("value", "__key", "cast(o as string) __orderingKey", "__topic", "__eventTime")
@@ -108,18 +117,21 @@ def test_rows_choose_their_topics_and_bad_ones_are_named_in_the_dead_letters(
     write(frame.coalesce(1), given)
     (message,) = received(source)
     assert (message.data(), message.ordering_key(), message.event_timestamp()) == (b"1", "o", 1000)
-    assert sorted((row.value, row["__key"]) for row in rows(spark, target) if row.value) == [(b"2", "k")]
+    assert sorted((row.value, row["__key"]) for row in rows(spark, target) if row.value) == [
+        (b"10", "k"), (b"2", "k"),
+    ]  # fmt: skip
     letters = {
         m.data(): (m.properties()[P_DEAD_REASON], m.properties()[P_DEAD_TOPIC], m.properties()[P_DEVICE])
         for m in read_topic(Settings(pulsar=source.settings), DEAD_LETTERS_TOPIC)
     }
-    assert set(letters) == {b"3", b"4", b"5", b"6", b"7"}
+    assert set(letters) == {b"3", b"4", b"5", b"6", b"7", b"9"}
     assert letters[b"3"][0].startswith("row 2 of the task, __key: ")
     assert letters[b"4"][0].startswith(f"row 3 of the task, __topic: there is no topic {gone}")
     assert letters[b"4"][1:] == (gone, "d"), "a replay brings it there once the topic is made"
     assert "__topic: is null" in letters[b"5"][0]
     assert "system namespace" in letters[b"6"][0]
     assert "__eventTime: is -1 ms" in letters[b"7"][0]
+    assert letters[b"9"][0].startswith("row 8 of the task, __topic: is 'persistent://public/de fault/x'")
     with pytest.raises(Exception, match=r"row \d of the task, __key: .* badRows=deadletter"):
         write(frame.where("value = '3'"), given | {"badRows": "fail"})
 
@@ -187,3 +199,38 @@ def test_what_will_not_do_is_refused_before_anything_is_written(
     ):  # Spark's own words
         frame.write.format("pulsebridge").options(**options(target)).save()
     assert not received(target)
+
+
+def test_a_topic_that_no_row_chose_and_that_is_gone_fails_the_task_and_buries_nothing(
+    target: TestTopic,
+) -> None:
+    options_of = read_topic_options(options(target))
+    gone = target.settings.readings_topic("gone")
+    message = PulsarMessage(0, gone, b"v", "k", {})
+    task = TaskWriter(options_of.target)
+    try:
+        with pytest.raises(TransientError, match=f"there is no topic {gone} — Spark retries the task"):
+            task.write([message], gone)
+        assert task.write([replace(message, topic=target.name)], target.name) == (1, 0)
+    finally:
+        task.retire()
+    with PulsarAdmin(target.settings) as admin:
+        assert not admin.exists(target.settings.system_topic(DEAD_LETTERS_TOPIC)), "no letter was written"
+
+
+def test_producers_that_are_not_used_are_closed_and_lose_nothing(
+    target: TestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_MAX_PRODUCERS", 2)
+    task = TaskWriter(read_topic_options(options(target)).target)
+    rows = [PulsarMessage(n, target.name, b"%d" % n, f"k{n % 7}", {}) for n in range(60)]
+    try:
+        assert task.write(rows, target.name) == (60, 0)
+        assert len(task._producers) == 2
+        assert len({message.producer_name() for message in received(target)}) > 3, "each time a new one"
+    finally:
+        task.retire()
+    found: dict[str, list[int]] = {}
+    for message in received(target):
+        found.setdefault(message.partition_key(), []).append(int(message.data()))
+    assert found == {f"k{n}": list(range(n, 60, 7)) for n in range(7)}, "in the order of each key"

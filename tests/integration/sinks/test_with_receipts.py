@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.contract import RECEIPTS_TOPIC
+from bridge.contract import RECEIPTS_TOPIC, Receipt
 from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings
 from sinks.receipts import with_receipts
@@ -26,7 +26,7 @@ from tests.support.push import (
 from tests.support.stack import mqtt_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
@@ -124,3 +124,75 @@ def check(found: dict[str, Any], commands: list[Any], times: list[datetime]) -> 
             assert row.pushed_at <= row.confirmed_at
         else:
             assert row.confirmed_at is None or state == "expired"
+
+
+COMMANDS = "command_id string, device string, group string, payload binary, emitted_at timestamp"
+PLACES = "value binary, ledger_id bigint, entry_id bigint, batch_index int"
+
+
+def told(entry: int, state: str, one: str, device: str, at: datetime | None, of: str = "") -> tuple[Any, ...]:
+    emitted = 0 if at is None else micros(at)
+    receipt = Receipt(one, device, "t", state, emitted_at_us=emitted, resend_of=of)
+    return (receipt.encode(), 1, entry, 0)
+
+
+def test_a_stream_has_the_rows_of_a_batch_however_far_its_receipts_are_ahead(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    early, late, last = AT, AT + timedelta(hours=5), AT + timedelta(hours=9)
+    commands = [
+        [
+            ("reboot", "d1", None, b"x", early),
+            ("reboot", "d2", None, b"x", early),
+            ("g", None, "all", b"x", early),
+        ],
+        [("before", "d1", None, b"x", early)],  # Spark drops what is late of the batch after the next one on
+        [("again", "d1", None, b"x", early + timedelta(seconds=1)), ("timeless", "d1", None, b"x", None)],
+        [("end", "d1", None, b"x", last)],
+    ]
+    receipts = [
+        [told(1, "expired", "reboot", "d1", early), told(2, "delivered", "reboot", "d2", early),
+         told(3, "expanded", "g", "", early), told(4, "delivered", "far", "d1", late)],
+        [told(9, "delivered", "before", "d1", early)],
+        [told(5, "expired", "again", "d1", early + timedelta(seconds=1)),
+         told(6, "delivered", "again~2", "d1", late, "again"), told(7, "delivered", "timeless", "d1", None)],
+        [told(8, "delivered", "end", "d1", last)],
+    ]  # fmt: skip
+
+    def stored(name: str, parts: list[list[tuple[Any, ...]]], schema: str) -> tuple[DataFrame, DataFrame]:
+        folder = str(tmp_path / name)
+        for part in parts:
+            spark.createDataFrame(part, schema).coalesce(1).write.mode("append").parquet(folder)
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(folder)
+        return spark.read.schema(schema).parquet(folder), stream
+
+    commands_in, commands_of = stored("commands", commands, COMMANDS)
+    receipts_in, receipts_of = stored("receipts", receipts, PLACES)
+    of_batch = {(r.command_id, r.device): r for r in with_receipts(commands_in, receipts_in).collect()}
+    assert {key: (r.state, r.receipts, r.emitted_at is None) for key, r in of_batch.items()} == {
+        ("reboot", "d1"): ("expired", 1, False),
+        ("reboot", "d2"): ("delivered", 1, False),
+        ("g", None): ("expanded", 1, False),
+        ("before", "d1"): ("delivered", 1, False),
+        ("again", "d1"): ("delivered", 2, False),
+        ("timeless", "d1"): ("delivered", 1, True),
+        ("end", "d1"): ("delivered", 1, False),
+    }
+    found = str(tmp_path / "found")
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    try:
+        query = (
+            with_receipts(commands_of, receipts_of, within_s=3600)
+            .writeStream.format("parquet")
+            .option("path", found)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(150)
+        assert query.exception() is None
+    finally:
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    of_stream = {(r.command_id, r.device): r for r in spark.read.parquet(found).collect()}
+    del of_batch["end", "d1"]  # it is followed yet
+    assert of_stream == of_batch

@@ -60,7 +60,10 @@ def test_a_row_is_the_publish_that_it_tells() -> None:
         ({"expiry_s": -1}, "expiry_s", "is -1 s"),
         ({"correlation_data": b"x" * 65_536}, "correlation_data", "65535"),
         ({"content_type": "\0"}, "content_type", "U+0000"),
+        ({"content_type": "text/\x1b"}, "content_type", "no control characters"),
         ({"user_properties": [{"name": "n", "value": None}]}, "user_properties", "null"),
+        ({"user_properties": [{"name": "n", "value": "a\nb"}]}, "user_properties", "U+000A"),
+        ({"user_properties": [{"name": "\x7f", "value": "v"}]}, "user_properties", "U+007F"),
         ({"user_properties": [{"name": "n", "value": "x" * 65_536}]}, "user_properties", "65535"),
     ],
 )

@@ -46,16 +46,16 @@ def command(emitted_us: int = 7_000_000) -> dict[str, Any]:
     return {"emitted_us": emitted_us, "command": '{"device":"d"}', "told": None, "place": None}
 
 
-def receipt(state: str, entry: int) -> dict[str, Any]:
+def receipt(state: str, entry: int, emitted_us: int = 7_000_000) -> dict[str, Any]:
     place = {"settles": state != "duplicate", "ledger_id": 1, "entry_id": entry, "batch_index": 0}
     return {
-        "emitted_us": 7_000_000, "command": None, "told": json.dumps({"state": state}), "place": json.dumps(place),
+        "emitted_us": emitted_us, "command": None, "told": json.dumps({"state": state}), "place": json.dumps(place),
     }  # fmt: skip
 
 
 def batch(state: State, rows: list[dict[str, Any]], *, final: bool) -> list[tuple[Any, ...]]:
     frames = [pd.DataFrame([row]) for row in rows]
-    found = list(latest(final=final)(("c",), frames, state))
+    found = list(latest(final=final)(("c", "d"), frames, state))
     return [tuple(row) for frame in found for row in frame.itertuples(index=False)]
 
 
@@ -105,3 +105,19 @@ def test_a_receipt_without_its_command_makes_no_row() -> None:
     state = State()
     batch(state, [receipt("delivered", 1)], final=True)
     assert ended(state) == []
+
+
+def test_a_row_has_the_time_of_its_command_and_waits_for_what_was_sent_again() -> None:
+    state = State()
+    batch(state, [command(), receipt("expired", 1), receipt("delivered", 2, 99_000_000)], final=True)
+    assert state.times_out_at == 99_001
+    (found,) = ended(state)
+    assert found[1] == 7_000_000
+
+
+def test_a_command_without_a_time_has_none() -> None:
+    state = State()
+    batch(state, [command(0), receipt("delivered", 1, 0)], final=True)
+    assert state.times_out_at == 5_001
+    (found,) = ended(state)
+    assert found[1] is pd.NA

@@ -1,21 +1,30 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from bridge.commands import Command
-from bridge.contract import COMMAND_COLUMNS
+from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC, COMMAND_COLUMNS
 from bridge.errors import ContractError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
 from bridge.pulsar_client import OK
+from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.messages import BadRow
-from sinks.pending import Receipts
-from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, read_rows
+from sinks.pending import MAX_PENDING_BYTES, Receipts
+from sinks.rows import REQUIRED_COLUMNS, check_schema, meant_for, message_of, read_rows
 
+TOPICS = topic_rows.Plan("persistent://a/b/t", False, False, "persistent://public/system/")
+MQTT = mqtt_rows.Plan("t", True, False)
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+
+
+def micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -60,6 +69,18 @@ def test_a_bad_row_is_named_and_the_others_go_on(row: dict[str, Any], field: str
     assert isinstance(bad, BadRow)
     assert bad.reason.startswith(f"row 1 of the task, {field}: ")
     assert isinstance(last, Command)
+
+
+@pytest.mark.parametrize("us", [0, 999])
+def test_an_expiry_at_the_epoch_is_refused_for_it_would_mean_never(us: int) -> None:
+    columns = batch({}, {}).columns[:4]
+    times = pa.array([us, 1000], pa.timestamp("us", "UTC"))
+    names = ["command_id", "device", "mqtt_topic", "payload", "expires_at"]
+    bad, good = read_rows([pa.record_batch([*columns, times], names=names)])
+    assert isinstance(bad, BadRow)
+    assert bad.reason.startswith("row 0 of the task, expires_at: is 1970-01-01")
+    assert isinstance(good, Command)
+    assert good.expires_at_ms == 1
 
 
 def group_batch(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -150,8 +171,39 @@ def test_h22_a_row_that_breaks_its_devices_order_is_refused() -> None:
     )
     assert [type(row) for row in rows] == [Command, Command, BadRow, Command, Command]
     assert isinstance(rows[2], BadRow)
+    message = message_of(2, Command("c", "d", "t", b"p", emitted_at_us=micros(AT) - 1_000_000), "", "")
+    assert (rows[2].payload, rows[2].properties) == (b"p", message.properties), "all that a replay needs"
     assert "1000000 µs before" in rows[2].reason
     assert "repartition by device" in rows[2].reason
+
+
+def test_a_bad_row_keeps_what_could_be_read_and_is_not_marked_as_a_command() -> None:
+    (bad,) = read_rows([batch({"qos": 7, "emitted_at": AT, "mqtt_topic": "devices/d"})])
+    assert isinstance(bad, BadRow)
+    assert bad.properties == {
+        C_ID: "c", C_DEVICE: "d", C_TOPIC: "devices/d", C_QOS: "7", C_EMITTED: str(micros(AT)),
+    }  # fmt: skip
+    assert meant_for(bad, "groups").topic == "", "the topic of commands"
+
+
+def test_a_bad_row_for_a_group_was_meant_for_the_groups_topic() -> None:
+    earlier = {"group": "g", "emitted_at": AT - timedelta(seconds=1), "mqtt_topic": "t/{device}"}
+    _, late, none, both = read_rows(
+        [
+            group_batch(
+                {"group": "g", "emitted_at": AT}, earlier, {"group": "g", "mqtt_topic": "all"},
+                {"group": "g", "device": "d", "mqtt_topic": "t"},
+            )
+        ]
+    )  # fmt: skip
+    assert isinstance(late, BadRow)
+    assert isinstance(none, BadRow)
+    assert isinstance(both, BadRow)
+    assert [meant_for(row, "groups").topic for row in (late, none, both)] == ["groups", "groups", ""]
+    found = decode_group_command(late.properties, late.payload)
+    assert (found.group, found.mqtt_topic) == ("g", "t/{device}")
+    assert (none.properties[C_GROUP], none.properties[C_TOPIC]) == ("g", "all")
+    assert none.device == "g"
 
 
 def test_the_contracts_columns_and_the_required_ones_alone_are_accepted() -> None:
@@ -177,6 +229,26 @@ def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
     assert "column zzz is unknown: drop it" in text
 
 
+@pytest.mark.parametrize(
+    ("check", "columns", "twice"),
+    [
+        (check_schema, [*COMMAND_COLUMNS, ("device", "string")], "device"),
+        (group_rows.check_schema, [("group", "string"), ("device", "string"), ("group", "string")], "group"),
+        (partial(topic_rows.check_schema, plan=TOPICS), [("value", "binary"), ("value", "string")], "value"),
+        (
+            partial(mqtt_rows.check_schema, plan=MQTT),
+            [("payload", "binary"), ("payload", "binary")],
+            "payload",
+        ),
+    ],
+)
+def test_a_column_that_is_there_twice_is_refused(
+    check: Callable[..., None], columns: list[tuple[str, str]], twice: str
+) -> None:
+    with pytest.raises(ContractError, match=f"column {twice} is there 2 times.*rename or drop"):
+        check(iter(columns))
+
+
 def test_h1_the_first_error_fails_the_task_whatever_is_answered_after_it() -> None:
     receipts = Receipts()
     for _ in range(3):
@@ -194,3 +266,15 @@ def test_h1_missing_receipts_fail_the_task() -> None:
     receipts.wait(1, 10)
     with pytest.raises(TransientError, match="1 messages have no receipt"):
         receipts.wait(0, 0.01)
+
+
+def test_what_is_under_way_is_bounded_in_bytes_as_well() -> None:
+    receipts = Receipts()
+    large = MAX_PENDING_BYTES - 10
+    receipts.wait(5, 0.01, 2 * MAX_PENDING_BYTES)  # goes alone
+    receipts.sent(large)
+    receipts.wait(5, 0.01, 10)
+    with pytest.raises(TransientError, match="1 messages have no receipt"):
+        receipts.wait(5, 0.01, 11)
+    receipts.answered(OK, None, size=large)
+    receipts.wait(5, 0.01, MAX_PENDING_BYTES)

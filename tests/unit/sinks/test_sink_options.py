@@ -24,6 +24,23 @@ def test_options_compare_without_case_and_stand_for_settings() -> None:
     assert "s3cr3t" not in repr(options)
 
 
+def test_commands_go_to_no_topic_that_push_does_not_read() -> None:
+    for name in (
+        "commands",
+        "persistent://public/pulsebridge-system/commands",
+        "public/pulsebridge-system/commands",
+    ):
+        assert read_options(URL | {"topic": name}).topic == "persistent://public/pulsebridge-system/commands"
+    assert read_options(URL | {"topic": "persistent://a/b/commands"}).topic == "persistent://a/b/commands"
+    for name in ("comands", "persistent://a/b/c", "commands-partition-0"):
+        with pytest.raises(
+            ConfigError, match=f"topic='{name}': push reads the topic commands alone; leave topic out"
+        ):
+            read_options(URL | {"topic": name})
+    with pytest.raises(ConfigError, match="non-persistent topic keeps nothing"):
+        read_options(URL | {"topic": "non-persistent://a/b/commands"})
+
+
 def test_every_problem_of_the_options_is_listed_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as e:
         read_options(
