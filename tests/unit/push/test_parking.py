@@ -7,7 +7,7 @@ from itertools import count, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
@@ -35,11 +35,25 @@ LIMITS = Limits(
     probe_max_us=20 * SECOND,
 )
 BROKER = replace(LIMITS, answers=False)
+ABSENT = replace(
+    LIMITS,
+    window=4,
+    pending=40,
+    device_pending=30,
+    answer_timeout_us=SECOND,
+    retry_min_us=SECOND // 10,
+    retry_max_us=SECOND,
+    replay_rate=100,
+    resume_every_us=SECOND // 2,
+    probe_min_us=60 * SECOND,
+    probe_max_us=60 * SECOND,
+    move_after_us=SECOND,
+)
 SMALL = {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2}
 EVENTS = (
     "write_command", "write_command", "receive", "receive", "receive", "arrive", "arrive", "puback", "puback",
     "answer", "answer", "publish", "hear", "copy", "copy", "trim", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
-    "lose_link", "connect", "connect", "pass_time", "crash",
+    "lose_link", "connect", "connect", "pass_time", "crash", "lose_cursors",
 )  # fmt: skip
 
 
@@ -76,9 +90,29 @@ def test_h25_h27_no_long_walk_with_absences_loses_reorders_or_repeats_unmarked(
     seed: int, limits: Limits, changes: dict[str, int]
 ) -> None:
     walk = random.Random(seed)
-    events = [event for event in EVENTS for _ in range(1 if event == "crash" else 4)]
+    events = [event for event in EVENTS for _ in range(1 if event in ("crash", "lose_cursors") else 4)]
     played = [(walk.choice(events), walk.randrange(1000)) for _ in range(400)]
     play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
+
+
+MOVES = (
+    *4 * ("write_command", "receive", "receive", "store", "store", "store", "copy", "copy", "trim", "pass_time", "leave"),
+    *2 * ("work", "find", "pull"),
+    *("ask", "come_back", "publish", "hear", "crash", "lose_cursors", "forget", "read_again", "lose_link", "connect"),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+@example(
+    29, False
+)  # copies stood with what was not moved, in a segment of which the second half was moved then
+@example(26, False)
+@example(55, True)
+def test_h30_no_long_walk_of_absent_devices_loses_what_is_moved(seed: int, answers: bool) -> None:
+    walk = random.Random(seed)
+    played = [(walk.choice(MOVES), walk.randrange(1000)) for _ in range(400)]
+    play(PushWorld(replace(ABSENT, answers=answers)), played)
 
 
 # --- single steps ---
