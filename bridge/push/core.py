@@ -147,7 +147,9 @@ class PartitionCore(MovingCore):
         )
         self._pulled[position] = item
         device.queue.append(item)
-        if command is None:
+        if command is None and 0 < one.expires_at_ms * 1000 <= now_us:
+            self._end_pulled(device, item, "expired", "")  # it was before: its acknowledgement was lost
+        elif command is None:
             self._end_pulled(device, item, "rejected", _GONE)
         elif command.expired(now_us):
             self._end_pulled(device, item, "expired", "")

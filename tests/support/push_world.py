@@ -241,16 +241,19 @@ class PushWorld:
             self.core.pulled(device, turn, position, command, self.now)
             self.run()
 
-    def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command:
+    def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command | None:
         if place is not None:
             assert place >= self.copies_from, "a copy that is wanted was let go of"
             command: Command | None = self.copies[place.entry]
         else:
+            command = next(c for p, c in self.log if p == position)
             held = (
                 position >= self.held_from or position not in self.acked
             )  # by one subscription or the other
+            if not held and command is not None and command.expired(self.now):
+                assert self.receipts[command.command_id], "a command that is wanted was let go of"
+                return None  # it had expired before; its acknowledgement was lost, and it was parked
             assert held, "a command that is wanted was let go of"
-            command = next(c for p, c in self.log if p == position)
         assert command is not None
         return command
 
@@ -264,7 +267,9 @@ class PushWorld:
                     places.append(GONE)
                     continue
                 places.append(CommandPosition(9000, len(self.copies), -1))
-                self.copies.append(self._kept(position, None))
+                kept = self._kept(position, None)
+                assert kept is not None
+                self.copies.append(kept)
             if len(places) < len(order.positions):
                 self.core.copy_failed(order.move)
             else:

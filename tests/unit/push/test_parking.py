@@ -919,6 +919,19 @@ def test_what_expires_while_it_is_parked_has_its_receipt_without_a_push() -> Non
     assert core.parked == 1
 
 
+def test_what_had_expired_and_is_not_in_pulsar_any_more_has_no_receipt_that_says_it_was_lost() -> None:
+    """Its acknowledgement was lost, so it came again and was parked; the hold had passed it."""
+    core = a_core()
+    core.gone("d", NOW, NOW)
+    soon = (NOW + SECOND) // 1000
+    core.arrived(position(1), command(1, expires_at_ms=soon), NOW)
+    core.alive("d", NOW + 1)
+    (pull,) = of(Pull, core.take(NOW + SECOND // 2))
+    core.pulled("d", pull.round, position(1), None, NOW + 2 * SECOND)
+    (row,) = of(StoreReceipt, core.take(NOW + 2 * SECOND))
+    assert (row.receipt.state, row.receipt.reason) == ("expired", "")
+
+
 def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() -> None:
     core = a_core()
     core.gone("d", NOW, NOW)
