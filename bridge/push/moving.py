@@ -212,13 +212,16 @@ class MovingCore(ReplayCore):
         made, replaced = moved
         move.storing = True
         for key in made:
-            payload = move.parked.payload(key)
-            assert payload is not None
-            self._busy += 1
-            last = move.number if key == made[-1] else 0
-            self._actions.append(StoreSegment(key, payload, move=last))
+            self._store_fixed(move.parked, key, move=move.number if key == made[-1] else 0)
         for old in replaced:
             self._remove(old)
+
+    def _store_fixed(self, parked: Parked, key: str, *, move: int = 0) -> None:
+        """Store a segment that is not written again."""
+        payload = parked.payload(key)
+        assert payload is not None
+        self._busy += 1
+        self._actions.append(StoreSegment(key, payload, move=move))
 
     def _new_key(self, name: str) -> str:
         self._segments += 1

@@ -71,7 +71,7 @@ class Segment(NamedTuple):
 @dataclass(slots=True)
 class _Segment:
     key: str
-    first: CommandPosition  # what it has before is done with, or stands in another one as well
+    first: CommandPosition  # what it has before stands in another one as well
     last: CommandPosition
     start: int | None  # number of its first id, counted from the first that was ever parked
     fixed: bytes | None = None  # instead of the start, as it was stored; None for a former owner's
@@ -170,8 +170,8 @@ class Parked:
         parked = cls()
         merged: dict[CommandPosition, ParkedId] = {}
         for key, ids in segments.items():
-            left = [one.position for one in ids if one.position > done] or [done]
-            parked._segments.append(_Segment(key, min(left), max(left), None))
+            all_of = [one.position for one in ids] or [done]
+            parked._segments.append(_Segment(key, min(all_of), max(all_of), None))
             for one in ids:
                 if one.position > done:
                     known = merged.get(one.position, one)
@@ -250,7 +250,9 @@ class Parked:
         self.places_from = min((p for p in (self.places_from, *places) if p and p != GONE), default=None)
         return self._replace(first, last, new_key)
 
-    def _replace(self, first: int, last: int, new_key: Callable[[], str]) -> tuple[list[str], list[str]]:
+    def _replace(
+        self, first: int, last: int, new_key: Callable[[], str], since_us: int = 0
+    ) -> tuple[list[str], list[str]]:
         """Put the ids from index ``first`` to before ``last`` into new segments, instead of those that end among them.
 
         One of these may begin earlier, where former copies and what was not moved were stored together: then its earlier
@@ -265,14 +267,15 @@ class Parked:
             if self.position(low) <= one.first <= end < one.last:
                 one.first = self.position(last)
         made = [
-            self._fixed(new_key(), at, min(at + SEGMENT_IDS, last)) for at in range(low, last, SEGMENT_IDS)
+            self._fixed(new_key(), at, min(at + SEGMENT_IDS, last), since_us)
+            for at in range(low, last, SEGMENT_IDS)
         ]
         at = sum(1 for one in left if one.last < begin)
         self._segments = left[:at] + made + left[at:]
         self._segments.sort(key=lambda one: one.last)
         return [one.key for one in made], [one.key for one in replaced]
 
-    def _fixed(self, key: str, begin: int, end: int, since_us: int = 0) -> _Segment:
+    def _fixed(self, key: str, begin: int, end: int, since_us: int) -> _Segment:
         """Return a segment with the ids from index ``begin`` to before ``end``, which is not written again."""
         payload = self._encoded(begin, end, since_us)
         return _Segment(key, self.position(begin), self.position(end - 1), None, payload)
@@ -316,17 +319,12 @@ class Parked:
         """Return the key of the segment in which a parked command stands."""
         return next(segment.key for segment in self._segments if segment.last >= position)
 
-    def renew_first(self, key: str) -> tuple[str, bytes] | None:
-        """Give the first segment a new key, so that its stored form says nothing of what is done. Returns the former key
-        and what is to be stored, None where it has nothing that is done.
+    def renew(self, new_key: Callable[[], str]) -> tuple[list[str], list[str]]:
+        """Put into new segments what stands with something that is done, so that no stored form says anything of that.
+        Returns the keys of these, in the order in which they are to be stored, and of those that they replace then.
         """
-        first = self._segments[0] if self._segments else None
-        if first is None or (first.start is not None and first.first >= self.position(0)):
-            return None
-        renewed = self._fixed(key, 0, self.up_to(first.last), self.stays_since_us)
-        self._segments[0] = renewed
-        assert renewed.fixed is not None
-        return first.key, renewed.fixed
+        stale = [self.up_to(one.last) for one in self._segments if one.first < self.position(0)]
+        return self._replace(0, max(stale), new_key, self.stays_since_us) if stale else ([], [])
 
     def keys_before(self, position: CommandPosition) -> list[str]:
         """Return the keys of the segments that end at or below ``position``, the last one first."""
@@ -344,7 +342,6 @@ class Parked:
         for one in ids:
             flat.extend(one.numbers())
         for segment in self._segments:  # what was before its first one is done with: its number is given anew
-            segment.first = max(segment.first, self.position(0))
             if segment.start is not None:
                 segment.start = max(segment.start, self._first)
         self._ids[0:0] = flat
@@ -397,7 +394,8 @@ class Parked:
         segment = next((one for one in self._segments if one.key == key), None)
         if segment is None or segment.start is None:
             return None if segment is None else segment.fixed
-        return self._encoded(self._before(segment.first), self.up_to(segment.last), segment.since_us)
+        begin = max(0, segment.start - self._first)
+        return self._encoded(begin, self.up_to(segment.last), segment.since_us)
 
     def stored(self) -> Iterator[tuple[str, bytes]]:
         """Yield key and payload of each segment, as it may be stored once more. In this order no id is missing between

@@ -206,3 +206,21 @@ def test_h30_what_former_owners_stored_in_segments_that_overlap_stays_when_some_
     assert list(Parked.loaded(segments, CommandPosition(0, 0, -1))) == [
         ParkedId(position(n), place=position(1000 + n)) for n in range(10)
     ]
+
+
+def test_h27_h30_no_segment_names_a_copy_of_what_is_settled_when_that_is_sent_once_more() -> None:
+    """Of the segments that stand side by side where an owner died in the midst of a move, each is stored anew."""
+    stored = {
+        "old": [ParkedId(position(1))],
+        "new": [ParkedId(position(n), unsure=n == 0, place=position(1000 + n)) for n in range(300)][:256],
+        "later": [ParkedId(position(n)) for n in range(256, 300)],
+    }
+    parked = Parked.loaded(stored, CommandPosition(0, 0, -1))
+    assert parked.finish(position(0)) == []
+    numbers = iter(range(9))
+    made, replaced = parked.renew(lambda: f"renewed-{next(numbers)}")
+    assert (made, replaced) == (["renewed-0"], ["old", "new"])
+    left = {key: decode_segment(payload) for key, payload in parked.stored()}
+    assert sorted(left) == ["later", "renewed-0"]
+    assert [one.position.entry for one in left["renewed-0"]] == list(range(1, 256))
+    assert parked.renew(lambda: f"renewed-{next(numbers)}") == ([], [])
