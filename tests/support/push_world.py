@@ -441,7 +441,7 @@ class PushWorld:
 
     def _store_all(self) -> None:
         """Nothing happens but that Pulsar stores what there is to store."""
-        while self.writes or self.core._unwritten:
+        while self.writes or self.core._writes_ids:
             self.store(0)
             self.now += self.limits.coalesce_us
             self.core.tick(self.now)
@@ -564,7 +564,7 @@ class PushWorld:
 
     def _check_stored(self) -> None:
         """With no write under way the next owner finds what is parked here, each where this one reads it."""
-        if self.writes or self.core._busy or self.core._unwritten or self.core._dirty:
+        if self.writes or self.core._busy or self.core._writes_ids or self.core._dirty:
             return
         for device, parked in self.core._all_parked():
             segments = {

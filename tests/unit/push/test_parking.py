@@ -109,6 +109,7 @@ MOVES = (
 )  # copies stood with what was not moved, in a segment of which the second half was moved then
 @example(26, False)
 @example(55, True)
+@example(2471, True)  # died in the midst of a move, and what had been settled was asked for once more
 def test_h30_no_long_walk_of_absent_devices_loses_what_is_moved(seed: int, answers: bool) -> None:
     walk = random.Random(seed)
     played = [(walk.choice(MOVES), walk.randrange(1000)) for _ in range(400)]
@@ -948,3 +949,33 @@ def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() 
     again = of(StoreSegment, core.take(later))
     assert [one.position.entry for s in again for one in decode_segment(s.payload)] == list(range(300))
     assert core.parked == 300
+
+
+def test_h31_devices_whose_ids_are_stored_anew_sleep_on_and_an_older_sign_of_life_wakes_none() -> None:
+    names = [f"d{number}" for number in range(2500)]
+    core = away(LIMITS, names)
+    now, _ = store_ids(core, NOW + SECOND)
+    assert (core.parked_devices, core.devices) == (2500, 0)
+    core.store_again(now)
+    assert not core.settled
+    assert not core.clean
+    now, stored = store_ids(core, now)
+    assert sorted(stored) == sorted(names)
+    assert (core.parked_devices, core.devices) == (2500, 0)
+    core.presence = Presence()  # which forgets whom it heard of least lately
+    core.alive("d7", NOW - 1)
+    assert core.mode_of("d7") is Mode.PARKED
+    core.alive("d7", NOW + 1)
+    assert core.mode_of("d7") is Mode.REPLAYING
+
+
+def store_ids(core: PartitionCore, now: int) -> tuple[int, list[str]]:
+    """Store what ids there are to store. Returns when that was done, and whose segments were stored."""
+    stored: list[str] = []
+    while some := of(StoreSegment, core.take(now + SECOND // 10)):
+        now += SECOND // 10
+        assert len(some) <= 1000, "the queue of the producer is bounded"
+        for segment in some:
+            stored.append(segment_device(segment.key) or "")
+            core.segment_stored(segment.parked)
+    return now, stored
