@@ -53,7 +53,7 @@ class PartitionCore(MovingCore):
         self._move_some()
         self._pull()
         actions = super().take(now_us)
-        if self._unwritten and (now_us >= self._flush_at_us or self._draining):
+        if self._writes_ids and (now_us >= self._flush_at_us or self._draining):
             self._flush(now_us)
             actions += self._actions
             self._actions = []
@@ -147,7 +147,9 @@ class PartitionCore(MovingCore):
         )
         self._pulled[position] = item
         device.queue.append(item)
-        if command is None:
+        if command is None and 0 < one.expires_at_ms * 1000 <= now_us:
+            self._end_pulled(device, item, "expired", "")  # it was before: its acknowledgement was lost
+        elif command is None:
             self._end_pulled(device, item, "rejected", _GONE)
         elif command.expired(now_us):
             self._end_pulled(device, item, "expired", "")
@@ -347,6 +349,8 @@ class PartitionCore(MovingCore):
 
     def _flush(self, now_us: int) -> None:
         """Store the parked ids; the cursor comes first where it has gone back."""
+        while self._unstored_again and len(self._actions) < _WRITTEN_AT_ONCE:
+            self.store_once_more(self._unstored_again.popleft())
         waiting, self._unwritten = self._unwritten, {}
         for name, device in waiting.items():
             full = len(self._actions) >= _WRITTEN_AT_ONCE  # the queue of the producer is bounded

@@ -7,8 +7,8 @@ topic ``parked-commands``, which has such commands alone, and the hold goes on (
 Commit order of a move; the process may die between any two steps
 ----------------------------------------------------------------
 1. ``Copy`` → ``copied``: the commands, in order, are in the other topic. Died before: copies that no segment names.
-2. ``StoreSegment`` → ``move_stored``: a segment that says where the copies are; then those that it replaces are
-   removed. Died before: as after 1. Died in between: an id stands in both, and its copy counts.
+2. ``StoreSegment`` → ``move_stored``: a segment that says where the copies are, with what those that it replaces have
+   besides; then these are removed. Died before: as after 1. Died in between: an id stands in both, and its copy counts.
 3. The hold passes the old place. Died before: Pulsar keeps more than is needed.
 
 A command keeps the position that it had: order, cursor and what devices see go by it, so a copy that is made twice is
@@ -199,18 +199,33 @@ class MovingCore(ReplayCore):
         move.places += places
         if len(move.places) < len(move.wanted):
             return
-        self._segments += 1
-        key = segment_key(move.name, self._owner, self._segments)
-        replaced = move.parked.moved(move.wanted, move.places, key, now_us) if self._sleeps(move) else None
-        payload = move.parked.payload(key)
-        if replaced is None or payload is None:
+        self._store_moved(move, now_us)
+
+    def _store_moved(self, move: _Move, now_us: int) -> None:
+        name = move.name
+        moved = None
+        if self._sleeps(move):
+            moved = move.parked.moved(move.wanted, move.places, lambda: self._new_key(name), now_us)
+        if moved is None:
             self._move = None
             return
+        made, replaced = moved
         move.storing = True
-        self._busy += 1
-        self._actions.append(StoreSegment(key, payload, move=number))
+        for key in made:
+            self._store_fixed(move.parked, key, move=move.number if key == made[-1] else 0)
         for old in replaced:
             self._remove(old)
+
+    def _store_fixed(self, parked: Parked, key: str, *, move: int = 0) -> None:
+        """Store a segment that is not written again."""
+        payload = parked.payload(key)
+        assert payload is not None
+        self._busy += 1
+        self._actions.append(StoreSegment(key, payload, move=move))
+
+    def _new_key(self, name: str) -> str:
+        self._segments += 1
+        return segment_key(name, self._owner, self._segments)
 
     def copy_failed(self, number: int) -> None:
         """The commands of a ``Copy`` could not be copied. What is to be moved is looked for anew."""

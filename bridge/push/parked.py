@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -71,6 +71,7 @@ class Segment(NamedTuple):
 @dataclass(slots=True)
 class _Segment:
     key: str
+    first: CommandPosition  # what it has before stands in another one as well
     last: CommandPosition
     start: int | None  # number of its first id, counted from the first that was ever parked
     fixed: bytes | None = None  # instead of the start, as it was stored; None for a former owner's
@@ -170,7 +171,8 @@ class Parked:
         parked = cls()
         merged: dict[CommandPosition, ParkedId] = {}
         for key, ids in segments.items():
-            parked._segments.append(_Segment(key, max((i.position for i in ids), default=done), None))
+            all_of = [one.position for one in ids] or [done]
+            parked._segments.append(_Segment(key, min(all_of), max(all_of), None))
             for one in ids:
                 if one.position > done:
                     known = merged.get(one.position, one)
@@ -224,10 +226,14 @@ class Parked:
         return [self.position(index) for index in range(first, last)]
 
     def moved(
-        self, wanted: Sequence[CommandPosition], places: Sequence[CommandPosition], key: str, now_us: int
-    ) -> list[str] | None:
-        """Note where the copies of ``wanted`` stand, in a segment ``key`` of their own. Returns the keys of those that
-        it replaces, None when these are not what stands here.
+        self,
+        wanted: Sequence[CommandPosition],
+        places: Sequence[CommandPosition],
+        new_key: Callable[[], str],
+        now_us: int,
+    ) -> tuple[list[str], list[str]] | None:
+        """Note where the copies of ``wanted`` stand, in segments of their own. Returns the keys of these, in the order in
+        which they are to be stored, and of those that they replace then; None when ``wanted`` is not what stands here.
         """
         first = self.find(wanted[0])
         if first is None or first + len(wanted) > len(self):
@@ -243,14 +249,41 @@ class Parked:
         self._staying -= len(wanted)
         self.stays_since_us = now_us if self._staying else 0
         self.places_from = min((p for p in (self.places_from, *places) if p and p != GONE), default=None)
-        fixed = _encoded(
-            self._ids[first * _WIDTH : last * _WIDTH], self._places[first * _PLACE : last * _PLACE], 0
-        )
-        replaced = [one for one in self._segments if wanted[0] <= one.last <= wanted[-1]]
-        self._segments = [one for one in self._segments if one not in replaced]
-        at = sum(1 for one in self._segments if one.last < wanted[0])
-        self._segments.insert(at, _Segment(key, wanted[-1], None, fixed))
-        return [one.key for one in replaced]
+        return self._replace(first, last, new_key)
+
+    def _replace(
+        self, first: int, last: int, new_key: Callable[[], str], since_us: int = 0
+    ) -> tuple[list[str], list[str]]:
+        """Put the ids from index ``first`` to before ``last`` into new segments, instead of those that end among them.
+
+        One of these may begin earlier, where former copies and what was not moved were stored together: then its earlier
+        ids go with them, for they may stand nowhere else.
+        """
+        begin, end = self.position(first), self.position(last - 1)
+        replaced = [one for one in self._segments if begin <= one.last <= end]
+        low = min((self._before(one.first) for one in replaced), default=first)
+        low = min(low, first)
+        left = [one for one in self._segments if one not in replaced]
+        for one in left:
+            if self.position(low) <= one.first <= end < one.last:
+                one.first = self.position(last)
+        made = [
+            self._fixed(new_key(), at, min(at + SEGMENT_IDS, last), since_us)
+            for at in range(low, last, SEGMENT_IDS)
+        ]
+        at = sum(1 for one in left if one.last < begin)
+        self._segments = left[:at] + made + left[at:]
+        self._segments.sort(key=lambda one: one.last)
+        return [one.key for one in made], [one.key for one in replaced]
+
+    def _fixed(self, key: str, begin: int, end: int, since_us: int) -> _Segment:
+        """Return a segment with the ids from index ``begin`` to before ``end``, which is not written again."""
+        payload = self._encoded(begin, end, since_us)
+        return _Segment(key, self.position(begin), self.position(end - 1), None, payload)
+
+    def _encoded(self, begin: int, end: int, since_us: int) -> bytes:
+        places = None if self._places is None else self._places[begin * _PLACE : end * _PLACE]
+        return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], places, since_us)
 
     def __iter__(self) -> Iterator[ParkedId]:
         return (self[index] for index in range(len(self)))
@@ -287,18 +320,12 @@ class Parked:
         """Return the key of the segment in which a parked command stands."""
         return next(segment.key for segment in self._segments if segment.last >= position)
 
-    def renew_first(self, key: str) -> tuple[str, bytes] | None:
-        """Give the first segment a new key, so that its stored form says nothing of what is done. Returns the former key
-        and what is to be stored, None where that segment is written by its owner and says where no copies are.
+    def renew(self, new_key: Callable[[], str]) -> tuple[list[str], list[str]]:
+        """Put into new segments what stands with something that is done, so that no stored form says anything of that.
+        Returns the keys of these, in the order in which they are to be stored, and of those that they replace then.
         """
-        first = self._segments[0] if self._segments else None
-        if first is None or first.start is not None:
-            return None
-        count = self.up_to(first.last)
-        places = None if self._places is None else self._places[: count * _PLACE]
-        payload = _encoded(self._ids[: count * _WIDTH], places, self.stays_since_us)
-        self._segments[0] = _Segment(key, first.last, None, payload)
-        return first.key, payload
+        stale = [self.up_to(one.last) for one in self._segments if one.first < self.position(0)]
+        return self._replace(0, max(stale), new_key, self.stays_since_us) if stale else ([], [])
 
     def keys_before(self, position: CommandPosition) -> list[str]:
         """Return the keys of the segments that end at or below ``position``, the last one first."""
@@ -329,7 +356,14 @@ class Parked:
         self._staying += sum(1 for one in ids if one.place is None)
         self._first -= len(ids)
         self._segments.insert(
-            0, _Segment(key, ids[-1].position, None, _encoded(flat, places, self.stays_since_us))
+            0,
+            _Segment(
+                key,
+                ids[0].position,
+                ids[-1].position,
+                None,
+                _encoded(flat, places, self.stays_since_us),
+            ),
         )
 
     def _put(self, one: ParkedId, now_us: int) -> None:
@@ -350,7 +384,7 @@ class Parked:
         number = self._first + len(self)
         last = self._segments[-1] if self._segments else None
         if last is None or last.start is None or number - last.start >= SEGMENT_IDS:
-            last = _Segment(new_key, one.position, number, since_us=now_us)
+            last = _Segment(new_key, one.position, one.position, number, since_us=now_us)
             self._segments.append(last)
         last.last = one.position
         self._put(one, now_us)
@@ -358,30 +392,26 @@ class Parked:
 
     def payload(self, key: str) -> bytes | None:
         """Return a segment as it is to be stored, None when it is not there any more."""
-        for at, segment in enumerate(self._segments):
-            if segment.key == key and segment.start is None:
-                return segment.fixed
-            if segment.key == key and segment.start is not None:
-                after = self._segments[at + 1].start if at + 1 < len(self._segments) else None
-                end = (self._first + len(self) if after is None else after) - self._first
-                begin = max(0, segment.start - self._first)
-                places = None if self._places is None else self._places[begin * _PLACE : end * _PLACE]
-                return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], places, segment.since_us)
-        return None
+        segment = next((one for one in self._segments if one.key == key), None)
+        if segment is None or segment.start is None:
+            return None if segment is None else segment.fixed
+        begin = max(0, segment.start - self._first)
+        return self._encoded(begin, self.up_to(segment.last), segment.since_us)
 
     def stored(self) -> Iterator[tuple[str, bytes]]:
         """Yield key and payload of each segment, as it may be stored once more. In this order no id is missing between
         any two: one that former owners stored in several segments stands in the earliest of them then.
         """
-        begin = 0
+        done = 0  # up to there all stands in those that were yielded
         for segment in self._segments:
-            end = self.up_to(segment.last)
+            begin, end = self._before(segment.first), self.up_to(segment.last)
             payload = self.payload(segment.key)
             if payload is None:
-                places = None if self._places is None else self._places[begin * _PLACE : end * _PLACE]
-                ids = self._ids[begin * _WIDTH : end * _WIDTH]
-                payload = _encoded(ids, places, self.stays_since_us)
-            begin = end
+                begin = min(done, end)
+                payload = self._encoded(begin, end, self.stays_since_us)
+                segment.first = self.position(begin) if begin < end else segment.last
+            if begin <= done:
+                done = max(done, end)
             yield segment.key, payload
 
     def finish(self, position: CommandPosition) -> list[str]:

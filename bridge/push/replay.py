@@ -6,6 +6,7 @@ Who is away, and what is parked for it, is decided by ``core``.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import Final
@@ -67,6 +68,7 @@ class ReplayCore(LiveCore):
         ] = {}  # parked, nothing under way; wait and time of probes
         self._tainted: set[str] = set()  # with parked commands that were pushed, and not stored as such
         self._unwritten: dict[str, Device] = {}  # with parked ids to be stored
+        self._unstored_again: deque[str] = deque()  # of whom Pulsar has lost all, not written again so far
         self._flush_at_us = 0
         self._pulling = Turns()
         self._at_once = max(1, min(_AT_ONCE, limits.replay_rate // 8, limits.replay_window // 4))
@@ -161,17 +163,22 @@ class ReplayCore(LiveCore):
     @property
     def clean(self) -> bool:
         """Whether no device may have had a command beyond its stored cursor without that being stored."""
-        return not self._tainted and not self._unwritten and super().clean
+        return not self._tainted and not self._writes_ids and super().clean
 
     @property
     def settled(self) -> bool:
         """Whether nothing is under way."""
-        return super().settled and not self._unwritten and not self._coming
+        return super().settled and not self._writes_ids and not self._coming
+
+    @property
+    def _writes_ids(self) -> bool:
+        """Whether ids wait to be stored."""
+        return bool(self._unwritten or self._unstored_again)
 
     def next_time_us(self) -> int | None:
         """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
         times = [super().next_time_us(), self._timers[0][0] if self._timers else None]
-        times.append(self._flush_at_us if self._unwritten else None)
+        times.append(self._flush_at_us if self._writes_ids else None)
         if (self._pulling or self._round or self._next_round) and self._pulls_now:
             missing = max(0.0, self._at_once - self._tokens)
             times.append(self._tokens_at_us + int(missing * _SECOND / self._limits.replay_rate) + 1)
@@ -214,7 +221,7 @@ class ReplayCore(LiveCore):
         return count >= most and count - device.parked.up_to(device.cursor.position) >= most
 
     def _unwritten_of(self, device: Device, key: str, now_us: int) -> None:
-        if not self._unwritten:
+        if not self._writes_ids:
             self._flush_at_us = now_us + self._limits.coalesce_us
         device.segments[key] = None
         self._unwritten[device.name] = device
@@ -448,15 +455,12 @@ class ReplayCore(LiveCore):
                 self._actions.append(StoreSegment(key, payload))
 
     def store_again(self, now_us: int) -> None:
-        """Pulsar has lost the cursors partition: store the ids of all parked commands anew, gathered as ever."""
-        names = [name for name, _ in self._all_parked()]
-        for name in names:
-            device = self._device(name)
-            ids, device.parked = list(device.parked), Parked()
-            device.segments = {}
-            self._parked_count -= len(ids)
-            for one in ids:
-                self._append(device, one, now_us)
+        """Pulsar has lost the cursors partition: store the ids of all parked commands once more, as they stand, so that
+        no device is woken for it, and nothing is stored together that is to be moved apart.
+        """
+        if not self._writes_ids:
+            self._flush_at_us = now_us + self._limits.coalesce_us
+        self._unstored_again = deque(name for name, _ in self._all_parked())
 
 
 def _spread_us(name: str, wait_us: int) -> int:

@@ -28,10 +28,10 @@ from enum import Enum
 from typing import Final
 
 from bridge.commands import CommandPosition
-from bridge.push.actions import Action, AnswerRequest, DropRequest, FindCommands, StoreSegment
+from bridge.push.actions import Action, AnswerRequest, DropRequest, FindCommands
 from bridge.push.core import PartitionCore
 from bridge.push.cursor import NOWHERE, Cursor
-from bridge.push.parked import GONE, SEGMENT_IDS, Parked, ParkedId, segment_key
+from bridge.push.parked import GONE, SEGMENT_IDS, Parked, ParkedId
 from bridge.push.queues import Device, Limits, Mode
 from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 
@@ -246,34 +246,31 @@ class ResumingCore(PartitionCore):
         # What is parked up to the cursor is sent once more for a former request, or for no sure reason: this device
         # tells. All of it is settled.
         device.removed += parked.finish(cursor.position)
-        self._segments += 1
-        renewed = segment_key(device.name, self._owner, self._segments)
-        former = parked.renew_first(renewed)
-        if former is not None:
-            device.removed.append(former[0])
-            if former[0] in device.segments:  # commands are acknowledged once it is stored
-                device.segments[renewed] = None
-            self._busy += 1
-            self._actions.append(StoreSegment(renewed, former[1]))
+        self._renew(device)
         if not parked.stays:
             parked.stays_since_us = now_us
         for at in reversed(range(0, len(found), SEGMENT_IDS)):
-            self._segments += 1
-            key = segment_key(device.name, self._owner, self._segments)
-            parked.prepend(found[at : at + SEGMENT_IDS], key)
+            parked.prepend(found[at : at + SEGMENT_IDS], self._new_key(device.name))
         self._parked_count += len(parked) - before
         self._late.forget_device(device.name)
         self._again_from = found[0].position if found else None
         cursor.replay_from(found[0].position if found else None)
         for key in parked.keys_before(cursor.position):
-            payload = parked.payload(key)
-            assert payload is not None
-            self._busy += 1
-            self._actions.append(StoreSegment(key, payload))
+            self._store_fixed(parked, key)
         for key in device.removed:
             device.segments.pop(key, None)
         self._dirty[device.name] = device  # written behind the segments
         resume.step = _Step.STORING
+
+    def _renew(self, device: Device) -> None:
+        if not len(device.parked):
+            return
+        made, replaced = device.parked.renew(lambda: self._new_key(device.name))
+        device.removed += replaced
+        if any(key in device.segments for key in replaced):  # commands are acknowledged once it is stored
+            device.segments[made[-1]] = None
+        for key in made:
+            self._store_fixed(device.parked, key)
 
     @staticmethod
     def _keep_copies(

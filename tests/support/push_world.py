@@ -29,7 +29,7 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import NOWHERE, Cursor, ids_key
-from bridge.push.parked import GONE, decode_segment, segment_device
+from bridge.push.parked import GONE, Parked, decode_segment, segment_device
 from bridge.push.queues import Limits
 from bridge.push.records import CursorRecords
 from bridge.push.resume import ResumingCore
@@ -98,6 +98,7 @@ class PushWorld:
     unanswered: list[AnswerRequest] = field(default_factory=list)  # no PUBACK has come
     resumed: dict[str, Resumed] = field(default_factory=dict)  # the last answer that a device got
     answers_got: set[tuple[int, int]] = field(default_factory=set)  # owner and token
+    forgotten: bool = False  # Pulsar has lost the cursors, and not all of them are stored again
     trimmed: CommandPosition = NOWHERE  # what is before is not found any more
     connected: bool = False
     owners: int = 0
@@ -240,16 +241,19 @@ class PushWorld:
             self.core.pulled(device, turn, position, command, self.now)
             self.run()
 
-    def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command:
+    def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command | None:
         if place is not None:
             assert place >= self.copies_from, "a copy that is wanted was let go of"
             command: Command | None = self.copies[place.entry]
         else:
+            command = next(c for p, c in self.log if p == position)
             held = (
                 position >= self.held_from or position not in self.acked
             )  # by one subscription or the other
+            if not held and command is not None and command.expired(self.now):
+                assert self.receipts[command.command_id], "a command that is wanted was let go of"
+                return None  # it had expired before; its acknowledgement was lost, and it was parked
             assert held, "a command that is wanted was let go of"
-            command = next(c for p, c in self.log if p == position)
         assert command is not None
         return command
 
@@ -263,7 +267,9 @@ class PushWorld:
                     places.append(GONE)
                     continue
                 places.append(CommandPosition(9000, len(self.copies), -1))
-                self.copies.append(self._kept(position, None))
+                kept = self._kept(position, None)
+                assert kept is not None
+                self.copies.append(kept)
             if len(places) < len(order.positions):
                 self.core.copy_failed(order.move)
             else:
@@ -352,6 +358,7 @@ class PushWorld:
             if action.move:
                 self.core.move_stored(action.move)
         self.run()
+        self._check_stored()
 
     def work(self, choice: int) -> None:
         """Everything moves on a little."""
@@ -415,6 +422,30 @@ class PushWorld:
         written |= {one.key for one in self.writes if isinstance(one, StoreSegment)}
         unwritten = {key for device in self.core._unwritten.values() for key in device.segments}
         assert not quiet or not stood - written - unwritten, "a record stays where it is"
+
+    def lose_cursors(self, _choice: int) -> None:
+        """The cursors topic is deleted and made anew; its owner lives until all that it knew is stored again."""
+        self._store_all()
+        self.cursors.clear()
+        self.segments.clear()
+        for device in self.core.with_cursors:
+            cursor = self.core.cursor_of(device)
+            if cursor is not None:
+                self.writes.append(WrittenAgain(cursor.records(device, whole=True)))
+        self.core.store_again(self.now)
+        self.run()
+        self.forgotten = True
+        self._store_all()
+        self.forgotten = False
+        self._check_stored()
+
+    def _store_all(self) -> None:
+        """Nothing happens but that Pulsar stores what there is to store."""
+        while self.writes or self.core._writes_ids:
+            self.store(0)
+            self.now += self.limits.coalesce_us
+            self.core.tick(self.now)
+            self.run()
 
     def crash(self, choice: int) -> None:
         """The process dies: of the writes under way a prefix is stored, of the packets sent some arrive."""
@@ -502,7 +533,8 @@ class PushWorld:
             self.cursors |= dict(action.records)
         elif isinstance(action, StoreCursor):
             self.cursors |= dict(action.records)
-            self._check_cursor(action)
+            if not self.forgotten:
+                self._check_cursor(action)
         elif isinstance(action, StoreReceipt):
             self.receipts[action.receipt.command_id].append(action.receipt)
         elif isinstance(action, StoreSegment):
@@ -529,6 +561,23 @@ class PushWorld:
             assert (
                 command.command_id in had or command.expired(self.now) or command.command_id in self.dead_ids
             ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
+
+    def _check_stored(self) -> None:
+        """With no write under way the next owner finds what is parked here, each where this one reads it."""
+        if self.writes or self.core._busy or self.core._writes_ids or self.core._dirty:
+            return
+        for device, parked in self.core._all_parked():
+            segments = {
+                key: decode_segment(payload)
+                for key, payload in self.segments.items()
+                if segment_device(key) == device
+            }
+            cursor = self.cursor(device) or Cursor(256)
+            after = Parked.loaded(segments | {"": cursor.again}, cursor.done)
+            found = {one.position: one.place for one in after}
+            for one in parked:
+                assert one.position in found, f"{one.position} of {device} stands in no segment"
+                assert found[one.position] == one.place, f"the copy of {one.position} would be lost"
 
     def cursor(self, device: str) -> Cursor | None:
         """A device's cursor as Pulsar has it."""

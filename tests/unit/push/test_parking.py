@@ -7,7 +7,7 @@ from itertools import count, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bridge.commands import Command, CommandPosition
@@ -35,11 +35,25 @@ LIMITS = Limits(
     probe_max_us=20 * SECOND,
 )
 BROKER = replace(LIMITS, answers=False)
+ABSENT = replace(
+    LIMITS,
+    window=4,
+    pending=40,
+    device_pending=30,
+    answer_timeout_us=SECOND,
+    retry_min_us=SECOND // 10,
+    retry_max_us=SECOND,
+    replay_rate=100,
+    resume_every_us=SECOND // 2,
+    probe_min_us=60 * SECOND,
+    probe_max_us=60 * SECOND,
+    move_after_us=SECOND,
+)
 SMALL = {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2}
 EVENTS = (
     "write_command", "write_command", "receive", "receive", "receive", "arrive", "arrive", "puback", "puback",
     "answer", "answer", "publish", "hear", "copy", "copy", "trim", "store", "store", "store", "store", "pull", "pull", "leave", "come_back", "read_again",
-    "lose_link", "connect", "connect", "pass_time", "crash",
+    "lose_link", "connect", "connect", "pass_time", "crash", "lose_cursors",
 )  # fmt: skip
 
 
@@ -76,9 +90,30 @@ def test_h25_h27_no_long_walk_with_absences_loses_reorders_or_repeats_unmarked(
     seed: int, limits: Limits, changes: dict[str, int]
 ) -> None:
     walk = random.Random(seed)
-    events = [event for event in EVENTS for _ in range(1 if event == "crash" else 4)]
+    events = [event for event in EVENTS for _ in range(1 if event in ("crash", "lose_cursors") else 4)]
     played = [(walk.choice(events), walk.randrange(1000)) for _ in range(400)]
     play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
+
+
+MOVES = (
+    *4 * ("write_command", "receive", "receive", "store", "store", "store", "copy", "copy", "trim", "pass_time", "leave"),
+    *2 * ("work", "find", "pull"),
+    *("ask", "come_back", "publish", "hear", "crash", "lose_cursors", "forget", "read_again", "lose_link", "connect"),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+@example(
+    29, False
+)  # copies stood with what was not moved, in a segment of which the second half was moved then
+@example(26, False)
+@example(55, True)
+@example(2471, True)  # died in the midst of a move, and what had been settled was asked for once more
+def test_h30_no_long_walk_of_absent_devices_loses_what_is_moved(seed: int, answers: bool) -> None:
+    walk = random.Random(seed)
+    played = [(walk.choice(MOVES), walk.randrange(1000)) for _ in range(400)]
+    play(PushWorld(replace(ABSENT, answers=answers)), played)
 
 
 # --- single steps ---
@@ -885,6 +920,19 @@ def test_what_expires_while_it_is_parked_has_its_receipt_without_a_push() -> Non
     assert core.parked == 1
 
 
+def test_what_had_expired_and_is_not_in_pulsar_any_more_has_no_receipt_that_says_it_was_lost() -> None:
+    """Its acknowledgement was lost, so it came again and was parked; the hold had passed it."""
+    core = a_core()
+    core.gone("d", NOW, NOW)
+    soon = (NOW + SECOND) // 1000
+    core.arrived(position(1), command(1, expires_at_ms=soon), NOW)
+    core.alive("d", NOW + 1)
+    (pull,) = of(Pull, core.take(NOW + SECOND // 2))
+    core.pulled("d", pull.round, position(1), None, NOW + 2 * SECOND)
+    (row,) = of(StoreReceipt, core.take(NOW + 2 * SECOND))
+    assert (row.receipt.state, row.receipt.reason) == ("expired", "")
+
+
 def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() -> None:
     core = a_core()
     core.gone("d", NOW, NOW)
@@ -901,3 +949,33 @@ def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() 
     again = of(StoreSegment, core.take(later))
     assert [one.position.entry for s in again for one in decode_segment(s.payload)] == list(range(300))
     assert core.parked == 300
+
+
+def test_h31_devices_whose_ids_are_stored_anew_sleep_on_and_an_older_sign_of_life_wakes_none() -> None:
+    names = [f"d{number}" for number in range(2500)]
+    core = away(LIMITS, names)
+    now, _ = store_ids(core, NOW + SECOND)
+    assert (core.parked_devices, core.devices) == (2500, 0)
+    core.store_again(now)
+    assert not core.settled
+    assert not core.clean
+    now, stored = store_ids(core, now)
+    assert sorted(stored) == sorted(names)
+    assert (core.parked_devices, core.devices) == (2500, 0)
+    core.presence = Presence()  # which forgets whom it heard of least lately
+    core.alive("d7", NOW - 1)
+    assert core.mode_of("d7") is Mode.PARKED
+    core.alive("d7", NOW + 1)
+    assert core.mode_of("d7") is Mode.REPLAYING
+
+
+def store_ids(core: PartitionCore, now: int) -> tuple[int, list[str]]:
+    """Store what ids there are to store. Returns when that was done, and whose segments were stored."""
+    stored: list[str] = []
+    while some := of(StoreSegment, core.take(now + SECOND // 10)):
+        now += SECOND // 10
+        assert len(some) <= 1000, "the queue of the producer is bounded"
+        for segment in some:
+            stored.append(segment_device(segment.key) or "")
+            core.segment_stored(segment.parked)
+    return now, stored

@@ -40,9 +40,10 @@ EVENTS = (
         "trim",
         "forget",
         "copy",
+        "lose_cursors",
     ),
 )
-RARE = ("crash", "lose_link", "read_again", "trim", "forget", "leave")
+RARE = ("crash", "lose_cursors", "lose_link", "read_again", "trim", "forget", "leave")
 
 
 def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
