@@ -292,6 +292,11 @@ class PartitionLog:
         self._unanswered -= 1
 
     @property
+    def unanswered(self) -> int:
+        """So many writes, receipts apart, Pulsar has not answered for."""
+        return self._unanswered
+
+    @property
     def writing(self) -> bool:
         """Whether Pulsar has not answered for something that was written."""
         return self._unanswered > 0 or self.receipts.writing

@@ -20,8 +20,15 @@ __all__ = ["CursorsAged", "CursorsForgotten", "Rewriting"]
 
 _WRITTEN_AT_ONCE: Final = 1000
 """Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
-_PACE: Final = (0.1, 20)
-"""Seconds and devices where there is no hurry: a twentieth of a core at most."""
+_STEP_S: Final = 0.1
+_STEP_DEVICES: Final = 20
+_STEP_BYTES: Final = 100_000
+"""So much in such a time where there is no hurry: a twentieth of a core at most. A device with more than that, in
+thousands of parked commands, is waited for the longer."""
+_ID_BYTES: Final = 40
+"""What a parked command takes in a segment, about."""
+_UNANSWERED: Final = 300
+"""While Pulsar has so many writes to answer, what may wait waits: it is slow or away, and a full queue ends the session."""
 
 
 class CursorsForgotten:
@@ -39,6 +46,7 @@ class Rewriting:
         self._log = partition_log
         self._lost: deque[str] = deque()
         self._aged: deque[str] = deque()
+        self._parked_bytes = 0  # of a device, on the average
         self._being_written = 0
         self._next = 0.0
 
@@ -46,6 +54,7 @@ class Rewriting:
         """Note what is to be written."""
         if isinstance(event, CursorsAged):
             self._aged = deque(core.stored_devices)
+            self._parked_bytes = core.parked * _ID_BYTES // max(1, len(self._aged))
             return
         self._lost = deque(core.with_cursors)
         self._aged.clear()
@@ -59,15 +68,26 @@ class Rewriting:
             if cursor is not None:
                 self._being_written += 1
                 self._log.write_cursor(cursor.records(device, whole=True), CursorsForgotten)
-        if not self._aged or now < self._next:
-            return
-        self._next = now + _PACE[0]
-        for _ in range(min(_PACE[1], len(self._aged))):
+        if now >= self._next and self._log.unanswered < _UNANSWERED:
+            self._step(core, now)
+
+    def _step(self, core: ReplayCore, now: float) -> None:
+        devices = size = 0
+        while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
             device = self._aged.popleft()
             core.store_once_more(device)
+            size += self._parked_bytes
             cursor = core.cursor_of(device)
             if cursor is not None:
-                self._log.write_cursor(cursor.records(device, all_keys=True), None)
+                records = cursor.records(device, all_keys=True)
+                size += sum(len(key) + len(payload) for key, payload in records)
+                self._log.write_cursor(records, None)
+            devices += 1
+        self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
+
+    def drain(self) -> None:
+        """Leave what is not urgent to the next owner: it is asked for again."""
+        self._aged.clear()
 
     def stored(self) -> None:
         """One that was written with the token ``CursorsForgotten`` is stored."""

@@ -306,6 +306,7 @@ class Session(LinkHandler):
         self._gate.close()
         self._log.puller.drain()
         core.drain()
+        self._rewriting.drain()
         end = time.monotonic() + self._settings.push.drain_s
         while not core.settled and not self._unproven and time.monotonic() < end:
             self._link.turn(self._rest(0.2))
