@@ -64,6 +64,8 @@ _EVERY_S: Final = 600.0
 _AGED_S: Final = 24 * 3600.0
 _ASKED_EVERY_S: Final = 6 * 3600.0
 """So long after an owner was asked its records may have been compacted, or not: there may be few."""
+_ASKED_AT_MOST: Final = 3
+"""For the same oldest record: one that nobody writes again would have all others written for ever."""
 _A_LOOK: Final = 100_000
 """So many messages are read at most to see whether a partition is compacted: they take the interpreter seconds."""
 _RECEIVE_MS: Final = 2000
@@ -261,21 +263,35 @@ def _place(message: Message) -> Place:
     return where.ledger_id(), where.entry_id(), where.batch_index()
 
 
+class _Asked(NamedTuple):
+    at: float
+    oldest: Place
+    times: int
+    """How often in a row for the same one."""
+
+
 class Ages:
     """When an owner is to be asked to write its records once more. Pure but for what it remembers."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, float] = {}
+        self._asked: dict[int, _Asked] = {}
 
     def due(self, partition: int, followed: Followed, now: float) -> bool:
         """Return whether to ask the owner of a partition at ``now``, in seconds since the epoch."""
-        oldest = followed.oldest
-        aged = oldest is not None and (followed.passed or oldest.aged(now))
-        return aged and abs(now - self._asked.get(partition, 0.0)) >= _ASKED_EVERY_S
+        oldest, asked = followed.oldest, self._asked.get(partition)
+        if oldest is None or not (followed.passed or oldest.aged(now)):
+            return False
+        if asked is None:
+            return True
+        in_vain = asked.oldest == oldest.place and asked.times >= _ASKED_AT_MOST
+        return not in_vain and abs(now - asked.at) >= _ASKED_EVERY_S
 
-    def asked(self, partition: int, now: float) -> None:
-        """Note that its owner was asked, and will do it."""
-        self._asked[partition] = now
+    def asked(self, partition: int, oldest: Place, now: float) -> int:
+        """Note that its owner was asked, and will do it. Returns how often it was asked in a row for this ``oldest``."""
+        before = self._asked.get(partition)
+        times = 1 + (before.times if before is not None and before.oldest == oldest else 0)
+        self._asked[partition] = _Asked(now, oldest, times)
+        return times
 
 
 @contextmanager
@@ -299,8 +315,9 @@ def watching_holds(
                 with _apart(cursors):
                     followed = moved(partition_name(cursors, number), CURSOR_HOLD)
                     now = time.time()
-                    if ages.due(number, followed, now) and aged(number):
-                        ages.asked(number, now)
+                    oldest = followed.oldest
+                    if oldest is not None and ages.due(number, followed, now) and aged(number):
+                        _told_of(cursors, number, oldest.place, ages.asked(number, oldest.place, now))
             for need in (instances, *groups):
                 with _apart(need.topic):
                     if client.partitioned(need.topic):
@@ -326,3 +343,14 @@ def _apart(topic: str) -> Iterator[None]:
         yield
     except PulsebridgeError as e:
         log.debug("a hold could not be moved", topic=topic, why=str(e))
+
+
+def _told_of(cursors: str, partition: int, oldest: Place, times: int) -> None:
+    """Name a record for which an owner was asked for the last time: it may be of another writer, or nothing was compacted."""
+    if times == _ASKED_AT_MOST:
+        log.info(
+            "the oldest record of a cursors partition still stands, though the others were written again; where the "
+            "partition is compacted and this stays, see who else may produce there",
+            partition=partition_name(cursors, partition),
+            position=":".join(map(str, oldest)),
+        )

@@ -1,7 +1,7 @@
 """Writes what stands in a cursors partition once more, some devices at a time.
 
 At once where Pulsar has lost the partition: what it held only its owner knows. And unhurriedly where records have stood
-for a day. The hold of the partition stays before the oldest record that is still the last of its key, so that each of
+for a day; so are those removed, by and by, that belong to no device any more. The hold of the partition stays before the oldest record that is still the last of its key, so that each of
 them is in the log itself and not in Pulsar's compacted view alone; it is the owner who lets the hold move on, by which
 the log does not grow for ever. The view alone would not do: where Pulsar dies while it compacts, its horizon is behind
 the view it had, and readers are given the first hundred entries of that and then the log (apache/pulsar#25118).
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
+from bridge.push.cursor import ids_key
 from bridge.push.partition_log import PartitionLog
 from bridge.push.replay import ReplayCore
 
@@ -46,6 +48,7 @@ class Rewriting:
         self._log = partition_log
         self._lost: deque[str] = deque()
         self._aged: deque[str] = deque()
+        self._orphans: deque[str] = deque()
         self._parked_bytes = 0  # of a device, on the average
         self._being_written = 0
         self._next = 0.0
@@ -60,6 +63,10 @@ class Rewriting:
         self._aged.clear()
         core.store_again(time.time_ns() // 1000)
 
+    def remove_ids(self, orphans: Iterable[str]) -> None:
+        """Remove the ids of devices of which nothing else is there: nobody would write them once more."""
+        self._orphans.extend(orphans)
+
     def turn(self, core: ReplayCore, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
         while self._lost and self._being_written < _WRITTEN_AT_ONCE:
@@ -73,6 +80,11 @@ class Rewriting:
 
     def _step(self, core: ReplayCore, now: float) -> None:
         devices = size = 0
+        while self._orphans and devices < _STEP_DEVICES:
+            orphan = self._orphans.popleft()
+            devices += 1
+            if core.cursor_of(orphan) is None:  # else it has come again, and they are written with its cursor
+                self._log.write_record(ids_key(orphan), b"", None)
         while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
             device = self._aged.popleft()
             core.store_once_more(device)
@@ -88,6 +100,7 @@ class Rewriting:
     def drain(self) -> None:
         """Leave what is not urgent to the next owner: it is asked for again."""
         self._aged.clear()
+        self._orphans.clear()
 
     def stored(self) -> None:
         """One that was written with the token ``CursorsForgotten`` is stored."""

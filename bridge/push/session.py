@@ -198,6 +198,7 @@ class Session(LinkHandler):
         self._surely_ours = self._known_since = cursors.until
         for device in cursors.stale:
             self._log.write_cursor(cursors.by_device[device].records(device, whole=True), None)
+        self._rewriting.remove_ids(cursors.orphans)
         horizon = None
         while True:
             try:

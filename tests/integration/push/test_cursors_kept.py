@@ -15,6 +15,7 @@ from bridge.provisioning_plan import COMPACTION, CURSOR_HOLD, compact_step, rest
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.push import holds
+from bridge.push.cursor import ids_key
 from bridge.push.holds import follow_compaction, watching_holds
 from bridge.settings import PulsarSettings, Settings
 from tests.support.pulsar_topics import TestTopic, topic_of
@@ -28,6 +29,7 @@ from tests.support.push import (
     says,
     write_commands,
 )
+from tests.support.raw_pulsar import store_raw
 from tests.support.reading_back import patiently, quiet
 from tests.support.stack import provisioned
 from tests.support.waiting import poll_for
@@ -216,6 +218,7 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             write_commands(settings, [*parked, *live])
             devices.await_all(live)
             all_acknowledged(settings)
+        _nobody_writes_these_again(settings)
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
             monkeypatch.setattr(holds, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
@@ -230,6 +233,16 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             devices.await_all([*parked, *more])
             all_acknowledged(settings)
         assert devices.check([*parked, *live, *more]) == 0
+
+
+def _nobody_writes_these_again(settings: Settings) -> None:
+    """Write the ids of a device of which nothing else is there, and what no push wrote."""
+    name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
+    with PulsarClient(settings.pulsar) as client:
+        producer = client.producer(name, batching=False)
+        producer.send(b'{"v":2,"ids":["AAAAAAAAAAAA"]}', partition_key=ids_key("forgotten"))
+        producer.close()
+    store_raw(settings.pulsar, name, b"foreign", key=b"\xff\x00k")
 
 
 def _all_that_stood_is_passed(settings: Settings) -> None:

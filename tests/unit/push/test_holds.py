@@ -83,10 +83,10 @@ def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_aga
     now = 1_000 * hour
 
     def due(partition: int, age: float, at: float, *, passed: bool = False) -> bool:
-        oldest = Kept(place(1), int((at - age) * 1000))
+        oldest = Kept(place(int(at / hour) - 1000 if at >= now else 100), int((at - age) * 1000))
         found = ages.due(partition, Followed(False, oldest, passed), at)
         if found:
-            ages.asked(partition, at)
+            ages.asked(partition, oldest.place, at)
         return found
 
     assert not due(0, 23 * hour, now)
@@ -97,3 +97,18 @@ def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_aga
     assert due(0, 31 * hour, now + 6 * hour)
     assert due(0, 31 * hour, now - 48 * hour), "the clock was set back"
     assert not ages.due(2, Followed(), now)
+
+
+def test_an_owner_is_not_asked_for_ever_for_a_record_that_stays_where_it_is() -> None:
+    ages, hour = Ages(), 3600.0
+
+    def asked(oldest: Place) -> list[int]:
+        found = []
+        for look in range(1000):
+            now = (1000 + look) * hour
+            if ages.due(0, Followed(False, Kept(oldest, 0)), now):
+                found.append(ages.asked(0, oldest, now))
+        return found
+
+    assert asked(place(1)) == [1, 2, 3]
+    assert asked(place(2)) == [1, 2, 3], "another one is"

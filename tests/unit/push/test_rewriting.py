@@ -9,7 +9,7 @@ import pytest
 
 from bridge.commands import CommandPosition
 from bridge.push.actions import StoreSegment
-from bridge.push.cursor import Cursor
+from bridge.push.cursor import Cursor, ids_key
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.partition_log import PartitionLog
 from bridge.push.queues import Limits
@@ -115,3 +115,14 @@ def test_who_drains_begins_nothing_that_may_wait() -> None:
     before = len(world.log.records)
     world.turns(10)
     assert len(world.log.records) == before > 0
+
+
+def test_ids_of_nobody_are_removed_unless_their_device_is_there_again() -> None:
+    world = World(3)
+    world.rewriting.drain()
+    gone = [f"gone{number}" for number in range(500)]
+    world.rewriting.remove_ids([*gone, "d1"])
+    world.turns(60, answered=False)
+    assert 0 < len(world.log.records) < 400
+    world.turns(60)
+    assert world.log.records == [(ids_key(device), b"") for device in gone]
