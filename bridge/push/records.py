@@ -37,7 +37,7 @@ def _is_foreign(key: str, payload: bytes) -> bool:
 class CursorRecords:
     """Cursors by device, segments of parked ids by device and key, and the last record of an owner.
 
-    The ids that stand apart from the cursors are taken into them by ``whole``, once each.
+    The ids that stand apart from the cursors are taken into them by ``whole``, once each, which finds those of nobody.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -47,6 +47,8 @@ class CursorRecords:
         self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.stale: set[str] = set()
         """Devices whose outdated record stands last: it is to be written again."""
+        self.orphans: list[str] = []
+        """Devices of which nothing but ids is there: no owner would ever write these records again, or read them."""
         self.owner: OwnerRecord | None = None
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
         self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
@@ -85,17 +87,19 @@ class CursorRecords:
             if cursor is not None:
                 for _, payload in sorted(by_term.items(), reverse=True):
                     cursor.with_ids(payload)  # before those that are known: the older ones come last
+            else:
+                self.orphans.append(device)
         self.stale.intersection_update(self.by_device)
         return self.by_device
 
     def _take_ids(self, device: str, payload: bytes, term: int) -> None:
         """One owner's ids hold those of the owners before; a late write of a former owner may hold some more."""
-        if not self._capacity:
-            return
         if not payload:
             self._ids.pop(device, None)
             return
         known = self._ids.setdefault(device, {})
+        if not self._capacity:
+            return
         if known and term < max(known):
             self.stale.add(device)
         else:

@@ -1,7 +1,7 @@
 """Writes what stands in a cursors partition once more, some devices at a time.
 
 At once where Pulsar has lost the partition: what it held only its owner knows. And unhurriedly where records have stood
-for a day. The hold of the partition stays before the oldest record that is still the last of its key, so that each of
+for a day; so are those removed, by and by, that belong to no device any more. The hold of the partition stays before the oldest record that is still the last of its key, so that each of
 them is in the log itself and not in Pulsar's compacted view alone; it is the owner who lets the hold move on, by which
 the log does not grow for ever. The view alone would not do: where Pulsar dies while it compacts, its horizon is behind
 the view it had, and readers are given the first hundred entries of that and then the log (apache/pulsar#25118).
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
+from bridge.push.cursor import ids_key
 from bridge.push.partition_log import PartitionLog
 from bridge.push.replay import ReplayCore
 
@@ -20,8 +22,15 @@ __all__ = ["CursorsAged", "CursorsForgotten", "Rewriting"]
 
 _WRITTEN_AT_ONCE: Final = 1000
 """Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
-_PACE: Final = (0.1, 20)
-"""Seconds and devices where there is no hurry: a twentieth of a core at most."""
+_STEP_S: Final = 0.1
+_STEP_DEVICES: Final = 20
+_STEP_BYTES: Final = 100_000
+"""So much in such a time where there is no hurry: a twentieth of a core at most. A device with more than that, in
+thousands of parked commands, is waited for the longer."""
+_ID_BYTES: Final = 40
+"""What a parked command takes in a segment, about."""
+_UNANSWERED: Final = 300
+"""While Pulsar has so many writes to answer, what may wait waits: it is slow or away, and a full queue ends the session."""
 
 
 class CursorsForgotten:
@@ -39,6 +48,8 @@ class Rewriting:
         self._log = partition_log
         self._lost: deque[str] = deque()
         self._aged: deque[str] = deque()
+        self._orphans: deque[str] = deque()
+        self._parked_bytes = 0  # of a device, on the average
         self._being_written = 0
         self._next = 0.0
 
@@ -46,10 +57,15 @@ class Rewriting:
         """Note what is to be written."""
         if isinstance(event, CursorsAged):
             self._aged = deque(core.stored_devices)
+            self._parked_bytes = core.parked * _ID_BYTES // max(1, len(self._aged))
             return
         self._lost = deque(core.with_cursors)
         self._aged.clear()
         core.store_again(time.time_ns() // 1000)
+
+    def remove_ids(self, orphans: Iterable[str]) -> None:
+        """Remove the ids of devices of which nothing else is there: nobody would write them once more."""
+        self._orphans.extend(orphans)
 
     def turn(self, core: ReplayCore, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
@@ -59,15 +75,32 @@ class Rewriting:
             if cursor is not None:
                 self._being_written += 1
                 self._log.write_cursor(cursor.records(device, whole=True), CursorsForgotten)
-        if not self._aged or now < self._next:
-            return
-        self._next = now + _PACE[0]
-        for _ in range(min(_PACE[1], len(self._aged))):
+        if now >= self._next and self._log.unanswered < _UNANSWERED:
+            self._step(core, now)
+
+    def _step(self, core: ReplayCore, now: float) -> None:
+        devices = size = 0
+        while self._orphans and devices < _STEP_DEVICES:
+            orphan = self._orphans.popleft()
+            devices += 1
+            if core.cursor_of(orphan) is None:  # else it has come again, and they are written with its cursor
+                self._log.write_record(ids_key(orphan), b"", None)
+        while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
             device = self._aged.popleft()
             core.store_once_more(device)
+            size += self._parked_bytes
             cursor = core.cursor_of(device)
             if cursor is not None:
-                self._log.write_cursor(cursor.records(device, all_keys=True), None)
+                records = cursor.records(device, all_keys=True)
+                size += sum(len(key) + len(payload) for key, payload in records)
+                self._log.write_cursor(records, None)
+            devices += 1
+        self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
+
+    def drain(self) -> None:
+        """Leave what is not urgent to the next owner: it is asked for again."""
+        self._aged.clear()
+        self._orphans.clear()
 
     def stored(self) -> None:
         """One that was written with the token ``CursorsForgotten`` is stored."""

@@ -198,6 +198,7 @@ class Session(LinkHandler):
         self._surely_ours = self._known_since = cursors.until
         for device in cursors.stale:
             self._log.write_cursor(cursors.by_device[device].records(device, whole=True), None)
+        self._rewriting.remove_ids(cursors.orphans)
         horizon = None
         while True:
             try:
@@ -306,6 +307,7 @@ class Session(LinkHandler):
         self._gate.close()
         self._log.puller.drain()
         core.drain()
+        self._rewriting.drain()
         end = time.monotonic() + self._settings.push.drain_s
         while not core.settled and not self._unproven and time.monotonic() < end:
             self._link.turn(self._rest(0.2))

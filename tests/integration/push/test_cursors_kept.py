@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bridge.contract import CURSORS_TOPIC, GROUP_ROSTER_TOPIC, Position, partition_name
+from bridge.health import Health
 from bridge.local.stack import LocalStack
 from bridge.provisioning_plan import (
     COMPACTION,
@@ -21,7 +22,8 @@ from bridge.provisioning_plan import (
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.push import holds
-from bridge.push.holds import follow_compaction
+from bridge.push.cursor import ids_key
+from bridge.push.holds import follow_compaction, watching_holds
 from bridge.settings import PulsarSettings, Settings
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.pulsar_topics import TestTopic, topic_of
@@ -37,6 +39,7 @@ from tests.support.push import (
     says,
     write_commands,
 )
+from tests.support.raw_pulsar import store_raw
 from tests.support.reading_back import patiently, quiet
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
@@ -71,6 +74,10 @@ def view_of(topic: TestTopic) -> dict[str, bytes]:
         return found
     finally:
         client.close()
+
+
+def standing(topic: TestTopic) -> Position:
+    return Position.parse(topic.hold(CURSOR_HOLD))
 
 
 def follow(topic: TestTopic) -> holds.Followed:
@@ -130,6 +137,67 @@ def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replac
             assert view_of(topic) == expected
 
 
+def test_h24_a_hold_goes_to_the_oldest_record_that_is_needed_however_far_that_is(
+    namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "_A_LOOK", 10)
+    with topic_of(namespaces, name="state") as topic:
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        write(topic, ["once"], b"old")
+        start = standing(topic)
+        for _ in range(40):  # an entry each
+            write(topic, ["often"], b"old")
+        write(topic, ["once"], b"1")
+        write(topic, ["often"], b"2")
+        assert not follow(topic).moved, "nothing of it was compacted"
+        assert standing(topic) == start
+        topic.roll_over()
+        write(topic, ["later"], b"3")
+        topic.compact()
+        assert follow(topic).moved
+        assert standing(topic) == start._replace(entry=start.entry + 41)
+        assert not follow(topic).moved, "it stands before the record that is the last of its key"
+        assert standing(topic) == start._replace(entry=start.entry + 41)
+        write(topic, ["once", "often"], b"4")
+        topic.compact()
+        assert follow(topic).moved, "across the ledgers"
+        topic.roll_over()
+        topic.trim(left=2)
+        assert view_of(topic) == {"later": b"3", "once": b"4", "often": b"4"}
+        assert not follow(topic).moved
+
+
+def test_h24_a_hold_that_shows_nothing_has_passed_nothing(namespaces: PulsarSettings) -> None:
+    """It may not have come in time: to write all of it once more would be the answer to a Pulsar that is slow."""
+    with topic_of(namespaces, name="state") as topic:
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        write(topic, ["d0", "d1"], b"1")
+        with PulsarClient(topic.settings) as client:
+            everything = client.consumer(topic.partition(), CURSOR_HOLD)
+            everything.acknowledge_cumulative(everything.get_last_message_id())
+            everything.close()
+        found = follow(topic)
+        assert found.oldest is not None
+        assert not found.passed
+        write(topic, ["d2"], b"1")
+        assert follow(topic).passed, "now it shows what is behind the oldest"
+
+
+def test_h24_a_hold_that_cannot_be_moved_keeps_no_other_one(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    there = settings.pulsar.model_copy(update={"namespace": settings.pulsar.system_namespace})
+    with topic_of(there, name=CURSORS_TOPIC) as topic:
+        write(topic, (f"d{n % 7}" for n in range(50)), b"1")
+        start = standing(topic)
+        topic.compact()
+        not_there = 5
+        with watching_holds(settings, Health(10.0), [not_there, 0], lambda _: False):
+            poll_for(lambda: standing(topic).entry == start.entry + 43, 30, "the hold moves")
+
+
 def test_h24_a_partition_that_is_never_compacted_is_named(
     namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +228,7 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             write_commands(settings, [*parked, *live])
             devices.await_all(live)
             all_acknowledged(settings)
+        _nobody_writes_these_again(settings)
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
             monkeypatch.setattr(holds, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
@@ -174,6 +243,16 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             devices.await_all([*parked, *more])
             all_acknowledged(settings)
         assert devices.check([*parked, *live, *more]) == 0
+
+
+def _nobody_writes_these_again(settings: Settings) -> None:
+    """Write the ids of a device of which nothing else is there, and what no push wrote."""
+    name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
+    with PulsarClient(settings.pulsar) as client:
+        producer = client.producer(name, batching=False)
+        producer.send(b'{"v":2,"ids":["AAAAAAAAAAAA"]}', partition_key=ids_key("forgotten"))
+        producer.close()
+    store_raw(settings.pulsar, name, b"foreign", key=b"\xff\x00k")
 
 
 def test_h24_the_roster_of_groups_is_written_once_more_and_its_hold_goes_on(

@@ -212,6 +212,25 @@ def test_ids_of_another_shape_are_refused_and_none_is_forgotten(payload: bytes) 
     assert cursor.knows("c")
 
 
+@pytest.mark.parametrize("capacity", [0, 8])
+def test_ids_of_which_there_is_no_cursor_are_found(capacity: int) -> None:
+    found = CursorRecords(capacity)
+    for device in ("has one", "is gone", "its ids are gone, too", "has none"):
+        cursor = Cursor(8)
+        cursor.settle(CommandPosition(1, 1, -1), device, delivered=True)
+        *_, last = cursor.records(device)
+        ids, _ = cursor.records(device, all_keys=True)
+        found.take(*ids)
+        if device != "has none":
+            found.take(*last)
+    found.take("is gone", b"")  # removes what was read of it, its ids are there all the same
+    found.take(ids_key("is gone"), b'{"v":2,"ids":[]}')
+    found.take("its ids are gone, too", b"")
+    found.take(ids_key("its ids are gone, too"), b"")
+    assert set(found.whole()) == {"has one"}
+    assert sorted(found.orphans) == ["has none", "is gone"]
+
+
 def test_an_owner_record_survives_encoding() -> None:
     record = OwnerRecord.decode(OwnerRecord("host/1/x", 3, clean=True).encode())
     assert record == OwnerRecord("host/1/x", 3, clean=True)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.holds import Ages, Followed, Held, Kept, Place, compacted_up_to, last_before
+from bridge.push.holds import Ages, Followed, Held, Kept, Place, compacted_away, is_before
 
 keys = st.lists(st.integers(0, 5), max_size=40)
 
@@ -30,23 +30,31 @@ def test_h24_a_hold_moves_to_what_compaction_took_away_last_and_never_beyond_the
     start = data.draw(st.integers(0, len(log)))
     last = {key: n for n, key in enumerate(log[:horizon])}
     kept = [n for n in range(start, len(log)) if n >= horizon or last[log[n]] == n]
-    found = compacted_up_to([place(n) for n in kept], held_from(log, start))
+    found = [one.place for one in compacted_away([place(n) for n in kept], held_from(log, start))]
     gone = [n for n in range(start, len(log)) if n not in kept and kept and n < kept[-1]]
-    assert (found.place if found else None) == (place(gone[-1]) if gone else None)
-    assert found is None or found.place < place(horizon)
+    assert found == [place(n) for n in gone]
+    assert not found or found[-1] < place(horizon)
+
+
+def counted(taken: list[Place], start: int = 0) -> Iterator[Held]:
+    for one in held_from([0] * 10, start):
+        taken.append(one.place)
+        yield one
 
 
 def test_no_more_is_taken_from_the_hold_than_the_view_reaches() -> None:
     """Beyond the present end the next message would have to be waited for."""
     taken: list[Place] = []
-
-    def held() -> Iterator[Held]:
-        for one in held_from([0] * 10, 0):
-            taken.append(one.place)
-            yield one
-
-    assert compacted_up_to([place(3), place(4)], held()) is not None
+    assert [one.place for one in compacted_away([place(3), place(4)], counted(taken))][-1] == place(2)
     assert taken == [place(n) for n in range(5)]
+
+
+def test_whether_anything_was_compacted_away_is_known_with_the_first_that_was() -> None:
+    taken: list[Place] = []
+    kept = iter([place(0), place(1), place(3), place(4)])
+    assert next(compacted_away(kept, counted(taken))).place == place(2)
+    assert taken == [place(n) for n in range(3)]
+    assert list(kept) == [place(4)]
 
 
 @given(keys, st.data())
@@ -54,13 +62,20 @@ def test_h24_a_hold_never_passes_a_message_that_is_the_last_of_its_key(
     log: list[int], data: st.DataObject
 ) -> None:
     horizon = data.draw(st.integers(0, len(log)))
-    start = data.draw(st.integers(0, len(log)))
     last = {key: n for n, key in enumerate(log[:horizon])}
     kept = [n for n in range(len(log)) if n >= horizon or last[log[n]] == n]
     if not kept:
         return
-    found = last_before(place(kept[0]), held_from(log, start))
-    assert (found.place if found else None) == (place(kept[0] - 1) if kept[0] > start else None)
+    start = data.draw(st.integers(0, kept[0]))
+    # By seek it goes to the entry, of which nothing is passed.
+    assert is_before(place(start), place(kept[0])) == (start < kept[0])
+    assert not is_before(place(kept[0]), place(start)), "it never goes back"
+
+
+def test_within_one_entry_a_hold_stays_where_it_is() -> None:
+    assert not is_before((1, 5, 0), (1, 5, 7))
+    assert is_before((1, 5, 7), (1, 6, 0))
+    assert is_before((1, 5, -1), (2, 0, -1))
 
 
 def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_again_for_six_hours() -> None:
@@ -68,10 +83,10 @@ def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_aga
     now = 1_000 * hour
 
     def due(partition: str, age: float, at: float, *, passed: bool = False) -> bool:
-        oldest = Kept(place(1), int((at - age) * 1000))
+        oldest = Kept(place(int(at / hour) - 1000 if at >= now else 100), int((at - age) * 1000))
         found = ages.due(partition, Followed(False, oldest, passed), at)
         if found:
-            ages.asked(partition, at)
+            ages.asked(partition, oldest.place, at)
         return found
 
     assert not due("p0", 23 * hour, now)
@@ -82,3 +97,18 @@ def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_aga
     assert due("p0", 31 * hour, now + 6 * hour)
     assert due("p0", 31 * hour, now - 48 * hour), "the clock was set back"
     assert not ages.due("p2", Followed(), now)
+
+
+def test_an_owner_is_not_asked_for_ever_for_a_record_that_stays_where_it_is() -> None:
+    ages, hour = Ages(), 3600.0
+
+    def asked(oldest: Place) -> list[int]:
+        found = []
+        for look in range(1000):
+            now = (1000 + look) * hour
+            if ages.due("p0", Followed(False, Kept(oldest, 0)), now):
+                found.append(ages.asked("p0", oldest, now))
+        return found
+
+    assert asked(place(1)) == [1, 2, 3]
+    assert asked(place(2)) == [1, 2, 3], "another one is"
