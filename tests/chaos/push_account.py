@@ -8,6 +8,8 @@ the logs of the devices, and the receipts. What may be repeated, and by what:
 - The broker keeps for a persistent session what was sent while it was away, with its marked repetitions.
 - The MQTT broker repeats, unmarked, what a device with a persistent session had not acknowledged when its connection
   ended (MQTT-4.4.0-1; Artemis does not set DUP).
+  What it had sent to a connection that nobody read may come behind a marked copy that arrived as the device did: it
+  returns to its queue when the connection is taken over, and meanwhile the new one gets what is new.
 - A receipt is written again after a kill (``bridge.push.live``, commit order), and the copy of a command that Pulsar's
   client wrote twice is told of as ``duplicate``.
 """
@@ -188,6 +190,10 @@ class _Judge:
         )
         if event.dup or (same and event.persistent):
             count["sent again by the MQTT broker to a persistent session"] += 1
+            return
+        first_of_all = not event.repeat and all(one.repeat for one in copies)
+        if first_of_all and self._life.comes_with_its_session(event):
+            count["sent first, and given by the MQTT broker behind a marked copy"] += 1
             return
         line = f"{self._name}-{number} came again {(event.at - before.at) / 1e6:.3f} s later"
         if not event.repeat:

@@ -66,6 +66,11 @@ def test_marked_copies_that_come_together_with_a_persistent_session_were_kept_by
     both = (_STEADY[0], (5.0, 1, False, 2), (5.1, 1, True, 2))
     assert not account(*both, persistent=True, came=((0.1, 1), (4.9, 2))).broken
     assert len(account(*both, came=((0.1, 1), (4.9, 2))).unexplained) == 1
+    swapped = (_STEADY[0], (5.0, 1, True, 2), (5.1, 1, False, 2))
+    assert not account(*swapped, persistent=True, came=((0.1, 1), (4.9, 2))).broken
+    assert len(account(*swapped, came=((0.1, 1), (4.9, 2))).unmarked) == 1
+    thrice = (*swapped, (5.2, 1, False, 2))
+    assert len(account(*thrice, persistent=True, came=((0.1, 1), (4.9, 2))).unmarked) == 1
     late = (_STEADY[0], (50.0, 1, False, 2), (50.1, 1, True, 2))
     assert len(account(*late, persistent=True, came=((0.1, 1), (4.9, 2))).unexplained) == 1
 
