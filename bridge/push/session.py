@@ -59,6 +59,7 @@ from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.requests import Asked, Found
 from bridge.push.resume import ResumingCore
 from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
+from bridge.push.surely_ours import SurelyOurs
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
 
@@ -124,7 +125,7 @@ class Session(LinkHandler):
         self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
         self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
-        self._surely_ours: MessageId | None = None  # a record of ours that no successor can have preceded
+        self._surely_ours = SurelyOurs()
         self._known_since: MessageId | None = None  # the record of ours up to which the cursors were read
         self._serial = 0
         self._had_link = False
@@ -195,7 +196,7 @@ class Session(LinkHandler):
             return False
         first = OwnerRecord(self._token, 1)
         cursors = self._log.read_cursors(first, self._limits.remembered_ids)
-        self._surely_ours = self._known_since = cursors.until
+        self._surely_ours.record = self._known_since = cursors.until
         for device in cursors.stale:
             self._log.write_cursor(cursors.by_device[device].records(device, whole=True), None)
         horizon = None
@@ -246,11 +247,13 @@ class Session(LinkHandler):
         if self._unproven:
             self._prove()
             return
-        stored = self._log.last_stored
         self._link.turn(timeout)
         if self._link.connected:
-            # A successor connects before it writes, and would have cut this connection.
-            self._surely_ours = stored or self._surely_ours
+            now, sure = time.monotonic(), self._surely_ours
+            sure.answered(self._link.keepalive.answered)
+            stored = sure.question(self._log.last_stored, now)
+            if stored is not None:
+                sure.asked(self._link.ping(), stored, now)
 
     def _rest(self, most: float) -> float:
         return min(most, _GATHER_S) if self._log.writing else most
@@ -281,7 +284,7 @@ class Session(LinkHandler):
 
     def _proven(self, proof: _Proof) -> None:
         if self._known_since is not None:
-            start = self._surely_ours or self._known_since
+            start = self._surely_ours.record or self._known_since
             if self._log.replaced_since(start, proof.record):
                 raise FencedError("another process owned it in between")
         proof.stored = True
@@ -343,6 +346,7 @@ class Session(LinkHandler):
         """
         self._unproven = self._unproven or self._had_link
         self._had_link = False
+        self._surely_ours.lost()
         self._link.abandon()  # the core decides what goes again, and marks it
         if self._core is not None:
             if not event.epoch:
