@@ -52,6 +52,7 @@ from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.hearing import Hearing
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
+from bridge.push.parked_hold import ParkedHold
 from bridge.push.partition_log import Arrived, Failed, PartitionLog, Stored
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
@@ -107,7 +108,7 @@ class Session(LinkHandler):
         self._gate = Gate(push.pending, held)
         self._limits = limits_of(push)
         self._next_hold = 0.0
-        self._held_from: CommandPosition | None = None
+        self._hold = ParkedHold(None)
         self._copies_from: CommandPosition | None = None
         self._log = PartitionLog(
             settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held
@@ -218,6 +219,7 @@ class Session(LinkHandler):
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
         )
+        self._hold = ParkedHold(horizon)
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
         parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask)
@@ -420,22 +422,22 @@ class Session(LinkHandler):
         now_us = time.time_ns() // 1000
         core.look_for_moves(now_us)
         position = core.hold_from(now_us)
-        if position is None or self._unproven or not self._link.connected:
+        if self._unproven or not self._link.connected:
             return
-        if self._held_from is None or position[:2] > self._held_from[:2]:
-            self._held_from = position
-            self._log.puller.hold_from(position)
-        place = core.keeps_copies_from()
+        self._seek(self._hold.look(position))
+        self._seek(self._hold.again(), back=True)
+        place = None if position is None else core.keeps_copies_from()
         if place is not None and (self._copies_from is None or place[:2] > self._copies_from[:2]):
             self._copies_from = place
             self._log.puller.hold_from(place, moved=True)
 
     def _hold_back(self) -> None:
         """Hold what is sent once more, so that no retention ends while it waits; what stood before it is let go later."""
-        back = None if self._core is None else self._core.holds_from_now()
-        if back is not None and (self._held_from is None or back[:2] < self._held_from[:2]):
-            self._held_from = back
-            self._log.puller.hold_from(back)
+        self._seek(None if self._core is None else self._hold.back(self._core.holds_from_now()), back=True)
+
+    def _seek(self, position: CommandPosition | None, *, back: bool = False) -> None:
+        if position is not None:
+            self._log.puller.hold_from(position, back=back)
 
     # --- events ---
 
