@@ -127,7 +127,7 @@ class Link(LoopThread):
         self._connack_deadline = 0.0
         self._lost: Disconnected | None = None
         self._broke: OSError | None = None
-        self._keepalive = KeepAlive(float(settings.keep_alive_s))
+        self.keepalive = KeepAlive(float(settings.keep_alive_s))
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
@@ -190,9 +190,7 @@ class Link(LoopThread):
             return max(0.0, self._next_attempt - now)
         if not self._holding and (self._sock.readable or not self._sock.drained):
             return 0.0
-        if not self.connected:
-            return max(0.0, self._connack_deadline - now)
-        return self._keepalive.next_in(now)
+        return self.keepalive.next_in(now) if self.connected else max(0.0, self._connack_deadline - now)
 
     def _select(self, timeout: float) -> bool:
         sock = self._sock
@@ -213,7 +211,7 @@ class Link(LoopThread):
             if (sock.drained and not arrived) or self._holding or self._sock is not sock:
                 return
             if sock.fill():
-                self._keepalive.received(time.monotonic())
+                self.keepalive.received(time.monotonic())
             self._consume(sock)
             arrived = False
 
@@ -243,6 +241,7 @@ class Link(LoopThread):
         elif sock.data[sock.at : sock.at + 1] == b"\0":  # paho loses its place in one that comes in pieces
             self._drop("the broker sent a packet of type 0, which MQTT forbids")
         elif theirs:
+            self.keepalive.met(sock.data[sock.at])
             sock.lend(theirs)
 
     def _write(self) -> None:
@@ -250,7 +249,7 @@ class Link(LoopThread):
         self._paho.loop_write()
         if self._sock is not None and self._sock.unsent:
             self._sock.flush()
-            self._keepalive.sent(time.monotonic())
+            self.keepalive.sent(time.monotonic())
 
     def _check_time(self, now: float) -> None:
         assert self._sock is not None
@@ -259,16 +258,15 @@ class Link(LoopThread):
                 self._drop(f"no CONNACK within {self.settings.connect_timeout_s:g} s")
             return
         if self._holding and self._sock.relieve(now):
-            self._keepalive.received(now)
+            self.keepalive.received(now)
         if self._sock.failure is not None and self._holding:
             self._drop(f"the connection broke: {self._sock.failure}")
             return
-        self._keepalive.judged(now, caught_up=not self._holding and self._sock.drained)
-        if self._keepalive.dead(now):
-            self._drop(f"no answer to PINGREQ within the keep-alive of {self._keepalive.interval_s:g} s")
-        elif self._keepalive.ping_due(now):
-            self._sock.send(b"\xc0\x00")
-            self._keepalive.pinged(now)
+        self.keepalive.judged(now, caught_up=not self._holding and self._sock.drained)
+        if self.keepalive.dead(now):
+            self._drop(f"no answer to PINGREQ within the keep-alive of {self.keepalive.interval_s:g} s")
+        elif self.keepalive.ping_due(now):
+            self.ping()
 
     # --- connecting ---
 
@@ -359,13 +357,12 @@ class Link(LoopThread):
         if reason.is_failure:
             self._lost = refused(str(reason), reason.value, self.settings, self.client_id)
             return
-        self.epoch += 1
-        self._accepted = self.epoch
+        self._accepted = self.epoch = self.epoch + 1
         self.connected = True
         told = {} if properties is None else vars(properties)
         self.granted = Connected.of_names(self.epoch, bool(flags.session_present), told)
         self._outbox.connected(self.granted.receive_maximum)
-        self._keepalive.opened(time.monotonic(), float(client.keepalive))
+        self.keepalive.opened(time.monotonic(), float(client.keepalive))
         self.handler.on_connected(self.granted)
 
     def _on_disconnect(
@@ -427,19 +424,22 @@ class Link(LoopThread):
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
-        if self.settings.protocol == "5":
-            self._paho.subscribe(
-                [
-                    (s.filter, SubscribeOptions(s.qos, False, s.retain_as_published, s.retain_handling))
-                    for s in subscriptions
-                ]
-            )
-        else:
-            self._paho.subscribe([(s.filter, s.qos) for s in subscriptions])
+
+        def how(s: Subscription) -> Any:
+            options = SubscribeOptions(s.qos, False, s.retain_as_published, s.retain_handling)
+            return options if self.settings.protocol == "5" else s.qos
+
+        self._paho.subscribe([(s.filter, how(s)) for s in subscriptions])
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Send one UNSUBSCRIBE."""
         self._paho.unsubscribe(list(filters))
+
+    def ping(self) -> int:
+        """Send PINGREQ. Returns its number on this connection; the broker answers in order."""
+        assert self._sock is not None
+        self._sock.send(b"\xc0\x00")
+        return self.keepalive.pinged(time.monotonic())
 
     def pause(self) -> None:
         """Stop reading from the socket; the connection is kept alive, and PINGRESP not judged, until ``resume``."""

@@ -16,6 +16,7 @@ from typing import Final
 
 __all__ = ["KeepAlive", "backoff_s"]
 
+_PINGRESP: Final = 0xD0
 _PING_SHARE: Final = 0.5
 """A ping goes out after this share of the interval, so that a late turn of the loop does not miss the broker's limit."""
 
@@ -29,12 +30,16 @@ class KeepAlive:
         self._last_read = 0.0
         self._last_sign = 0.0
         self._ping_sent: float | None = None
+        self._pings = 0
+        self.answered = 0
+        """How many pings the broker has answered on this connection."""
 
     def opened(self, now: float, interval_s: float) -> None:
         """Begin a connection; ``interval_s`` is the broker's Server Keep Alive where it named one, 0 for none."""
         self.interval_s = interval_s
         self._last_sent = self._last_read = self._last_sign = now
         self._ping_sent = None
+        self._pings = self.answered = 0
 
     def sent(self, now: float) -> None:
         """Note that bytes were written."""
@@ -45,11 +50,17 @@ class KeepAlive:
         self._last_read = self._last_sign = now
         self._ping_sent = None
 
-    def pinged(self, now: float) -> None:
-        """Note that a PINGREQ was written."""
+    def pinged(self, now: float) -> int:
+        """Note that a PINGREQ was written. Returns its number on this connection."""
         self._last_sent = now
+        self._pings += 1
         if self._ping_sent is None:
             self._ping_sent = now
+        return self._pings
+
+    def met(self, head: int) -> None:
+        """Note that a packet came that begins with the byte ``head``, whatever it is."""
+        self.answered += head == _PINGRESP
 
     def judged(self, now: float, *, caught_up: bool) -> None:
         """Tell whether all that had arrived was read. While it was not, silence says nothing."""

@@ -30,6 +30,7 @@ from bridge.pulsar_client import (
     PulsarClient,
     message_id,
     our_errors,
+    received,
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import Copy, Pull
@@ -45,6 +46,8 @@ log = structlog.get_logger("push")
 
 _LOOK_S: Final = 0.5
 _PATIENCE_S: Final = 30.0
+_FIRST_MS: Final = 5000
+"""After this time nothing stands behind the hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,13 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """Let go of what is before ``position``, in the topic of the commands or of the moved ones."""
+    """Let go of what is before ``position``, in the topic of the commands or of the moved ones; ``back``: only hold what
+    comes from there on.
+    """
 
     position: CommandPosition
     moved: bool
+    back: bool
 
 
 _Order = Pull | Copy | _Hold
@@ -130,9 +136,11 @@ class Puller:
         """Copy what the order names; ``Copied`` is posted."""
         self._orders.put(order)
 
-    def hold_from(self, position: CommandPosition, *, moved: bool = False) -> None:
-        """Let go of what is before ``position``. The owner asks for it after its state was rebuilt (H25)."""
-        self._orders.put(_Hold(position, moved))
+    def hold_from(self, position: CommandPosition, *, moved: bool = False, back: bool = False) -> None:
+        """Let go of what is before ``position``. The owner asks for it after its state was rebuilt (H25). ``back``: let go
+        of nothing, but hold what comes from there on.
+        """
+        self._orders.put(_Hold(position, moved, back))
 
     def gave(self, size: int) -> None:
         """A message with a payload of ``size`` bytes that was posted is not held any more."""
@@ -239,13 +247,18 @@ class Puller:
     def _try_to_hold(self, order: _Hold) -> None:
         """Move the hold. Where it stays behind, Pulsar keeps more than is needed, and the next move makes up for it."""
         try:
-            self._hold(self._moved if order.moved else self._topic, order.position)
+            self._hold(self._moved if order.moved else self._topic, order.position, back=order.back)
         except PulsebridgeError as e:
             log.debug("the hold of parked commands could not be moved", partition=self._partition, why=str(e))
 
-    def _hold(self, topic: str, position: CommandPosition) -> None:
+    def _hold(self, topic: str, position: CommandPosition, *, back: bool) -> None:
         consumer: Any = self._client.consumer(topic, PARKED_HOLD, queue=1)
         try:
+            if back:
+                # Where it stands is told by what comes first. It may be further back, for others' sake.
+                first = received(consumer.receive, _FIRST_MS, f"looking at {PARKED_HOLD} on {topic}")
+                if first is not None and position_of(first.message_id())[:2] <= position[:2]:
+                    return
             with our_errors(f"moving {PARKED_HOLD} on {topic}"):
                 consumer.seek(message_id(self._partition, position.ledger, position.entry, -1))
             log.debug("hold of parked commands moved", topic=topic, position=str(position))

@@ -52,6 +52,7 @@ from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.hearing import Hearing
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
+from bridge.push.parked_hold import ParkedHold
 from bridge.push.partition_log import Arrived, Failed, PartitionLog, Stored
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
@@ -59,6 +60,7 @@ from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.requests import Asked, Found
 from bridge.push.resume import ResumingCore
 from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
+from bridge.push.surely_ours import SurelyOurs
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
 
@@ -106,7 +108,7 @@ class Session(LinkHandler):
         self._gate = Gate(push.pending, held)
         self._limits = limits_of(push)
         self._next_hold = 0.0
-        self._held_from: CommandPosition | None = None
+        self._hold = ParkedHold(None)
         self._copies_from: CommandPosition | None = None
         self._log = PartitionLog(
             settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held
@@ -124,7 +126,7 @@ class Session(LinkHandler):
         self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
         self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
-        self._surely_ours: MessageId | None = None  # a record of ours that no successor can have preceded
+        self._surely_ours = SurelyOurs()
         self._known_since: MessageId | None = None  # the record of ours up to which the cursors were read
         self._serial = 0
         self._had_link = False
@@ -195,7 +197,7 @@ class Session(LinkHandler):
             return False
         first = OwnerRecord(self._token, 1)
         cursors = self._log.read_cursors(first, self._limits.remembered_ids)
-        self._surely_ours = self._known_since = cursors.until
+        self._surely_ours.record = self._known_since = cursors.until
         for device in cursors.stale:
             self._log.write_cursor(cursors.by_device[device].records(device, whole=True), None)
         self._rewriting.remove_ids(cursors.orphans)
@@ -218,6 +220,7 @@ class Session(LinkHandler):
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
         )
+        self._hold = ParkedHold(horizon)
         self._next_hold = time.monotonic() + _FIRST_HOLD_S
         self._core = core
         parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask)
@@ -247,11 +250,13 @@ class Session(LinkHandler):
         if self._unproven:
             self._prove()
             return
-        stored = self._log.last_stored
         self._link.turn(timeout)
         if self._link.connected:
-            # A successor connects before it writes, and would have cut this connection.
-            self._surely_ours = stored or self._surely_ours
+            now, sure = time.monotonic(), self._surely_ours
+            sure.answered(self._link.keepalive.answered)
+            stored = sure.question(self._log.last_stored, now)
+            if stored is not None:
+                sure.asked(self._link.ping(), stored, now)
 
     def _rest(self, most: float) -> float:
         return min(most, _GATHER_S) if self._log.writing else most
@@ -282,7 +287,7 @@ class Session(LinkHandler):
 
     def _proven(self, proof: _Proof) -> None:
         if self._known_since is not None:
-            start = self._surely_ours or self._known_since
+            start = self._surely_ours.record or self._known_since
             if self._log.replaced_since(start, proof.record):
                 raise FencedError("another process owned it in between")
         proof.stored = True
@@ -345,6 +350,7 @@ class Session(LinkHandler):
         """
         self._unproven = self._unproven or self._had_link
         self._had_link = False
+        self._surely_ours.lost()
         self._link.abandon()  # the core decides what goes again, and marks it
         if self._core is not None:
             if not event.epoch:
@@ -418,22 +424,22 @@ class Session(LinkHandler):
         now_us = time.time_ns() // 1000
         core.look_for_moves(now_us)
         position = core.hold_from(now_us)
-        if position is None or self._unproven or not self._link.connected:
+        if self._unproven or not self._link.connected:
             return
-        if self._held_from is None or position[:2] > self._held_from[:2]:
-            self._held_from = position
-            self._log.puller.hold_from(position)
-        place = core.keeps_copies_from()
+        self._seek(self._hold.look(position))
+        self._seek(self._hold.again(), back=True)
+        place = None if position is None else core.keeps_copies_from()
         if place is not None and (self._copies_from is None or place[:2] > self._copies_from[:2]):
             self._copies_from = place
             self._log.puller.hold_from(place, moved=True)
 
     def _hold_back(self) -> None:
         """Hold what is sent once more, so that no retention ends while it waits; what stood before it is let go later."""
-        back = None if self._core is None else self._core.holds_from_now()
-        if back is not None and (self._held_from is None or back[:2] < self._held_from[:2]):
-            self._held_from = back
-            self._log.puller.hold_from(back)
+        self._seek(None if self._core is None else self._hold.back(self._core.holds_from_now()), back=True)
+
+    def _seek(self, position: CommandPosition | None, *, back: bool = False) -> None:
+        if position is not None:
+            self._log.puller.hold_from(position, back=back)
 
     # --- events ---
 

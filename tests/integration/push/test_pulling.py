@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.commands import CommandPosition
+from bridge.contract import COMMANDS_TOPIC, PARKED_TOPIC, partition_name
 from bridge.local.stack import LocalStack
-from bridge.provisioning_plan import rest_path
+from bridge.provisioning_plan import PARKED_HOLD, rest_path
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient, message_id
+from bridge.push.actions import Copy
 from bridge.push.cursor import NOWHERE
 from bridge.push.ends import end_of, ledgers_of
 from bridge.push.position_reader import PositionReader
+from bridge.push.pulling import Puller
 from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
 from tests.support.command_writer import write_many
-from tests.support.push import command, provision, push_settings, read_topic
+from tests.support.push import command, provision, push_settings, read_topic, write_commands
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
 
@@ -109,3 +113,39 @@ def test_h24_what_is_there_is_found_though_the_broker_says_that_there_is_nothing
     assert ledgers is not None
     assert ledgers.has(last)
     assert not ledgers.has(last._replace(entry=last.entry + 1))
+
+
+def test_h25_the_hold_is_put_back_and_never_forward_by_that(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """A former owner may have moved it forward; or it stands further back, for the sake of another device."""
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+    moved = partition_name(settings.pulsar.system_topic(PARKED_TOPIC), 0)
+    for number in range(10):
+        write_commands(settings, [command(settings, "d", number)])  # each an entry of its own
+    places = [position_of(m.message_id()) for m in read_topic(settings, COMMANDS_TOPIC)]
+    failures: list[Exception] = []
+    with PulsarClient(settings.pulsar) as client:
+
+        def first_held() -> CommandPosition:
+            consumer: Any = client.consumer(partition, PARKED_HOLD, queue=1)
+            found = position_of(consumer.receive(10_000).message_id())
+            consumer.close()
+            return found
+
+        def put(number: int, *, back: bool) -> CommandPosition:
+            posted: list[object] = []
+            puller = Puller(client, partition, moved, 0, posted.append, failures.append, held_bytes=1000)
+            puller.hold_from(places[number], back=back)
+            puller.copy(Copy(0, ()))
+            poll_for(lambda: posted, 30, "what was ordered behind it")
+            puller.close()
+            return first_held()
+
+        assert put(8, back=False) == places[8]
+        assert put(3, back=True) == places[3]
+        assert put(6, back=True) == places[3]
+        assert put(6, back=False) == places[6]
+    assert not failures

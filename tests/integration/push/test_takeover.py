@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
@@ -18,7 +19,9 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.local.stack import LocalStack
+from bridge.mqtt.client import Link
 from bridge.mqtt.device import DeviceClient
+from bridge.mqtt.types import Disconnected, LinkHandler
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.partition_log import PartitionLog
 from bridge.settings import PulsarSettings
@@ -132,3 +135,49 @@ def test_a_device_called_like_a_record_of_pushs_own_costs_no_takeover(
     assert rejected == [OWNER_KEY]
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert "U+0000" in letter.properties()[P_DEAD_REASON]
+
+
+class Losses(LinkHandler):
+    def __init__(self) -> None:
+        self.lost: list[Disconnected] = []
+
+    def on_disconnected(self, event: Disconnected) -> None:
+        self.lost.append(event)
+
+
+def test_h23_a_former_owners_connection_that_looks_open_has_no_answer_once_its_successor_is_connected(
+    stack: LocalStack,
+) -> None:
+    """What a record of ours is judged by: no successor wrote before the broker answered on our connection."""
+    with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
+        settings = mqtt_settings(stack, port=proxy.port)
+        losses = Losses()
+        link = Link(settings, losses, persistent=False)
+
+        def turned_until(what: str, done: Callable[[], bool]) -> None:
+            def turned() -> bool:
+                link.turn(0.05)
+                return done()
+
+            poll_for(turned, 30, what, every=0.0)
+
+        try:
+            turned_until("a connection", lambda: link.connected)
+            assert link.ping() == 1
+            turned_until("the answer", lambda: link.keepalive.answered == 1)
+            proxy.freeze()
+            with DeviceClient(mqtt_settings(stack), settings.client_id):  # cuts the other one at the broker
+                assert link.connected
+                assert link.ping() == 2
+                link.turn(0.0)
+                answered: list[int] = []
+
+                def ended() -> bool:
+                    answered.append(link.keepalive.answered)
+                    return bool(losses.lost)
+
+                proxy.thaw()
+                turned_until("the end", ended)
+                assert set(answered) == {1}
+        finally:
+            link.close()

@@ -1,0 +1,55 @@
+"""Where the hold of parked commands is put, whatever a former owner does to it meanwhile."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.commands import CommandPosition
+from bridge.push.parked_hold import ParkedHold
+
+
+def position(number: int) -> CommandPosition:
+    return CommandPosition(7, number, -1)
+
+
+def test_h25_the_hold_goes_forward_once_and_back_when_something_is_wanted_again() -> None:
+    hold = ParkedHold(None)
+    assert hold.look(None) is None
+    assert hold.look(position(5)) == position(5)
+    assert hold.look(position(5)) is None
+    assert hold.look(position(4)) is None
+    assert hold.back(None) is None
+    assert hold.back(position(6)) is None
+    assert hold.back(position(2)) == position(2)
+    assert hold.look(position(2)) is None
+    assert hold.again() is None, "nobody was here before us"
+    assert hold.look(position(6)) == position(6)
+
+
+@given(
+    st.integers(0, 30),
+    st.lists(
+        st.tuples(st.sampled_from(["look", "unclear", "back", "stale"]), st.integers(0, 40)), max_size=40
+    ),
+)
+def test_h25_after_a_look_the_hold_stands_where_it_was_put_back_though_a_former_owner_moved_it(
+    horizon: int, events: list[tuple[str, int]]
+) -> None:
+    """``stale``: the former owner goes on and moves the hold, to nothing that it cannot know."""
+    hold = ParkedHold(position(horizon))
+    stands, wanted, went_back = position(0), position(0), False
+    for event, number in events:
+        if event == "stale" and went_back:
+            stands = max(stands, position(min(number, horizon)))
+        elif event == "look":
+            wanted = max(wanted, position(number))
+            stands = hold.look(wanted) or stands
+            stands = min(stands, hold.again() or stands)
+            assert stands <= wanted, "what is wanted is not held"
+        elif event == "unclear":
+            assert hold.look(None) is None
+        elif event == "back":
+            went_back = True
+            wanted = min(wanted, position(number))
+            stands = min(stands, hold.back(position(number)) or stands)
