@@ -194,7 +194,7 @@ def test_h24_a_hold_that_cannot_be_moved_keeps_no_other_one(
         start = standing(topic)
         topic.compact()
         not_there = 5
-        with watching_holds(settings, Health(10.0), [not_there, 0], lambda _: False):
+        with watching_holds(settings, Health(10.0), [not_there, 0], lambda _: False, lambda: False):
             poll_for(lambda: standing(topic).entry == start.entry + 43, 30, "the hold moves")
 
 

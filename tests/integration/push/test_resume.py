@@ -311,11 +311,14 @@ def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
         block = block.replace(usual, ours)
     monkeypatch.chdir(tmp_path)
     commands = [command(settings, "press-3", n) for n in range(20)]
-    with running_ingest(settings), push_in_thread(settings):
+    with running_ingest(settings), push_in_thread(settings) as metrics:
         for end in (10, 20):
             here: dict[str, Any] = {}
             exec(block, here)
             try:
+                # What is pushed before it has subscribed reaches nobody, and comes with the answer, behind what is live.
+                asked = end // 10
+                poll_for(lambda n=asked: metrics.resume_requests._value.get() == n, 30, "its question")
                 write_commands(settings, commands[end - 10 : end])
                 wanted = [b"%d" % n for n in range(end - 10, end)]
                 poll_for(lambda h=here, w=wanted: set(w) <= set(h["received"]), 60, "its commands")

@@ -105,21 +105,24 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
 
 def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_is_not() -> None:
     given_up = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
-    planned = replay_of(
-        letter(topic=PULSAR.system_topic("commands"), told=told_of_command(given_up), payload=b"open"), PULSAR
-    )
+    in_the_log = PULSAR.system_topic("commands") + "-partition-3"
+    planned = replay_of(letter(told=told_of_command(given_up, in_the_log), payload=b"open"), PULSAR)
     assert isinstance(planned, Refusal)
     assert "pulsebridge commands resend 'c 1' --device w-1" in planned.why
-    newer = told_of_command(given_up | {contract.C_VERSION: "99"})
-    planned = replay_of(letter(topic=PULSAR.system_topic("commands"), told=newer, payload=b"open"), PULSAR)
+    newer = told_of_command(given_up | {contract.C_VERSION: "99"}, in_the_log)
+    planned = replay_of(letter(told=newer, payload=b"open"), PULSAR)
     assert isinstance(planned, Replay)
     assert planned.topic == PULSAR.system_topic("commands")
 
 
-def told_of_command(properties: dict[str, str]) -> dict[str, str]:
-    return dead_letter(
-        b"", topic=PULSAR.system_topic("commands"), device="w-1", reason="r", at_us=1, properties=properties
-    )[1]
+def test_a_command_that_a_sink_refused_is_replayed_for_no_push_has_seen_it() -> None:
+    refused = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
+    told = told_of_command(refused, PULSAR.system_topic("commands"))
+    assert isinstance(replay_of(letter(told=told, payload=b"open"), PULSAR), Replay)
+
+
+def told_of_command(properties: dict[str, str], topic: str) -> dict[str, str]:
+    return dead_letter(b"", topic=topic, device="w-1", reason="r", at_us=1, properties=properties)[1]
 
 
 def test_remap_asks_the_present_rules() -> None:
