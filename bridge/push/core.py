@@ -32,6 +32,7 @@ from bridge.push.moving import MovingCore
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.queues import Device, Item, Mode, State
 from bridge.push.relief import Pressure, pressing
+from bridge.push.replay import DUE
 
 __all__ = ["NO_SUBSCRIBERS", "PartitionCore"]
 
@@ -94,11 +95,10 @@ class PartitionCore(MovingCore):
         device = self._devices.get(name)
         if device is None and name in self._cursors and self._cursors[name].sure:
             device = self._device(name)  # a former owner had it confirmed
-        if (
-            device is not None
-            and device.mode is not Mode.PARKED
-            and (device.queue or device.cursor.sure or device.coming)
-        ):
+        if device is None or device.mode is Mode.PARKED:
+            return
+        # One that is back may wait for its turn still, with nothing of it in memory.
+        if device.mode is Mode.REPLAYING or device.queue or device.cursor.sure:
             self._park(device, now_us)
 
     def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
@@ -159,7 +159,7 @@ class PartitionCore(MovingCore):
             device.ids.add(command.command_id)
             self._succeeded(device, item)
         elif device.sweeping:
-            self._park(device, now_us)
+            self._end_sweep(device, now_us)
         elif (device.cursor.knows(command.command_id) and not one.unsure) or command.command_id in device.ids:
             self._end_pulled(device, item, "duplicate", "this command id came before")
         else:
@@ -170,11 +170,15 @@ class PartitionCore(MovingCore):
         """Pulsar has the receipt row of the message at ``position``."""
         item = self._written_item(position)
         super().receipt_stored(position)
-        if item is not None and item.given_up is not None:
-            device = self._devices[item.command.device]
-            if device.mode is not Mode.LIVE:  # there it goes when the cursor has passed it
-                device.marks.discard(position)
-                self._sleep(device)
+        if item is None or item.given_up is None:
+            return
+        device = self._devices.get(item.command.device)
+        if device is None:  # the cursor had passed it, and the device sleeps
+            return
+        passes = any(one is item for one in device.queue)
+        if device.mode is not Mode.LIVE or not passes:  # there it goes when the cursor has passed it
+            device.marks.discard(position)
+            self._sleep(device)
 
     def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
         """Pulsar has a segment, and with it the ids of ``parked``."""
@@ -266,17 +270,52 @@ class PartitionCore(MovingCore):
     def _failed(self, device: Device, item: Item, why: str, now_us: int, *, absent: bool = False) -> None:
         """As before; where the partition is full nothing else arrives that would make room."""
         super()._failed(device, item, why, now_us, absent=absent)
+        if device.mode is Mode.REPLAYING and item.state is State.QUEUED:
+            self._pull_less(device, item)
         if self._full and self._limits.park:
             self.relieve(now_us)
 
-    def _park(self, device: Device, now_us: int) -> None:
-        device.mode = Mode.PARKED
-        self._is_back(device, False)
-        device.parked.since_us = now_us
+    def _pull_less(self, device: Device, head: Item) -> None:
+        """A device that lives does not do what it is told: what was pulled behind that takes room from the others."""
+        self._renew_round(device)
+        while (item := device.queue[-1]) is not head and item.pulled and item.state is State.QUEUED:
+            device.queue.pop()
+            device.ids.discard(item.command.command_id)
+            self._put_back(device, item)
+        if head.pulled:
+            self._failing.add(head.position)
+
+    def _renew_round(self, device: Device) -> None:
+        """What is being pulled for it counts no more when it comes."""
         self._rounds += 1
         device.round = self._rounds
-        device.probing = device.sweeping = False
-        device.coming = device.failures = device.retry_at_us = 0
+        device.coming = 0
+
+    def _park(self, device: Device, now_us: int) -> None:
+        device.parked.since_us = now_us
+        self._set_aside(device, now_us)
+        self._plan_probe(device, now_us)
+        self._watch_expiry(device.name, device.parked)
+        self._sleep(device)
+
+    def _end_sweep(self, device: Device, now_us: int) -> None:
+        """What had expired is done with: the device is as absent as before, and due to be tried when it was."""
+        probe_at_us = device.probe_at_us
+        self._set_aside(device, now_us)
+        if probe_at_us == DUE:
+            self._line_up(device.name)
+        else:
+            self._look_again(probe_at_us, device.name)
+        self._watch_expiry(device.name, device.parked)
+        self._sleep(device)
+
+    def _set_aside(self, device: Device, now_us: int) -> None:
+        device.mode = Mode.PARKED
+        self._is_back(device, False)
+        self._renew_round(device)
+        self._pulling.discard(device)
+        device.probing = device.sweeping = device.wanting = False
+        device.failures = device.retry_at_us = 0
         kept: deque[Item] = deque()
         while device.queue and device.queue[0].state in _KEPT:
             kept.append(device.queue.popleft())
@@ -300,12 +339,13 @@ class PartitionCore(MovingCore):
             device.parked.prepend(first, key)
             self._parked_count += len(first)
             self._unwritten_of(device, key, now_us)
-        self._plan_probe(device, now_us)
-        self._watch_expiry(device.name, device.parked)
-        self._sleep(device)
 
     def _put_back(self, device: Device, item: Item) -> None:
         del self._pulled[item.position]
+        self._failing.discard(item.position)
+        device.marks.discard(
+            item.position
+        )  # on its way to the dead letters, and no longer awaited from there
         self._actions.append(Forget(item.position))
         item.state = State.PARKED
         if item.attempts:

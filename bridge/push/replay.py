@@ -22,7 +22,7 @@ from bridge.push.presence import Presence
 from bridge.push.queues import Device, Item, Limits, Mode, State
 from bridge.push.turns import UNHEARD_EVERY, Turns
 
-__all__ = ["ReplayCore"]
+__all__ = ["DUE", "ReplayCore"]
 
 _AHEAD: Final = 16
 """Parked commands of one device that are pulled and not settled."""
@@ -32,7 +32,9 @@ _UNHEARD: Final = 16
 """Devices that wait for their turn to be tried; of the others that are due the ids are all that is kept."""
 _SECOND: Final = 1_000_000
 _TIMERS: Final = 100
-_DUE: Final = 0
+_FAILING: Final = 8
+"""So many times the window may wait for devices that live and do not answer, beside it."""
+DUE: Final = 0
 """In place of the time of a probe: it waits for its turn."""
 _AGAIN: Final = "sent again: the device asked for it, or may not have had it"
 
@@ -75,6 +77,7 @@ class ReplayCore(LiveCore):
         self._tokens = 0.0
         self._tokens_at_us = 0
         self._coming = 0
+        self._failing: set[CommandPosition] = set()  # pulled ones that devices which live do not answer
         self._timers: list[tuple[int, str]] = []  # of probes and expiries
         self._timers_most = _TIMERS
         self._round: list[str] = []  # devices that are due to be tried; the last one is the next
@@ -190,7 +193,9 @@ class ReplayCore(LiveCore):
 
     @property
     def _pull_room(self) -> int:
-        return self._limits.replay_window - self._coming - len(self._pulled)
+        # They wait there for long, one of each such device, and would leave nothing for others.
+        waiting = min(len(self._failing), _FAILING * self._limits.replay_window)
+        return self._limits.replay_window - self._coming - (len(self._pulled) - waiting)
 
     def link_up(self, *, tells_absence: bool = False) -> None:
         """The MQTT connection stands, and Pulsar has confirmed that we are the owner. ``tells_absence``: this broker
@@ -280,9 +285,9 @@ class ReplayCore(LiveCore):
     def _line_up(self, name: str) -> None:
         """A parked device waits for its turn to be tried, without more of it in memory than its ids if it sleeps."""
         if name in self._asleep:
-            self._asleep[name] = *self._asleep[name][:2], _DUE
+            self._asleep[name] = *self._asleep[name][:2], DUE
         else:
-            self._devices[name].probe_at_us = _DUE
+            self._devices[name].probe_at_us = DUE
         self._next_round.append(name)
 
     def _look_later(self, name: str, now_us: int) -> None:
@@ -316,8 +321,8 @@ class ReplayCore(LiveCore):
         """Return the first of what waits for a device that is due to be tried, None when it is not."""
         asleep, device = self._asleep.get(name), self._devices.get(name)
         if asleep is not None:
-            return asleep[0].position(0) if asleep[2] == _DUE else None
-        if device is None or device.mode is not Mode.PARKED or device.probe_at_us != _DUE:
+            return asleep[0].position(0) if asleep[2] == DUE else None
+        if device is None or device.mode is not Mode.PARKED or device.probe_at_us != DUE:
             return None
         return device.parked.position(0) if len(device.parked) else NOWHERE
 
@@ -363,7 +368,8 @@ class ReplayCore(LiveCore):
         if device.mode is not Mode.REPLAYING or device.wanting:
             return
         taken = self._taken(device)
-        if taken < len(device.parked) and taken + self._at_once <= _AHEAD:
+        room = taken + self._at_once <= _AHEAD if not device.failures else not taken
+        if taken < len(device.parked) and room:
             device.wanting = True
             self._pulling.add(device, device.parked.position(taken))
 
@@ -387,7 +393,7 @@ class ReplayCore(LiveCore):
             device = self._pulling.next()
             device.wanting = False
             unheard = device.probing or device.sweeping
-            ahead = 1 if unheard else _AHEAD
+            ahead = 1 if unheard or device.failures else _AHEAD
             taken = self._taken(device)
             count = min(ahead - taken, len(device.parked) - taken, self._pull_room, int(self._tokens))
             if device.mode is not Mode.REPLAYING or count < 1:
@@ -422,6 +428,7 @@ class ReplayCore(LiveCore):
             self._late.forget(item.position)
             if item.pulled:
                 del self._pulled[item.position]
+                self._failing.discard(item.position)
                 self._actions.append(Forget(item.position))
         if done:
             before = len(device.parked)
