@@ -220,7 +220,7 @@ class Doing:
             elif isinstance(one, Lost):
                 self._core.lost(one.number, GONE)
                 self._link.wake()
-            elif self._core.goes(one.number):
+            elif self._core.goes(one.number, time.time_ns() // 1000):
                 self._publish(one)
             else:
                 self._link.wake()

@@ -174,13 +174,18 @@ class LiveCore(PartitionState):
         if flight is not None and flight.item.state is State.IN_FLIGHT:
             self._give_up(flight.device, flight.item, "rejected", reason)
 
-    def goes(self, number: int) -> bool:
-        """Push ``number``, which waited, may be made. Returns whether it is wanted still: it may be parked."""
+    def goes(self, number: int, now_us: int) -> bool:
+        """Push ``number``, which waited, may be made. Returns whether it is wanted still: it may be late or parked."""
         flight = self._flights[number]
-        if flight.item.state is State.IN_FLIGHT:
+        device, item = flight.device, flight.item
+        if item.state is State.IN_FLIGHT and not item.command.expired(now_us):
             self._counts(flight)
             return True
         self._landed(number)
+        if item.state is State.IN_FLIGHT:
+            item.attempts -= 1  # this one was none
+            self._settle(device, item, "expired", "")
+            self._look_at(device)
         return False
 
     def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:

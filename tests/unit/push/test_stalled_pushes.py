@@ -189,6 +189,23 @@ def test_a_payload_that_is_gone_ends_all_who_waited_and_keeps_the_count() -> Non
     assert (partition.core.in_flight, partition.core.settled) == (0, True)
 
 
+def test_what_expires_while_it_waits_for_its_payload_is_not_sent() -> None:
+    partition = Partition(Limits(window=4))
+    soon = time.time_ns() // 1_000_000 + 50
+    for number in range(6):
+        partition.arrives(f"m{number}", expires_at_ms=soon if number % 2 else 0)
+    partition.turns()
+    time.sleep(0.06)
+    partition.doing.payload_came(GROUP, b"payload")
+    partition.turns()
+    partition.confirms()
+    assert partition.topics == ["t/m0", "t/m2", "t/m4"]
+    expired = {one for one, (state, _) in partition.log.states.items() if state == "expired"}
+    assert expired == {"m1-2", "m3-4", "m5-6"}
+    assert partition.log.states["m1-2"] == ("expired", 0)
+    assert partition.core.settled
+
+
 def test_what_was_parked_while_it_waited_is_not_sent_by_the_push_that_waited() -> None:
     partition = Partition(Limits(window=4, park=True))
     partition.arrives("m")
