@@ -6,7 +6,8 @@ It decides nothing; all of it runs on the session's thread, and what follows of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -70,6 +71,7 @@ class Doing:
         """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``."""
         self._settings = settings
         self._indexed = Indexed(ask)
+        self._came: deque[Iterator[Push | Lost]] = deque()  # what waits no more but for room in the window
         self._core = core
         self._link = link
         self._log = partition_log
@@ -167,8 +169,7 @@ class Doing:
     def do(self, action: Action) -> None:
         """Begin one action."""
         if isinstance(action, Push):
-            for push in self._indexed.add(action):
-                self._publish(push)
+            self._push(action)
         elif isinstance(action, StoreCursor):
             self._log.write_cursor(action.records, action)
         elif isinstance(action, StoreReceipt):
@@ -198,15 +199,36 @@ class Doing:
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""
-        for one in self._indexed.came(position, payload):
-            if isinstance(one, Lost):
+        self._came.append(self._indexed.came(position, payload))
+        self._hand_on()
+
+    def _push(self, push: Push) -> None:
+        ready = list(self._indexed.add(push))
+        for one in ready:
+            self._publish(one)
+        if not ready:
+            self._core.stalls(push.number)
+            self._link.wake()  # another device's command may go in its place
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Make the pushes whose payload came, as far as the window has room: thousands may have waited for one."""
+        while self._came and self._core.has_room:
+            one = next(self._came[0], None)
+            if one is None:
+                self._came.popleft()
+            elif isinstance(one, Lost):
                 self._core.lost(one.number, GONE)
-            else:
+                self._link.wake()
+            elif self._core.goes(one.number, time.time_ns() // 1000):
                 self._publish(one)
+            else:
+                self._link.wake()
 
     def link_down(self) -> None:
         """Forget the pushes of the connection that ended."""
         self._indexed.forget()
+        self._came.clear()
         self.resuming.link_down()
 
     def overdue(self) -> str | None:
@@ -275,3 +297,4 @@ class Doing:
         else:
             reach("after_puback")
         self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
+        self._hand_on()

@@ -34,7 +34,6 @@ from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor
 from bridge.push.queues import PASSED, Device, Flight, Item, State
 from bridge.push.relief import pressing
 from bridge.push.state import PartitionState
-from bridge.push.suspects import SHORT_US
 
 __all__ = ["NO_SUBSCRIBERS", "LiveCore"]
 
@@ -175,11 +174,19 @@ class LiveCore(PartitionState):
         if flight is not None and flight.item.state is State.IN_FLIGHT:
             self._give_up(flight.device, flight.item, "rejected", reason)
 
-    def _landed(self, number: int) -> Flight | None:
-        flight = self._flights.pop(number, None)
-        if flight is not None:
-            self._flight_bytes -= flight.size
-        return flight
+    def goes(self, number: int, now_us: int) -> bool:
+        """Push ``number``, which waited, may be made. Returns whether it is wanted still: it may be late or parked."""
+        flight = self._flights[number]
+        device, item = flight.device, flight.item
+        if item.state is State.IN_FLIGHT and not item.command.expired(now_us):
+            self._counts(flight)
+            return True
+        self._landed(number)
+        if item.state is State.IN_FLIGHT:
+            item.attempts -= 1  # this one was none
+            self._settle(device, item, "expired", "")
+            self._look_at(device)
+        return False
 
     def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
         """The device answered the command at ``position``, perhaps late, perhaps once more, or never asked.
@@ -230,10 +237,6 @@ class LiveCore(PartitionState):
         item.state = State.QUEUED
         wait = min(self._limits.retry_max_us, self._limits.retry_min_us << min(device.failures - 1, 20))
         self._wait(device, now_us + wait)
-
-    def _wait(self, device: Device, until_us: int) -> None:
-        device.retry_at_us = until_us
-        heapq.heappush(self._retries, (until_us, device.name))
 
     def cursor_stored(self, device_name: str) -> None:
         """Pulsar has the device's cursor."""
@@ -289,7 +292,7 @@ class LiveCore(PartitionState):
         self._lone = 0
         verdicts = self._suspects.ended(self._flights, now_us, closed=closed)
         flights, self._flights = self._flights, {}
-        self._flight_bytes = 0
+        self._flight_bytes = self._stalled = 0
         for number, flight in flights.items():
             device, item = flight.device, flight.item
             if item.state is not State.IN_FLIGHT:
@@ -325,8 +328,7 @@ class LiveCore(PartitionState):
     def _pump(self, now_us: int) -> None:
         if not self._link or self._draining:
             return
-        limits = self._limits
-        while len(self._flights) < limits.window and self._flight_bytes < limits.window_bytes:
+        while self.has_room:
             if self._lone or self._aside:
                 if self._sent_shortly(now_us):
                     return
@@ -340,10 +342,6 @@ class LiveCore(PartitionState):
                 return
             if self._push_one(device, now_us, alone=alone):
                 self._look_at(device)  # behind the others: one command each in turn
-
-    def _sent_shortly(self, now_us: int) -> bool:
-        """Whether the broker may still close the connection for what is in flight."""
-        return any(now_us - flight.at_us < SHORT_US for flight in self._flights.values())
 
     def _push_one(self, device: Device, now_us: int, *, alone: bool = False) -> bool:
         """Push the device's next command if it may be pushed. Returns whether there may be more to do."""

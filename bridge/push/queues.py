@@ -164,6 +164,7 @@ class Flight:
     size: int  # of the payload in bytes
     at_us: int  # when it was pushed, and then when it was sent
     sent: bool = False  # on this connection: it may wait for its payload, or for room in the broker's window
+    stalled: bool = False  # its payload is not here: it was not handed to the connection
 
 
 def receipt_of(item: Item, partition: int, state: str, reason: str) -> Receipt:

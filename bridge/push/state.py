@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, StoreReceipt
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.queues import Device, Flight, Item, Limits, State, receipt_of
-from bridge.push.suspects import Suspects
+from bridge.push.suspects import SHORT_US, Suspects
 
 __all__ = ["PartitionState"]
 
@@ -36,6 +37,7 @@ class PartitionState:
         self._pulled: dict[CommandPosition, Item] = {}  # was parked, pulled again, and not settled
         self._flights: dict[int, Flight] = {}
         self._flight_bytes = 0
+        self._stalled = 0  # flights that wait for their payload: they count for no window
         self._suspects = Suspects(limits)
         self._aside: dict[str, Device] = {}  # their next command goes out alone
         self._lone = 0  # the push that did
@@ -53,8 +55,14 @@ class PartitionState:
 
     @property
     def in_flight(self) -> int:
-        """Commands pushed without a PUBACK so far."""
-        return len(self._flights)
+        """Commands handed to the connection without a PUBACK so far."""
+        return len(self._flights) - self._stalled
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more command may be handed to the connection."""
+        limits = self._limits
+        return self.in_flight < limits.window and self._flight_bytes < limits.window_bytes
 
     @property
     def awaited(self) -> int:
@@ -117,6 +125,33 @@ class PartitionState:
         if flight is not None:
             flight.sent, flight.at_us = True, now_us
 
+    def stalls(self, number: int) -> None:
+        """Push ``number`` waits for its payload: it holds its device, and no other one."""
+        flight = self._flights.get(number)
+        if flight is not None and not flight.stalled:
+            flight.stalled = True
+            self._stalled += 1
+            self._flight_bytes -= flight.size
+
+    def _counts(self, flight: Flight) -> None:
+        if flight.stalled:
+            flight.stalled = False
+            self._stalled -= 1
+            self._flight_bytes += flight.size
+
+    def _landed(self, number: int) -> Flight | None:
+        flight = self._flights.pop(number, None)
+        if flight is not None:
+            self._counts(flight)
+            self._flight_bytes -= flight.size
+        return flight
+
+    def _sent_shortly(self, now_us: int) -> bool:
+        """Whether the broker may still close the connection for what is in flight."""
+        return any(
+            now_us - flight.at_us < SHORT_US and not flight.stalled for flight in self._flights.values()
+        )
+
     def broker_answered(self) -> None:
         """The MQTT broker answered a publish that is no command."""
         self._suspects.broker_answered()
@@ -169,6 +204,10 @@ class PartitionState:
         if not device.ready:
             device.ready = True
             self._ready.append(device)
+
+    def _wait(self, device: Device, until_us: int) -> None:
+        device.retry_at_us = until_us
+        heapq.heappush(self._retries, (until_us, device.name))
 
     def _receipt(self, item: Item, state: str, reason: str) -> None:
         self._busy += 1

@@ -47,16 +47,20 @@ class Indexed:
             self._waiting[device] = deque([push])
 
     def came(self, position: CommandPosition, payload: bytes | None) -> Iterator[Push | Lost]:
-        """Yield what can be pushed now that a payload is here, or turned out to be gone (None)."""
+        """Yield what can be pushed now that a payload is here, or turned out to be gone (None).
+
+        Whoever takes one may leave the next for later: what is added for a device meanwhile waits behind.
+        """
         for device in self._for.pop(position, []):
-            waiting = self._waiting.pop(device)
+            waiting = self._waiting[device]
             while waiting:
                 found = self._ready(waiting[0], {position: payload})
                 if found is None:
-                    self._waiting[device] = waiting
                     break
                 waiting.popleft()
                 yield found
+            else:
+                del self._waiting[device]
 
     def forget(self) -> None:
         """The connection ended: nothing that waits is pushed; the core says again what is to be pushed."""
