@@ -120,7 +120,9 @@ class ResumingCore(PartitionCore):
         name = request.device
         device = self._devices.get(name)
         cursor = self._cursors.get(name) if device is None else device.cursor
-        ends = (self._highest, self._horizon or NOWHERE, NOWHERE if cursor is None else cursor.position)
+        settled = NOWHERE if cursor is None else cursor.position
+        # What is parked was pushed perhaps, and after a clean takeover nothing else tells of it.
+        ends = (self._highest, self._horizon or NOWHERE, settled, self._last_parked(name))
         if request.after > max(ends):
             self._actions.append(AnswerRequest(request, ResumeAnswer(0, error=_BEYOND)))
         elif cursor is None and name not in self._asleep:
@@ -193,6 +195,16 @@ class ResumingCore(PartitionCore):
         return len(self._resumes) + len(self._later)
 
     # --- its steps ---
+
+    def _last_parked(self, name: str) -> CommandPosition:
+        asleep, device = self._asleep.get(name), self._devices.get(name)
+        if asleep is not None:
+            parked = asleep[0]
+        elif device is not None:
+            parked = device.parked
+        else:
+            return NOWHERE
+        return parked.position(-1) if len(parked) else NOWHERE
 
     @property
     def _has_turn(self) -> bool:
