@@ -20,11 +20,12 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
 from bridge.push.answers import Answer, answer_filter, parse_answer
-from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
+from bridge.push.core import NO_SUBSCRIBERS
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
 from bridge.push.presence import PresenceRules, Sign
 from bridge.push.presence_log import Seen
+from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
 
 __all__ = ["Hearing"]
@@ -32,7 +33,7 @@ __all__ = ["Hearing"]
 log = structlog.get_logger("push")
 
 _REFUSED: Final = 0x80
-_SAID: Final[set[tuple[str, int, str, bool]]] = set()
+_SAID: Final[set[tuple[str, int, str, bool | None]]] = set()
 
 
 def settled_by(confirm: str, *, tells_absence: bool) -> str:
@@ -72,7 +73,7 @@ class Hearing:
         self._filters = list(self._presence.filters)
         if settings.push.confirm == "device":
             self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
-        self._core: PartitionCore | None = None
+        self._core: ResumingCore | None = None
         self._answered: Callable[[Answer], bool] = lambda _answer: False
         self._signs: deque[tuple[Sign, int]] = deque()
         self._mids: list[int] = []  # to acknowledge
@@ -81,7 +82,7 @@ class Hearing:
         self.tells_absence = False
         """Whether the MQTT broker says that nobody is subscribed to a topic (MQTT 5, PUBACK 0x10)."""
 
-    def serve(self, core: PartitionCore, answered: Callable[[Answer], bool]) -> None:
+    def serve(self, core: ResumingCore, answered: Callable[[Answer], bool]) -> None:
         """Hand on what comes to ``core``, and what came already. ``answered`` takes the answers, and returns whether
         their commands waited for one.
         """
@@ -122,11 +123,32 @@ class Hearing:
             log.info(settled_by(confirm, tells_absence=self.tells_absence), broker=f"{mqtt.host}:{mqtt.port}")
 
     def _told(self, confirmation: Confirmation) -> None:
+        refused = confirmation.reason >= _REFUSED
         self.tells_absence = confirmation.reason == NO_SUBSCRIBERS
         if self._core is not None:
             self._core.broker_answered()
-        self._say()
+            # Refused, the question has no answer, and devices that are parked would be tried no more: a command was told.
+            self.tells_absence = self.tells_absence or (refused and self._core.told_absence)
+        if refused:
+            self._warn_unasked(confirmation.reason)
+        else:
+            self._say()
         self._changed()
+
+    def _warn_unasked(self, reason: int) -> None:
+        """Say once in this process, and again when it was otherwise, that the broker does not let us ask."""
+        mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
+        key = (mqtt.host, mqtt.port, confirm, None)
+        if key not in _SAID:
+            _SAID.difference_update([one for one in _SAID if one[:3] == key[:3]])
+            _SAID.add(key)
+            log.warning(
+                "the MQTT broker does not let us ask whether it tells when nobody is subscribed, and until it says so of a "
+                "command, parked devices wait for a sign of life: allow "
+                f"{subscriber(mqtt, self._link.client_id)} to write there",
+                mqtt_topic=f"{self._settings.push.answer_topic}/nobody/+",
+                reason=f"0x{reason:02X}",
+            )
 
     def subscribed(self, codes: list[int]) -> None:
         """Take the answer to the subscriptions. Raises DeniedError when one of them may not be read."""
@@ -170,7 +192,7 @@ class Hearing:
             self._link.acknowledge(self._mids, self._link.epoch)
             self._mids.clear()
 
-    def _notice(self, core: PartitionCore) -> None:
+    def _notice(self, core: ResumingCore) -> None:
         while self._signs:
             sign, at_us = self._signs.popleft()
             if not self._log.is_ours(sign.device):

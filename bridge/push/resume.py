@@ -29,7 +29,7 @@ from typing import Final
 
 from bridge.commands import CommandPosition
 from bridge.push.actions import Action, AnswerRequest, DropRequest, FindCommands
-from bridge.push.core import PartitionCore
+from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.cursor import NOWHERE, Cursor
 from bridge.push.parked import GONE, SEGMENT_IDS, Parked, ParkedId
 from bridge.push.queues import Device, Limits, Mode
@@ -79,6 +79,8 @@ class ResumingCore(PartitionCore):
         left_us: int = 0,
     ) -> None:
         """As for ``PartitionCore``."""
+        self.told_absence = False
+        """Whether the MQTT broker has said of a command that nobody is subscribed."""
         self._resumes: dict[str, _Resume] = {}  # under way
         self._settling: dict[str, _Resume] = {}  # those of them whose device comes to rest
         self._later: dict[str, ResumeRequest] = {}
@@ -120,7 +122,9 @@ class ResumingCore(PartitionCore):
         name = request.device
         device = self._devices.get(name)
         cursor = self._cursors.get(name) if device is None else device.cursor
-        ends = (self._highest, self._horizon or NOWHERE, NOWHERE if cursor is None else cursor.position)
+        settled = NOWHERE if cursor is None else cursor.position
+        # What is parked was pushed perhaps, and after a clean takeover nothing else tells of it.
+        ends = (self._highest, self._horizon or NOWHERE, settled, self._last_parked(name))
         if request.after > max(ends):
             self._actions.append(AnswerRequest(request, ResumeAnswer(0, error=_BEYOND)))
         elif cursor is None and name not in self._asleep:
@@ -152,6 +156,12 @@ class ResumingCore(PartitionCore):
             return
         resume.trimmed, resume.first = trimmed, first
         self._put_in_front(resume, self._devices[name], ids, now_us)
+
+    def confirmed(self, number: int, reason: int, now_us: int) -> None:
+        """The broker answered push ``number``. One 0x10 proves that it tells absence, whatever it said when asked."""
+        if reason == NO_SUBSCRIBERS:
+            self._tells_absence = self.told_absence = True
+        super().confirmed(number, reason, now_us)
 
     def cursor_stored(self, device_name: str) -> None:
         """Pulsar has the device's cursor."""
@@ -193,6 +203,16 @@ class ResumingCore(PartitionCore):
         return len(self._resumes) + len(self._later)
 
     # --- its steps ---
+
+    def _last_parked(self, name: str) -> CommandPosition:
+        asleep, device = self._asleep.get(name), self._devices.get(name)
+        if asleep is not None:
+            parked = asleep[0]
+        elif device is not None:
+            parked = device.parked
+        else:
+            return NOWHERE
+        return parked.position(-1) if len(parked) else NOWHERE
 
     @property
     def _has_turn(self) -> bool:

@@ -1,0 +1,124 @@
+"""Whether the MQTT broker tells that nobody is subscribed: what it says when it is asked, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from bridge.commands import Command, CommandPosition
+from bridge.mqtt.client import Link
+from bridge.mqtt.types import Confirmation
+from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
+from bridge.push.hearing import Hearing
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition_log import PartitionLog
+from bridge.push.queues import Limits
+from bridge.push.resume import ResumingCore
+from bridge.settings import Settings
+
+SECOND = 1_000_000
+NOW = 1_000 * SECOND
+AT = CommandPosition(7, 1, -1)
+NOBODY, DENIED = 0x10, 0x87
+
+
+class Asked:
+    """The connection on which it is asked."""
+
+    client_id = "push"
+
+    def __init__(self) -> None:
+        self.answers: list[Callable[[Confirmation], None]] = []
+
+    def subscribe(self, _wanted: object) -> None:
+        pass
+
+    def publish(
+        self, _topic: str, _payload: bytes, *, properties: object, confirmed: Callable[[Confirmation], None]
+    ) -> None:
+        self.answers.append(confirmed)
+
+
+class OnePartition:
+    partition = 0
+
+
+def tried(core: ResumingCore, now: int, reason: int) -> int:
+    """Let an hour pass in which each push is answered with ``reason``. Returns how many were made."""
+    pushes = 0
+    command = Command("c-1", "d", "t", b"x")
+    for second in range(3600):
+        at = now + second * SECOND
+        core.tick(at)
+        while actions := core.take(at):
+            for action in actions:
+                if isinstance(action, Push):
+                    pushes += 1
+                    core.sent(action.number, at)
+                    core.confirmed(action.number, reason, at)
+                elif isinstance(action, StoreSegment):
+                    core.segment_stored(action.parked)
+                elif isinstance(action, Pull):
+                    core.pulled(action.device, action.round, AT, command, at)
+                elif isinstance(action, StoreCursor):
+                    core.cursor_stored(action.device)
+    return pushes
+
+
+def parked_by_0x10() -> ResumingCore:
+    core = ResumingCore(0, Limits(park=True, park_after=3), {}, None)
+    core.link_up(tells_absence=False)
+    core.arrived(AT, Command("c-1", "d", "t", b"x"), NOW)
+    return core
+
+
+def test_h31_a_broker_that_says_of_a_command_that_nobody_is_there_is_believed_unasked() -> None:
+    assert tried(parked_by_0x10(), NOW, NOBODY) > 3
+
+
+@pytest.mark.parametrize(("reason", "tells"), [(DENIED, True), (NOBODY, True), (0, False)])
+def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_told(
+    reason: int, tells: bool
+) -> None:
+    core = parked_by_0x10()
+    tried(core, NOW, NOBODY)
+    link = Asked()
+    hearing = Hearing(
+        Settings(),
+        cast(PartitionLog, OnePartition()),
+        cast(Link, link),
+        PushMetrics(CollectorRegistry()),
+        lambda: core.link_up(tells_absence=hearing.tells_absence),
+    )
+    hearing.serve(core, lambda _answer: False)
+    core.link_down(NOW)
+    hearing.connected()
+    link.answers[0](Confirmation(reason, 1, 2))
+    assert hearing.tells_absence is tells
+    assert (tried(core, NOW + 3600 * SECOND, NOBODY) > 0) is tells
+
+
+def test_a_broker_that_does_not_let_us_ask_is_told_of_once_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bridge.push.hearing._SAID", set())
+    link = Asked()
+    hearing = Hearing(
+        Settings(),
+        cast(PartitionLog, OnePartition()),
+        cast(Link, link),
+        PushMetrics(CollectorRegistry()),
+        lambda: None,
+    )
+    with capture_logs() as lines:
+        for _ in range(3):
+            hearing.connected()
+            link.answers.pop()(Confirmation(DENIED, 1, 1))
+    assert [line["log_level"] for line in lines] == ["warning"]
+    assert "to write there" in lines[0]["event"]
+    assert lines[0]["reason"] == "0x87"
+    assert not hearing.tells_absence
