@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bridge.commands import CommandPosition
@@ -27,6 +27,7 @@ def test_h25_the_hold_goes_forward_once_and_back_when_something_is_wanted_again(
     assert hold.look(position(6)) == position(6)
 
 
+@example(1, [("back", 1), ("stale", 1), ("look", 0)])
 @given(
     st.integers(0, 30),
     st.lists(
@@ -50,6 +51,7 @@ def test_h25_after_a_look_the_hold_stands_where_it_was_put_back_though_a_former_
         elif event == "unclear":
             assert hold.look(None) is None
         elif event == "back":
-            went_back = True
+            # What is wanted from a later place on lets no former owner be ahead of us.
+            went_back = went_back or position(number) < wanted
             wanted = min(wanted, position(number))
             stands = min(stands, hold.back(position(number)) or stands)
