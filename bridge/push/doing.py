@@ -21,7 +21,7 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.fitting import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
-from bridge.mqtt.types import Confirmation
+from bridge.mqtt.types import Confirmation, Disconnected
 from bridge.push.actions import (
     Ack,
     Action,
@@ -225,11 +225,11 @@ class Doing:
             else:
                 self._link.wake()
 
-    def link_down(self) -> None:
-        """Forget the pushes of the connection that ended."""
+    def link_down(self, event: Disconnected) -> bool:
+        """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
         self._indexed.forget()
         self._came.clear()
-        self.resuming.link_down()
+        return self.resuming.link_down(event)
 
     def overdue(self) -> str | None:
         """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
@@ -296,5 +296,6 @@ class Doing:
             self._metrics.refused.inc()
         else:
             reach("after_puback")
+        self.resuming.command_confirmed(number)
         self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
         self._hand_on()

@@ -7,6 +7,7 @@ answer; answers that were under way when the connection was lost go out again on
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,8 +18,8 @@ from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
-from bridge.mqtt.types import Confirmation, PublishProperties
+from bridge.mqtt.refusals import NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
+from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar_client import Message
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
 from bridge.push.metrics import PushMetrics
@@ -26,6 +27,7 @@ from bridge.push.partition_log import PartitionLog
 from bridge.push.requests import Found
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
+from bridge.push.suspects import CLOSES, SHORT_US
 from bridge.push.taken import key_of
 from bridge.settings import Settings
 
@@ -35,6 +37,14 @@ log = structlog.get_logger("push")
 
 _DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 100
+
+
+@dataclass(slots=True)
+class _Fault:
+    """What speaks against an answer."""
+
+    closes: int = 0  # by the broker, shortly after it was sent
+    silences: int = 0  # no PUBACK in its time, while what was sent later had one
 
 
 class Resuming:
@@ -58,6 +68,14 @@ class Resuming:
         self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
         self._answers: dict[int, tuple[str, bytes]] = {}  # topic and payload of those that the broker has not
         self._sent_at: dict[int, float] = {}  # when they were sent on this connection
+        self._order: dict[int, tuple[int, int]] = {}  # of sending: among the answers, and behind which push
+        self._count_sent = 0
+        self._newest = self._newest_push = 0  # the last of each that the broker confirmed
+        self._faults: dict[int, _Fault] = {}
+        self._aside: list[
+            int
+        ] = []  # those with a fault: each goes alone, on a connection that has lived for a while
+        self._up_at = 0.0
         self._epoch = 0  # the connection on which answers may go out
         self._denied_at = -_DENIED_EVERY_S
 
@@ -116,23 +134,79 @@ class Resuming:
             self._answer(request.token, request.device, answer.payload(request.text, self._log.partition))
 
     def link_up(self) -> None:
-        """The connection stands and is ours: what was not answered is answered on it."""
-        if self._epoch != self._link.epoch:
-            self._epoch = self._link.epoch
-            for token in list(self._answers):
+        """The connection stands and is ours: what was not answered is answered on it, or given up."""
+        if self._epoch == self._link.epoch:
+            return
+        self._epoch = self._link.epoch
+        self._up_at = time.monotonic()
+        for token in list(self._answers):
+            fault = self._faults.get(token)
+            if fault is None:
                 self._publish(token)
+            elif max(fault.closes, fault.silences) >= CLOSES:
+                self._give_up(token, fault)
+            else:
+                self._aside.append(token)
 
-    def link_down(self) -> None:
-        """The connection ended: what was sent on it is sent again on the next one."""
+    def link_down(self, event: Disconnected) -> bool:
+        """The connection ended: what was sent on it is sent again on the next one.
+
+        Returns whether the broker may have ended it for a command: not while an answer is young, which may be the
+        reason as well. That one goes later on the next connection, so that each is seen without the other.
+        """
+        now, timeout = time.monotonic(), self._settings.push.puback_timeout_s
+        closed = perhaps_for_a_packet(event)
+        if not event.epoch:  # the broker was in trouble, whatever was sent to it
+            for fault in self._faults.values():
+                fault.closes = 0
+        young = [token for token, at in self._sent_at.items() if now - at < SHORT_US / 1e6]
+        for token, at in self._sent_at.items():
+            if closed and token in young:
+                self._faults.setdefault(token, _Fault()).closes += 1
+            elif now - at >= timeout and self._later_confirmed(token):
+                self._faults.setdefault(token, _Fault()).silences += 1
+            elif token in self._faults:
+                self._faults[token].closes = 0
         self._sent_at.clear()
+        self._aside.clear()
+        return closed and not young
 
     def overdue(self, now: float) -> str | None:
         """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
+        self._send_aside(now)
         before = now - self._settings.push.puback_timeout_s
         return next((self._answers[one][0] for one, at in self._sent_at.items() if at <= before), None)
 
+    def _send_aside(self, now: float) -> None:
+        short = SHORT_US / 1e6
+        if not self._aside or self._epoch != self._link.epoch or now - self._up_at < short:
+            return
+        if all(now - at >= short for at in self._sent_at.values()):
+            self._publish(self._aside.pop(0))
+
+    def _give_up(self, token: int, fault: _Fault) -> None:
+        did = "closes the connection at" if fault.closes >= CLOSES else "does not confirm"
+        log.warning(
+            f"the MQTT broker {did} what we tell a device that asked to resume: the device gets its commands without "
+            f"that; allow {subscriber(self._settings.mqtt, self._link.client_id)} to write there, and see the log of the "
+            "broker",
+            mqtt_topic=self._answers[token][0],
+            partition=self._log.partition,
+        )
+        self._ended(token)
+
     def _sent(self, token: int) -> None:
         self._sent_at[token] = time.monotonic()
+        self._count_sent += 1
+        self._order[token] = self._count_sent, self._core.pushes
+
+    def command_confirmed(self, number: int) -> None:
+        """The broker answered push ``number``."""
+        self._newest_push = max(self._newest_push, number)
+
+    def _later_confirmed(self, token: int) -> bool:
+        order, push = self._order[token]
+        return order < self._newest or push < self._newest_push
 
     def _answer(self, token: int, device: str, payload: bytes) -> None:
         topic = f"{self._settings.push.resumed_topic}/{device}"
@@ -164,10 +238,14 @@ class Resuming:
                 mqtt_topic=topic,
                 partition=self._log.partition,
             )
-        self._answers.pop(token, None)
-        self._sent_at.pop(token, None)
+        self._newest = max(self._newest, self._order.get(token, (0, 0))[0])
         self._core.broker_answered()
         reach("resume_after_answer")
+        self._ended(token)
+
+    def _ended(self, token: int) -> None:
+        for kept in (self._answers, self._sent_at, self._faults, self._order):
+            kept.pop(token, None)
         self._done(token)
 
     def _done(self, token: int) -> None:

@@ -35,7 +35,6 @@ from bridge.errors import DeniedError, FencedError, TerminalError, TransientErro
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import perhaps_for_a_packet
 from bridge.mqtt.types import (
     DISCONNECT_TAKEN_OVER,
     Connected,
@@ -352,12 +351,10 @@ class Session(LinkHandler):
         self._had_link = False
         self._surely_ours.lost()
         self._link.abandon()  # the core decides what goes again, and marks it
-        if self._core is not None:
+        if self._core is not None and self._doing is not None:
             if not event.epoch:
                 self._core.broker_away()
-            self._core.link_down(time.time_ns() // 1000, closed=perhaps_for_a_packet(event))
-        if self._doing is not None:
-            self._doing.link_down()
+            self._core.link_down(time.time_ns() // 1000, closed=self._doing.link_down(event))
         self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             now = time.monotonic()

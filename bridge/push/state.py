@@ -59,6 +59,11 @@ class PartitionState:
         return len(self._flights) - self._stalled
 
     @property
+    def pushes(self) -> int:
+        """The number of the last push."""
+        return self._pushes
+
+    @property
     def has_room(self) -> bool:
         """Whether one more command may be handed to the connection."""
         limits = self._limits

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
 from bridge.commands import Command, CommandPosition
-from bridge.push.actions import Action, AnswerRequest, Push, StoreCursor, StoreReceipt, StoreSegment
+from bridge.mqtt.client import Link
+from bridge.mqtt.types import Confirmation, Connected, Disconnected
+from bridge.pulsar_client import Message
+from bridge.push.actions import (
+    Action,
+    AnswerRequest,
+    DeadLetter,
+    Push,
+    StoreCursor,
+    StoreReceipt,
+    StoreSegment,
+)
+from bridge.push.doing import Doing
+from bridge.push.gate import Gate
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition_log import PartitionLog
 from bridge.push.queues import Limits, Mode
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest
+from bridge.settings import Settings
+from tests.support.stored_message import StoredMessage
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
@@ -56,3 +80,159 @@ def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_
     core.asked(ResumeRequest("d", "text", place(3), now, 2), now)
     answers = [one for one in stored(core, now) if isinstance(one, AnswerRequest)]
     assert ["no such command yet" in one.answer.error for one in answers] == [True]
+
+
+class Connection:
+    """Connections one after the other: keeps what is published on the one that stands."""
+
+    client_id = "push"
+    connected = True
+    granted = Connected(1, False, 65535)
+    epoch = 1
+
+    def __init__(self) -> None:
+        self.sent: dict[str, Callable[[Confirmation], None]] = {}
+
+    def publish(
+        self,
+        topic: str,
+        _payload: bytes,
+        *,
+        confirmed: Callable[[Confirmation], None],
+        sent: Callable[[], None],
+        **_more: object,
+    ) -> None:
+        self.sent[topic] = confirmed
+        sent()
+
+    def wake(self) -> None:
+        pass
+
+
+class Requests:
+    partition = 0
+
+    def __init__(self) -> None:
+        self.acknowledged: list[object] = []
+
+    def is_ours(self, _device: str) -> bool:
+        return True
+
+    def acknowledge_request(self, message: object) -> None:
+        self.acknowledged.append(message)
+
+
+class Clock:
+    now = 1000.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("bridge.push.resuming.time.monotonic", lambda: self.now)
+
+
+def asking(link: Connection, log: Requests, devices: str) -> tuple[ResumingCore, Doing]:
+    """A partition that is asked, once for each of ``devices``, what cannot be read: each is told so."""
+    core = ResumingCore(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), {}, None)
+    doing = Doing(
+        Settings(),
+        core,
+        cast(Link, link),
+        cast(PartitionLog, log),
+        cast(Gate, None),
+        PushMetrics(CollectorRegistry()),
+        lambda _at: None,
+    )
+    core.link_up()
+    doing.resuming.link_up()
+    for device in devices:
+        doing.resuming.asked(cast(Message, StoredMessage(1, device, b"no position")))
+    return core, doing
+
+
+def ended(core: ResumingCore, doing: Doing, link: Connection, now_us: int, *, closed: bool) -> None:
+    """The connection ends, and the next one stands."""
+    event = Disconnected(link.epoch, "", closed_by_peer=closed)
+    core.link_down(now_us, closed=doing.link_down(event))
+    link.sent.clear()
+    link.epoch += 1
+    core.broker_answered()
+    core.link_up()
+    doing.resuming.link_up()
+
+
+def test_an_answer_at_which_the_broker_closes_is_given_up_and_no_command_is_blamed_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, link, log = Clock(monkeypatch), Connection(), Requests()
+    core, doing = asking(link, log, "a")
+    core.arrived(place(1), Command("c-1", "d", "t/d", b"x"), NOW)
+    closes = 0
+    with capture_logs() as lines:
+        for step in range(100):
+            now = NOW + step * SECOND
+            core.tick(now)
+            for action in core.take(now):
+                assert isinstance(action, Push), "nothing is given up"
+                doing.do(action)
+            doing.overdue()
+            if any("resumed" in topic for topic in link.sent):
+                closes += 1
+                clock.now += 0.05
+                ended(core, doing, link, now, closed=True)
+            clock.now += 1
+    assert closes == 3
+    assert len(log.acknowledged) == 1
+    assert [line["log_level"] for line in lines] == ["warning"]
+    assert "t/d" in link.sent, "the command waits for its PUBACK on the connection that stays"
+
+
+def test_a_command_at_which_the_broker_closes_is_found_although_an_answer_was_sent_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, link, log = Clock(monkeypatch), Connection(), Requests()
+    core, doing = asking(link, log, "a")
+    core.arrived(place(1), Command("c-1", "d", "t/d", b"x"), NOW)
+    dead: list[CommandPosition] = []
+    for step in range(60):
+        now = NOW + step * SECOND
+        core.tick(now)
+        for action in core.take(now):
+            if isinstance(action, Push):
+                doing.do(action)
+            elif isinstance(action, DeadLetter):
+                dead.append(action.position)
+        doing.overdue()
+        if "t/d" in link.sent:
+            ended(core, doing, link, now, closed=True)
+        elif dead:
+            for topic in list(link.sent):
+                link.sent.pop(topic)(Confirmation(0, 1, link.epoch))
+        clock.now += 1
+    assert dead == [place(1)]
+    assert len(log.acknowledged) == 1, "the answer was told"
+
+
+@pytest.mark.parametrize("other", ["answer", "command", "none"])
+def test_an_answer_that_is_never_confirmed_while_what_was_sent_later_is_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    clock, link, log = Clock(monkeypatch), Connection(), Requests()
+    core, doing = asking(link, log, "a")
+    silent = next(iter(link.sent))
+    for turn in range(4):
+        for _ in range(12):
+            clock.now += 1
+            doing.overdue()
+        if other == "answer":
+            doing.resuming.asked(cast(Message, StoredMessage(2 + turn, f"b{turn}", b"no position")))
+        elif other == "command":
+            core.arrived(place(turn + 1), Command(f"c-{turn}", f"d{turn}", f"t/{turn}", b"x"), NOW)
+            for action in core.take(NOW):
+                if isinstance(action, Push):
+                    doing.do(action)
+        for topic in [one for one in link.sent if one != silent]:
+            link.sent.pop(topic)(Confirmation(0, 1, link.epoch))
+        clock.now += 61
+        if doing.overdue() is not None:
+            ended(core, doing, link, NOW, closed=False)
+    assert (silent not in link.sent) is (other != "none")
+    assert len(log.acknowledged) == {"answer": 5, "command": 1, "none": 0}[other]

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from bridge.commands import Command, CommandPosition, GroupRef
 from bridge.mqtt.client import Link
-from bridge.mqtt.types import Confirmation, Connected
+from bridge.mqtt.types import Confirmation, Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate
@@ -165,7 +165,7 @@ def test_what_waits_when_the_connection_ends_counts_for_no_window_of_the_next_on
         partition.arrives(f"m{number}")
     partition.turns()
     partition.core.link_down(time.time_ns() // 1000)
-    partition.doing.link_down()
+    partition.doing.link_down(Disconnected(1, "lost"))
     partition.core.link_up()
     partition.turns()
     partition.doing.payload_came(GROUP, b"payload")
