@@ -253,9 +253,15 @@ class PushWorld:
             if not held and command is not None and command.expired(self.now):
                 assert self.receipts[command.command_id], "a command that is wanted was let go of"
                 return None  # it had expired before; its acknowledgement was lost, and it was parked
+            if not held and self._told_as_duplicate(command, position):
+                return None  # its acknowledgement was lost, and it was parked behind the one that it repeats
             assert held, "a command that is wanted was let go of"
         assert command is not None
         return command
+
+    def _told_as_duplicate(self, command: Command | None, position: CommandPosition) -> bool:
+        told = [] if command is None else self.receipts[command.command_id]
+        return any(one.state == "duplicate" and one.position == position.encode(0) for one in told)
 
     def copy(self, choice: int) -> None:
         """Commands are copied to the other topic, or that fails half-way."""
