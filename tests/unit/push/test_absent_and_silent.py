@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 
 from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
 from bridge.push.actions import DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.queues import Limits, Mode
 from bridge.push.resume import ResumingCore
@@ -28,6 +29,7 @@ class Played:
         self.core.link_up(tells_absence=tells_absence)
         self.now = self.began = 1_000_000 * SECOND
         self.late: list[StoreReceipt] = []
+        self.receipts: list[Receipt] = []
         self.receipts_are_late = False
         self.pushed: list[tuple[float, Push]] = []
         self._device = device
@@ -68,6 +70,7 @@ class Played:
                 elif isinstance(one, StoreCursor):
                     self.core.cursor_stored(one.device)
                 elif isinstance(one, StoreReceipt):
+                    self.receipts.append(one.receipt)
                     if self.receipts_are_late:
                         self.late.append(one)
                     else:
@@ -187,3 +190,35 @@ def test_devices_that_live_and_do_not_answer_leave_the_others_their_turns(silent
     played.pass_time(300)
     assert len(played.pushes_to("good")) - before == 20
     assert played.core.mode_of("good") is Mode.LIVE
+
+
+@pytest.mark.parametrize("parked_before", [False, True])
+def test_an_answer_behind_an_unanswered_command_outlives_an_absence_and_its_expiry(
+    parked_before: bool,
+) -> None:
+    limits = replace(LIMITS, park_after=1, device_window=2, answer_timeout_us=3 * SECOND)
+    there: list[bool] = []
+
+    def answers(played: Played, push: Push) -> None:
+        confirmed(played, push)
+        if there or push.position.entry == 1:
+            played.core.answered(push.position, b"done", played.now, failed=False)
+
+    played = Played(limits, answers, tells_absence=True)
+    if parked_before:
+        played.core.gone("d", played.now, played.now)
+    played.arrive("d")
+    played.arrive("d", expires_in_s=15)
+    played.pass_time(1)
+    if parked_before:
+        played.core.alive("d", played.now)
+    played.pass_time(10)
+    assert played.core.mode_of("d") is Mode.PARKED
+    played.pass_time(60)
+    there.append(True)
+    played.core.alive("d", played.now)
+    played.pass_time(10)
+    assert played.core.mode_of("d") is Mode.LIVE
+    of_second = [one for one in played.receipts if one.command_id == "d-1"]
+    assert {(one.state, one.answer) for one in of_second} == {("answered", b"done")}
+    assert [one.position.entry for _, one in played.pushed].count(1) == 1
