@@ -31,6 +31,7 @@ class Played:
         self.late: list[StoreReceipt] = []
         self.receipts: list[Receipt] = []
         self.receipts_are_late = False
+        self.dying: list[DeadLetter] | None = None  # those that Pulsar has not answered, where it does not
         self.pushed: list[tuple[float, Push]] = []
         self._device = device
         self._log: list[Command] = []
@@ -75,6 +76,8 @@ class Played:
                         self.late.append(one)
                     else:
                         self.core.receipt_stored(one.position)
+                elif isinstance(one, DeadLetter) and self.dying is not None:
+                    self.dying.append(one)
                 elif isinstance(one, DeadLetter):
                     self.core.dead_letter_stored(one.position)
                 elif isinstance(one, StoreSegment):
@@ -222,3 +225,49 @@ def test_an_answer_behind_an_unanswered_command_outlives_an_absence_and_its_expi
     of_second = [one for one in played.receipts if one.command_id == "d-1"]
     assert {(one.state, one.answer) for one in of_second} == {("answered", b"done")}
     assert [one.position.entry for _, one in played.pushed].count(1) == 1
+
+
+def test_a_dead_letter_that_is_stored_late_holds_no_later_segment_back() -> None:
+    def answers(played: Played, push: Push) -> None:
+        confirmed(played, push)
+        played.core.answered(push.position, b"", played.now, failed=False)
+
+    played = Played(replace(LIMITS, parked_max=2), answers, tells_absence=True)
+    played.dying = []
+    played.core.gone("d", played.now, played.now)
+    for _ in range(3):
+        played.arrive("d")
+    played.core.alive("d", played.now)
+    played.pass_time(2)
+    assert played.core.mode_of("d") is Mode.LIVE
+    (overflowed,), played.dying = played.dying, None
+    played.core.dead_letter_stored(overflowed.position)
+    played.settle()
+    played.core.gone("d", played.now, played.now)
+    played.arrive("d")
+    played.pass_time(1)
+    assert played.core.pending == 0, "its id is stored, and it is acknowledged"
+
+
+def test_what_was_on_its_way_to_the_dead_letters_when_its_device_went_holds_no_segment_back() -> None:
+    def answers(played: Played, push: Push) -> None:
+        if push.position.entry == 1:
+            played.core.unfit(push.number, "too large")
+        else:
+            confirmed(played, push)
+
+    played = Played(replace(LIMITS, device_window=2), answers, tells_absence=True)
+    played.core.gone("d", played.now, played.now)
+    played.arrive("d")
+    played.arrive("d")
+    played.pass_time(1)
+    played.dying = []
+    played.core.alive("d", played.now)
+    played.pass_time(1)
+    (dying,), played.dying = played.dying, None
+    played.core.gone("d", played.now, played.now)
+    played.settle()
+    played.core.dead_letter_stored(dying.position)
+    played.arrive("d")
+    played.pass_time(1)
+    assert played.core.pending == 0, "its id is stored, and it is acknowledged"
