@@ -151,13 +151,13 @@ class PartitionCore(MovingCore):
             self._end_pulled(device, item, "expired", "")  # it was before: its acknowledgement was lost
         elif command is None:
             self._end_pulled(device, item, "rejected", _GONE)
-        elif command.expired(now_us):
-            self._end_pulled(device, item, "expired", "")
         elif not item.again and self._late.settle(
             item
-        ):  # else it is wanted once more although it was answered
+        ):  # else it is wanted once more although it was answered; done in time, whatever the time is now
             device.ids.add(command.command_id)
             self._succeeded(device, item)
+        elif command.expired(now_us):
+            self._end_pulled(device, item, "expired", "")
         elif device.sweeping:
             self._end_sweep(device, now_us)
         elif (device.cursor.knows(command.command_id) and not one.unsure) or command.command_id in device.ids:
@@ -356,6 +356,8 @@ class PartitionCore(MovingCore):
     def _tried_in_vain(self, item: Item) -> None:
         if item.attempts and self._limits.answers:
             self._late.tried(item)
+            if item.state is State.CONFIRMED:  # behind one that is not: the cursor has not passed it
+                self._late.give(item.position, Given(item.answer, item.answer_length, item.answered_at_us))
 
     def _park_item(self, device: Device, item: Item, now_us: int, *, before: bool = False) -> list[ParkedId]:
         """Park a command that is held; with ``before`` it is returned, to be put before those that are parked."""

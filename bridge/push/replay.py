@@ -15,7 +15,7 @@ from zlib import crc32
 from bridge.commands import CommandPosition
 from bridge.push.actions import Forget, Pull, StoreSegment
 from bridge.push.cursor import NOWHERE, Cursor, Sure
-from bridge.push.late import LateAnswers
+from bridge.push.late import Given, LateAnswers
 from bridge.push.live import LiveCore
 from bridge.push.parked import Parked, ParkedId, read_segment, segment_key
 from bridge.push.presence import Presence
@@ -415,6 +415,9 @@ class ReplayCore(LiveCore):
             device.cursor.back = True  # it is written with what this settles
         device.probe_wait_us = 0
         if item.pulled:
+            if item.answered_at_us and not item.again and device.queue[0] is not item:
+                # The cursor does not pass it yet: put back with what is before it, it is not to be done twice.
+                self._late.give(item.position, Given(item.answer, item.answer_length, item.answered_at_us))
             why = _AGAIN if item.again else ""
             self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", why)
         elif self._limits.park and not self._limits.answers:

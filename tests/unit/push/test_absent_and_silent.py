@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 
 from bridge.commands import Command, CommandPosition
+from bridge.contract import Receipt
 from bridge.push.actions import DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.queues import Limits, Mode
 from bridge.push.resume import ResumingCore
@@ -28,7 +29,9 @@ class Played:
         self.core.link_up(tells_absence=tells_absence)
         self.now = self.began = 1_000_000 * SECOND
         self.late: list[StoreReceipt] = []
+        self.receipts: list[Receipt] = []
         self.receipts_are_late = False
+        self.dying: list[DeadLetter] | None = None  # those that Pulsar has not answered, where it does not
         self.pushed: list[tuple[float, Push]] = []
         self._device = device
         self._log: list[Command] = []
@@ -68,10 +71,13 @@ class Played:
                 elif isinstance(one, StoreCursor):
                     self.core.cursor_stored(one.device)
                 elif isinstance(one, StoreReceipt):
+                    self.receipts.append(one.receipt)
                     if self.receipts_are_late:
                         self.late.append(one)
                     else:
                         self.core.receipt_stored(one.position)
+                elif isinstance(one, DeadLetter) and self.dying is not None:
+                    self.dying.append(one)
                 elif isinstance(one, DeadLetter):
                     self.core.dead_letter_stored(one.position)
                 elif isinstance(one, StoreSegment):
@@ -187,3 +193,81 @@ def test_devices_that_live_and_do_not_answer_leave_the_others_their_turns(silent
     played.pass_time(300)
     assert len(played.pushes_to("good")) - before == 20
     assert played.core.mode_of("good") is Mode.LIVE
+
+
+@pytest.mark.parametrize("parked_before", [False, True])
+def test_an_answer_behind_an_unanswered_command_outlives_an_absence_and_its_expiry(
+    parked_before: bool,
+) -> None:
+    limits = replace(LIMITS, park_after=1, device_window=2, answer_timeout_us=3 * SECOND)
+    there: list[bool] = []
+
+    def answers(played: Played, push: Push) -> None:
+        confirmed(played, push)
+        if there or push.position.entry == 1:
+            played.core.answered(push.position, b"done", played.now, failed=False)
+
+    played = Played(limits, answers, tells_absence=True)
+    if parked_before:
+        played.core.gone("d", played.now, played.now)
+    played.arrive("d")
+    played.arrive("d", expires_in_s=15)
+    played.pass_time(1)
+    if parked_before:
+        played.core.alive("d", played.now)
+    played.pass_time(10)
+    assert played.core.mode_of("d") is Mode.PARKED
+    played.pass_time(60)
+    there.append(True)
+    played.core.alive("d", played.now)
+    played.pass_time(10)
+    assert played.core.mode_of("d") is Mode.LIVE
+    of_second = [one for one in played.receipts if one.command_id == "d-1"]
+    assert {(one.state, one.answer) for one in of_second} == {("answered", b"done")}
+    assert [one.position.entry for _, one in played.pushed].count(1) == 1
+
+
+def test_a_dead_letter_that_is_stored_late_holds_no_later_segment_back() -> None:
+    def answers(played: Played, push: Push) -> None:
+        confirmed(played, push)
+        played.core.answered(push.position, b"", played.now, failed=False)
+
+    played = Played(replace(LIMITS, parked_max=2), answers, tells_absence=True)
+    played.dying = []
+    played.core.gone("d", played.now, played.now)
+    for _ in range(3):
+        played.arrive("d")
+    played.core.alive("d", played.now)
+    played.pass_time(2)
+    assert played.core.mode_of("d") is Mode.LIVE
+    (overflowed,), played.dying = played.dying, None
+    played.core.dead_letter_stored(overflowed.position)
+    played.settle()
+    played.core.gone("d", played.now, played.now)
+    played.arrive("d")
+    played.pass_time(1)
+    assert played.core.pending == 0, "its id is stored, and it is acknowledged"
+
+
+def test_what_was_on_its_way_to_the_dead_letters_when_its_device_went_holds_no_segment_back() -> None:
+    def answers(played: Played, push: Push) -> None:
+        if push.position.entry == 1:
+            played.core.unfit(push.number, "too large")
+        else:
+            confirmed(played, push)
+
+    played = Played(replace(LIMITS, device_window=2), answers, tells_absence=True)
+    played.core.gone("d", played.now, played.now)
+    played.arrive("d")
+    played.arrive("d")
+    played.pass_time(1)
+    played.dying = []
+    played.core.alive("d", played.now)
+    played.pass_time(1)
+    (dying,), played.dying = played.dying, None
+    played.core.gone("d", played.now, played.now)
+    played.settle()
+    played.core.dead_letter_stored(dying.position)
+    played.arrive("d")
+    played.pass_time(1)
+    assert played.core.pending == 0, "its id is stored, and it is acknowledged"
