@@ -37,7 +37,7 @@ class ParkedHold:
         """Return where to seek unless it stands before that, None for nowhere; what comes from ``to`` on is wanted again."""
         if to is None:
             return None
-        self._again = self._again or (self._horizon is not None and to[:2] < self._horizon[:2])
+        self._again = self._horizon is not None
         if self._at is not None and to[:2] >= self._at[:2]:
             return None
         self._at = to
