@@ -242,6 +242,10 @@ class PushWorld:
             self.run()
 
     def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command | None:
+        if place == GONE:
+            repeated = next(c for p, c in self.log if p == position)
+            assert self._told_as_duplicate(repeated, position), "a command that is wanted was not moved"
+            return None
         if place is not None:
             assert place >= self.copies_from, "a copy that is wanted was let go of"
             command: Command | None = self.copies[place.entry]
