@@ -43,7 +43,6 @@ __all__ = [
     "command_problem",
     "decode_command",
     "encode_command",
-    "name_problem",
     "publish_topic_problem",
     "read_command",
     "text_problem",
@@ -155,7 +154,8 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("command_id", command_id)
     if not command.device:
         return Problem("device", "is empty; it is the key that keeps a device's order")
-    device = name_problem(command.device)
+    # It is the key of a cursor, among which push has records of its own under keys that begin with U+0000.
+    device = text_problem(command.device)
     if device is not None:
         return Problem("device", device)
     topic = publish_topic_problem(command.mqtt_topic)
@@ -191,14 +191,6 @@ def publish_topic_problem(topic: str) -> str | None:
     if any(c in topic for c in "+#\0"):
         return f"is {topic[:_SHOWN]!r}, and a topic to publish on has no + or # and no U+0000"
     return text_problem(topic)
-
-
-def name_problem(name: str) -> str | None:
-    """Return why nothing can be called so, a device or a group, None when it can.
-
-    A device's name is the key of its cursor, among which push has records of its own under keys that begin with U+0000.
-    """
-    return text_problem(name)
 
 
 def _bytes(text: str) -> int:

@@ -22,9 +22,9 @@ from bridge.commands import (
     Problem,
     command_problem,
     encode_command,
-    name_problem,
     publish_topic_problem,
     read_command,
+    text_problem,
 )
 from bridge.contract import (
     C_DEVICE,
@@ -98,7 +98,7 @@ def group_problem(command: GroupCommand) -> Problem | None:
     """Return the first reason why the command cannot be stored or given to a group, None when it is valid."""
     if not command.group:
         return Problem("group", "is empty; it names who gets the command")
-    name = name_problem(command.group)
+    name = text_problem(command.group)
     if name is not None:
         return Problem("group", name)
     if command.mqtt_topic:

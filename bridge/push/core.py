@@ -343,9 +343,8 @@ class PartitionCore(MovingCore):
     def _put_back(self, device: Device, item: Item) -> None:
         del self._pulled[item.position]
         self._failing.discard(item.position)
-        device.marks.discard(
-            item.position
-        )  # on its way to the dead letters, and no longer awaited from there
+        # What is on its way to the dead letters is no longer awaited from there.
+        device.marks.discard(item.position)
         self._actions.append(Forget(item.position))
         item.state = State.PARKED
         if item.attempts:
