@@ -356,7 +356,7 @@ class PartitionCore(MovingCore):
         if item.attempts and self._limits.answers:
             self._late.tried(item)
             if item.state is State.CONFIRMED:  # behind one that is not: the cursor has not passed it
-                self._late.give(item.position, Given(item.answer, item.answer_length, item.answered_at_us))
+                self._keep_answer(item)
 
     def _park_item(self, device: Device, item: Item, now_us: int, *, before: bool = False) -> list[ParkedId]:
         """Park a command that is held; with ``before`` it is returned, to be put before those that are parked."""

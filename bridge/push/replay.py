@@ -417,13 +417,16 @@ class ReplayCore(LiveCore):
         if item.pulled:
             if item.answered_at_us and not item.again and device.queue[0] is not item:
                 # The cursor does not pass it yet: put back with what is before it, it is not to be done twice.
-                self._late.give(item.position, Given(item.answer, item.answer_length, item.answered_at_us))
+                self._keep_answer(item)
             why = _AGAIN if item.again else ""
             self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", why)
         elif self._limits.park and not self._limits.answers:
             device.cursor.seen(item.confirmed_at_us - self._limits.unsure_us)
             one = ParkedId(item.position, item.command.expires_at_ms, True, True)
             device.cursor.trust(Sure(one, item.confirmed_at_us))
+
+    def _keep_answer(self, item: Item) -> None:
+        self._late.give(item.position, Given(item.answer, item.answer_length, item.answered_at_us))
 
     def _passed(self, device: Device, stored: list[Item]) -> None:
         done = [item for item in stored if item.pulled or item.listed]
