@@ -15,7 +15,7 @@ from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
 
-BACKLOG = 1500
+BACKLOG = 3000
 STOPS = 4
 
 
@@ -38,6 +38,7 @@ def test_h9_a_stop_under_a_backlog_repeats_nothing_that_was_stored(
     with running_ingest(settings):
         pass  # to make the session
     sent: list[bytes] = []
+    midst = 0
     with bare_publisher(mqtt, "pub") as client:
         for _ in range(STOPS):
             waits = []
@@ -48,8 +49,9 @@ def test_h9_a_stop_under_a_backlog_repeats_nothing_that_was_stored(
                 one.wait_for_publish(60)
             before = stored_by(root)
             with running_ingest(settings):
-                poll_for(lambda before=before: stored_by(root) > before + 100, 30, "a flow", every=0.0)  # type: ignore[misc]
-            assert stored_by(root) < len(sent)
+                poll_for(lambda before=before: stored_by(root) > before + 20, 30, "a flow", every=0.0)  # type: ignore[misc]
+            midst += stored_by(root) < len(sent)
+    assert midst >= STOPS // 2, "stops that came before the backlog's end; how many is this machine's haste"
     with running_ingest(settings):
         poll_for(lambda: stored_by(root) >= len(sent), 60, "the rest")
     assert sorted(m.payload for m in stored(namespaces, "fleet")) == sorted(sent)
