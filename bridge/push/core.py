@@ -170,14 +170,8 @@ class PartitionCore(MovingCore):
         """Pulsar has the receipt row of the message at ``position``."""
         item = self._written_item(position)
         super().receipt_stored(position)
-        if item is None or item.given_up is None:
-            return
-        device = self._devices.get(item.command.device)
-        if device is None:  # the cursor had passed it, and the device sleeps
-            return
-        passes = any(one is item for one in device.queue)
-        if device.mode is not Mode.LIVE or not passes:  # there it goes when the cursor has passed it
-            device.marks.discard(position)
+        device = None if item is None or item.given_up is None else self._devices.get(item.command.device)
+        if device is not None:
             self._sleep(device)
 
     def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
@@ -221,9 +215,6 @@ class PartitionCore(MovingCore):
             return False  # parked once more or not, it was settled: what lacks is a receipt at most
         if position in device.parked:
             self._arrived_parked(device, position, command, now_us)
-            return True
-        if position in device.marks:
-            self._actions.append(Ack(position))
             return True
         item = self._hold(Item(position, command))
         if device.cursor.knows(command.command_id):
@@ -331,7 +322,9 @@ class PartitionCore(MovingCore):
             elif not item.attempts and self._parked_full(device, len(first)):
                 if item.state is State.QUEUED:
                     self._give_up(device, item, "overflowed", _FULL)
-            elif item.state not in (State.DYING, State.DEAD, State.SETTLED):
+            elif item.state is State.DEAD:
+                self._let_go(item.position)
+            elif item.state not in (State.DYING, State.NOTED, State.SETTLED):
                 first += self._park_item(device, item, now_us, before=len(device.parked) > 0)
         if first:
             self._segments += 1

@@ -15,8 +15,9 @@ Commit order of one delivered command (H25); the process may die between any two
    its receipt then.
 5. ``Ack``. Died before: comes again, receipt written again, acknowledged.
 
-Commands that are not pushed (expired, repeated, not valid) take steps 4 and 5 alone; what goes to the dead letters
-is stored there before step 4, and the cursor passes it, and is stored, before the device's next push.
+Commands that are not pushed (expired, repeated, not valid) take steps 4 and 5 alone. What is given up takes
+``DeadLetter``, 4, 3 and 5, in this order: no cursor says of it that it is settled before it is, and it is not acknowledged
+before its id is known.
 
 What holds for any order of events: a cursor never passes a command that is neither confirmed nor settled otherwise;
 with a ``device_window`` of 1 a device gets its commands in the order of the log; an id in a stored cursor is not
@@ -42,7 +43,7 @@ NO_SUBSCRIBERS: Final = 0x10
 
 _FAILED_FROM: Final = 0x80
 _SILENT_LOOK_US: Final = 1_000_000
-_GIVEN_UP: Final = "recovered: given up before the push worker was replaced; the dead letters tell why"
+_GIVEN_UP: Final = "recovered: given up before the push worker was replaced; its first receipt tells why"
 _OVERFLOW: Final = "too many commands wait for a device that refuses them"
 
 
@@ -80,9 +81,6 @@ class LiveCore(PartitionState):
         if position <= device.cursor.position:
             self._arrived_settled(device, position, command, now_us)
             return
-        if position in device.marks:
-            self._actions.append(Ack(position))
-            return
         item = self._hold(Item(position, command))
         if device.cursor.knows(command.command_id) or command.command_id in device.ids:
             self._receipt(item, "duplicate", "this command id came before")
@@ -116,7 +114,7 @@ class LiveCore(PartitionState):
             state = "answered" if self._limits.answers else "delivered"
             self._receipt(item, state, "recovered: confirmed before the push worker was replaced")
         elif device.cursor.knows(command.command_id):
-            self._receipt(item, "rejected", _GIVEN_UP)  # or overflowed: the cursor does not tell why
+            self._receipt(item, "duplicate", _GIVEN_UP)  # its own receipt was stored before the cursor
         elif command.expired(now_us):
             self._receipt(item, "expired", "")
         else:
@@ -245,8 +243,12 @@ class LiveCore(PartitionState):
         device.writing = False
         stored, device.storing = device.storing, []
         for item in stored:
-            if item.given_up is None and not item.pulled:  # that one has its receipt
+            if item.pulled:
+                continue  # it has its receipt, and its acknowledgement
+            if item.given_up is None:
                 self._receipt(item, "answered" if item.answered_at_us else "delivered", "")
+            else:
+                self._let_go(item.position)
         self._passed(device, stored)
         self._look_at(device)
 
@@ -254,10 +256,13 @@ class LiveCore(PartitionState):
         """Pulsar has the receipt row of the message at ``position``."""
         self._busy -= 1
         item = self._written_item(position)
-        if item is None or item.pulled:
-            self._noted(item)
+        if item is None:
             return
-        self._let_go(position)
+        device = self._devices.get(item.command.device)
+        passes = item.given_up and device and any(one is item for one in device.queue)
+        self._noted(item)
+        if not item.pulled and not passes:  # else its id is to be known first
+            self._let_go(position)
 
     def dead_letter_stored(self, position: CommandPosition) -> None:
         """Pulsar has the dead letter of the message at ``position``."""
@@ -265,15 +270,8 @@ class LiveCore(PartitionState):
         item = self._written_item(position)
         if item is None:
             return
-        if item.pulled:
-            assert item.given_up is not None
+        if item.given_up is not None:
             self._note(item, State.DEAD, *item.given_up)
-        elif item.given_up is not None:
-            item.state = State.DEAD
-            device = self._devices[item.command.device]
-            self._receipt(item, *item.given_up)
-            self._settle_head(device)
-            self._look_at(device)
         elif item.command.command_id:
             self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
         else:
@@ -383,10 +381,10 @@ class LiveCore(PartitionState):
         self._settle_head(device)
 
     def _push(self, device: Device, item: Item, now_us: int) -> None:
-        if item.attempts == 0 and device.suspects and item.position > device.loaded and not item.again:
+        sure = item.attempts or item.maybe_seen or item.again or item.position <= device.loaded
+        if device.suspects and not sure:
             device.suspects -= 1
-            suspect = self._horizon is not None and item.position <= self._horizon
-            item.maybe_seen = item.maybe_seen or suspect
+            item.maybe_seen = self._horizon is not None and item.position <= self._horizon
         item.state = State.IN_FLIGHT
         item.attempts += 1
         item.pushed_at_us = now_us
@@ -401,8 +399,10 @@ class LiveCore(PartitionState):
         self._actions.append(Push(self._pushes, item.position, command, repeat))
 
     def _settle_head(self, device: Device) -> None:
-        """Move the cursor over the settled head of the queue, and not beyond."""
-        while device.queue and device.queue[0].state in PASSED:
+        """Move the cursor over the settled head of the queue, and not beyond, nor over a dead letter without its receipt:
+        nothing else brings that to a later owner.
+        """
+        while device.queue and device.queue[0].state in PASSED and not device.dies_before(device.queue[0]):
             item = device.queue.popleft()
             device.ids.discard(item.command.command_id)
             if item.state is State.SETTLED:
@@ -419,7 +419,6 @@ class LiveCore(PartitionState):
                 delivered=item.state is State.CONFIRMED,
                 at_us=item.answered_at_us or item.confirmed_at_us,
             )
-            device.marks.discard(item.position)
             item.state = State.SETTLED
             device.unstored.append(item)
             self._dirty[device.name] = device
@@ -452,10 +451,11 @@ class LiveCore(PartitionState):
         """The device's cursor is stored beyond these."""
 
     def _note(self, item: Item, after: State, state: str, reason: str) -> None:
-        """Write the receipt of a pulled command, which is ``after`` once that is stored.
+        """Write the receipt of a command, which is ``after`` once that is stored.
 
         Its message is acknowledged already and does not come again, so nobody could make up for a receipt that was
-        to follow the cursor. Died in between: it is pushed once more, marked, with a second receipt.
+        to follow the cursor. Died in between: it is pushed once more, marked, with a second receipt. So is the one of
+        a dead letter: the cursor does not tell a later owner what became of it.
         """
         item.state = State.NOTED
         item.after = after
@@ -470,10 +470,11 @@ class LiveCore(PartitionState):
         self._settle_head(device)
         self._look_at(device)
 
-    def _noted(self, item: Item | None) -> None:
-        if item is None or item.after is None:
+    def _noted(self, item: Item) -> None:
+        if item.after is None:
             return
         device = self._devices[item.command.device]
+        device.marks.discard(item.position)
         item.state = item.after
         self._settle_head(device)
         self._look_at(device)

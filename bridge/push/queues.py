@@ -134,7 +134,7 @@ class Device:
     ids: set[str] = field(default_factory=set)  # of what is in the queue
     marks: set[CommandPosition] = field(
         default_factory=set
-    )  # dead letters in the queue, acknowledged or about to be
+    )  # given up; the dead letter or its receipt is not stored
     unstored: list[Item] = field(default_factory=list)  # passed by the cursor since the last StoreCursor
     storing: list[Item] = field(default_factory=list)  # covered by the StoreCursor under way
     failures: int = 0  # in a row
@@ -153,6 +153,12 @@ class Device:
     storing_ids: list[CommandPosition] = field(default_factory=list)  # parked, and not stored yet
     segments: dict[str, None] = field(default_factory=dict)  # to be written, in order
     removed: list[str] = field(default_factory=list)  # segments to be removed once the cursor is stored
+
+    def dies_before(self, head: Item) -> bool:
+        """Whether something before the head of the queue is on its way to the dead letters, or its receipt is: it was
+        given up without being in the queue.
+        """
+        return any(position < head.position for position in self.marks)
 
 
 @dataclass(slots=True, eq=False)

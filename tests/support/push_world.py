@@ -1,4 +1,4 @@
-"""A world for the push tier's core: a log, a broker and Pulsar that stores in order, and crashes anywhere.
+"""A world for the push tier's core: a log, a broker and Pulsar that stores each topic in order, and crashes anywhere.
 
 It checks at each step what must hold for any order of events; ``finish`` lets everything work again and checks
 what must hold in the end. Nothing here is shared with the core but the actions.
@@ -61,6 +61,13 @@ class WrittenAgain:
     """A cursor that is written once more because it has stood for long; nobody waits for it."""
 
     records: tuple[tuple[str, bytes], ...]
+
+
+def _topic(action: Action | WrittenAgain) -> str:
+    """Return the topic that a write goes to."""
+    if isinstance(action, StoreReceipt):
+        return "receipts"
+    return "dead letters" if isinstance(action, DeadLetter) else "cursors"
 
 
 @dataclass
@@ -244,7 +251,7 @@ class PushWorld:
     def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command | None:
         if place == GONE:
             repeated = next(c for p, c in self.log if p == position)
-            assert self._told_as_duplicate(repeated, position), "a command that is wanted was not moved"
+            assert self._told_already(repeated, position), "a command that is wanted was not moved"
             return None
         if place is not None:
             assert place >= self.copies_from, "a copy that is wanted was let go of"
@@ -257,15 +264,16 @@ class PushWorld:
             if not held and command is not None and command.expired(self.now):
                 assert self.receipts[command.command_id], "a command that is wanted was let go of"
                 return None  # it had expired before; its acknowledgement was lost, and it was parked
-            if not held and self._told_as_duplicate(command, position):
-                return None  # its acknowledgement was lost, and it was parked behind the one that it repeats
+            if not held and self._told_already(command, position):
+                return None  # its acknowledgement was lost, and it was parked all the same
             assert held, "a command that is wanted was let go of"
         assert command is not None
         return command
 
-    def _told_as_duplicate(self, command: Command | None, position: CommandPosition) -> bool:
+    def _told_already(self, command: Command | None, position: CommandPosition) -> bool:
         told = [] if command is None else self.receipts[command.command_id]
-        return any(one.state == "duplicate" and one.position == position.encode(0) for one in told)
+        states = ("duplicate", "overflowed")
+        return any(one.state in states and one.position == position.encode(0) for one in told)
 
     def copy(self, choice: int) -> None:
         """Commands are copied to the other topic, or that fails half-way."""
@@ -351,11 +359,11 @@ class PushWorld:
                 self.core.told(number.request)
             self.run()
 
-    def store(self, _choice: int) -> None:
-        """Pulsar stores the oldest write and answers."""
+    def store(self, choice: int) -> None:
+        """Pulsar stores the oldest write to one of the topics and answers."""
         if not self.writes:
             return
-        action = self.writes.popleft()
+        action = self._next_write(choice)
         self._stored(action)
         if isinstance(action, StoreCursor):
             self.core.cursor_stored(action.device)
@@ -369,6 +377,13 @@ class PushWorld:
                 self.core.move_stored(action.move)
         self.run()
         self._check_stored()
+
+    def _next_write(self, choice: int) -> Action | WrittenAgain:
+        """Take the oldest write to a topic: each keeps its order, and one may be far behind the others."""
+        oldest = {_topic(action): action for action in reversed(self.writes)}
+        action = list(oldest.values())[-1 - choice % len(oldest)]
+        self.writes.remove(action)
+        return action
 
     def work(self, choice: int) -> None:
         """Everything moves on a little."""
@@ -459,12 +474,11 @@ class PushWorld:
 
     def crash(self, choice: int) -> None:
         """The process dies: of the writes under way a prefix is stored, of the packets sent some arrive."""
-        for _ in range(choice % (len(self.writes) + 1)):
-            self._stored(self.writes.popleft())
-        if self.writes and isinstance(self.writes[0], (StoreCursor, WrittenAgain)) and choice % 2:
-            self.cursors |= dict(
-                self.writes[0].records[:-1]
-            )  # the ids apart, without the cursor that leaves them out
+        for number in range(choice % (len(self.writes) + 1)):
+            self._stored(self._next_write((choice >> 3) * number))
+        cut = next((one for one in self.writes if _topic(one) == "cursors"), None)
+        if isinstance(cut, (StoreCursor, WrittenAgain)) and choice % 2:
+            self.cursors |= dict(cut.records[:-1])  # the ids apart, without the cursor that leaves them out
         for _ in range(choice // 3 % (len(self.socket) + 1)):
             self.arrive(1)
         self._lose_acks(choice // 7)
@@ -673,8 +687,7 @@ class PushWorld:
             confirmed = "answered" if self.limits.answers else "delivered"
             assert states & {confirmed, "expired", "overflowed", "rejected"}, (command.command_id, states)
             told = [one for one in self.receipts[command.command_id] if one.state == "rejected"]
-            first_hand = [one for one in told if not one.reason.startswith("recovered: ")]
-            assert not first_hand or self.limits.attempts or self.poisonous(command)
+            assert not told or self.limits.attempts or self.poisonous(command)
             assert not told or command.command_id in self.dead_ids, "what was given up is in the dead letters"
             if confirmed in states:
                 assert command.command_id in self.inbox[command.device]
