@@ -216,6 +216,9 @@ class PartitionCore(MovingCore):
         if position in device.parked:
             self._arrived_parked(device, position, command, now_us)
             return True
+        if position in device.marks:
+            self._actions.append(Ack(position))
+            return True
         item = self._hold(Item(position, command))
         if device.cursor.knows(command.command_id):
             self._receipt(item, "duplicate", "this command id came before")
@@ -323,7 +326,9 @@ class PartitionCore(MovingCore):
                 if item.state is State.QUEUED:
                     self._give_up(device, item, "overflowed", _FULL)
             elif item.state is State.DEAD:
-                self._let_go(item.position)
+                device.marks.discard(item.position)
+                if item.perhaps_had:
+                    self._let_go(item.position)
             elif item.state not in (State.DYING, State.NOTED, State.SETTLED):
                 first += self._park_item(device, item, now_us, before=len(device.parked) > 0)
         if first:

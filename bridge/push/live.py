@@ -32,7 +32,7 @@ from typing import Final
 
 from bridge.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor
-from bridge.push.queues import PASSED, Device, Flight, Item, State
+from bridge.push.queues import PASSED, Device, Flight, Item, Mode, State
 from bridge.push.relief import pressing
 from bridge.push.state import PartitionState
 
@@ -80,6 +80,9 @@ class LiveCore(PartitionState):
             return
         if position <= device.cursor.position:
             self._arrived_settled(device, position, command, now_us)
+            return
+        if position in device.marks:
+            self._actions.append(Ack(position))
             return
         item = self._hold(Item(position, command))
         if device.cursor.knows(command.command_id) or command.command_id in device.ids:
@@ -247,7 +250,7 @@ class LiveCore(PartitionState):
                 continue  # it has its receipt, and its acknowledgement
             if item.given_up is None:
                 self._receipt(item, "answered" if item.answered_at_us else "delivered", "")
-            else:
+            elif item.perhaps_had:
                 self._let_go(item.position)
         self._passed(device, stored)
         self._look_at(device)
@@ -258,20 +261,19 @@ class LiveCore(PartitionState):
         item = self._written_item(position)
         if item is None:
             return
-        device = self._devices.get(item.command.device)
-        passes = item.given_up and device and any(one is item for one in device.queue)
+        queued = item.after is not None and self._devices[item.command.device].queues(item)
         self._noted(item)
-        if not item.pulled and not passes:  # else its id is to be known first
+        if not item.pulled and not (queued and item.perhaps_had):  # else its id is to be known first
             self._let_go(position)
 
     def dead_letter_stored(self, position: CommandPosition) -> None:
         """Pulsar has the dead letter of the message at ``position``."""
         self._busy -= 1
         item = self._written_item(position)
-        if item is None:
-            return
-        if item.given_up is not None:
+        if item is not None and item.given_up is not None:
             self._note(item, State.DEAD, *item.given_up)
+        elif item is None:
+            return
         elif item.command.command_id:
             self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
         else:
@@ -399,9 +401,7 @@ class LiveCore(PartitionState):
         self._actions.append(Push(self._pushes, item.position, command, repeat))
 
     def _settle_head(self, device: Device) -> None:
-        """Move the cursor over the settled head of the queue, and not beyond, nor over a dead letter without its receipt:
-        nothing else brings that to a later owner.
-        """
+        """Move the cursor over the settled head of the queue, not beyond, nor over what dies without a receipt so far."""
         while device.queue and device.queue[0].state in PASSED and not device.dies_before(device.queue[0]):
             item = device.queue.popleft()
             device.ids.discard(item.command.command_id)
@@ -411,14 +411,14 @@ class LiveCore(PartitionState):
                     device.unstored.append(item)
                     self._dirty[device.name] = device
                 continue
-            # A dead letter as well, before the next push: were its ack lost, or its id written again, a later
-            # owner must not push it after that one.
+            # A dead letter as well: were its id written again, a later owner must not push it after the next.
             device.cursor.settle(
                 item.position,
                 item.command.command_id,
                 delivered=item.state is State.CONFIRMED,
                 at_us=item.answered_at_us or item.confirmed_at_us,
             )
+            device.marks.discard(item.position)
             item.state = State.SETTLED
             device.unstored.append(item)
             self._dirty[device.name] = device
@@ -474,7 +474,8 @@ class LiveCore(PartitionState):
         if item.after is None:
             return
         device = self._devices[item.command.device]
-        device.marks.discard(item.position)
+        if device.mode is not Mode.LIVE or not device.queues(item):
+            device.marks.discard(item.position)  # else when the cursor has passed it
         item.state = item.after
         self._settle_head(device)
         self._look_at(device)

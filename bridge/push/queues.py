@@ -121,6 +121,11 @@ class Item:
     given_up: tuple[str, str] | None = None
     """State and reason of the receipt, for what goes to the dead letters although it was a command."""
 
+    @property
+    def perhaps_had(self) -> bool:
+        """Whether its device may have had it, by us or by a former owner."""
+        return self.attempts > 0 or self.maybe_seen
+
 
 @dataclass(slots=True, eq=False)
 class Device:
@@ -134,7 +139,7 @@ class Device:
     ids: set[str] = field(default_factory=set)  # of what is in the queue
     marks: set[CommandPosition] = field(
         default_factory=set
-    )  # given up; the dead letter or its receipt is not stored
+    )  # given up; the dead letter or its receipt is not stored, or it is in the queue
     unstored: list[Item] = field(default_factory=list)  # passed by the cursor since the last StoreCursor
     storing: list[Item] = field(default_factory=list)  # covered by the StoreCursor under way
     failures: int = 0  # in a row
@@ -153,6 +158,10 @@ class Device:
     storing_ids: list[CommandPosition] = field(default_factory=list)  # parked, and not stored yet
     segments: dict[str, None] = field(default_factory=dict)  # to be written, in order
     removed: list[str] = field(default_factory=list)  # segments to be removed once the cursor is stored
+
+    def queues(self, item: Item) -> bool:
+        """Whether this very item waits for its turn to be passed by the cursor."""
+        return any(one is item for one in self.queue)
 
     def dies_before(self, head: Item) -> bool:
         """Whether something before the head of the queue is on its way to the dead letters, or its receipt is: it was
