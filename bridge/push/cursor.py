@@ -23,7 +23,19 @@ from bridge.errors import ContractError
 from bridge.push.parked import ParkedId
 from bridge.push.remembered import RememberedIds
 
-__all__ = ["NOWHERE", "OWNER_KEY", "SURE", "Cursor", "OwnerRecord", "Sure", "ids_device", "ids_key"]
+__all__ = [
+    "NOWHERE",
+    "OWNER_KEY",
+    "SURE",
+    "TERM_KEY",
+    "Cursor",
+    "OwnerRecord",
+    "Sure",
+    "ids_device",
+    "ids_key",
+    "read_term",
+    "term_record",
+]
 
 NOWHERE: Final = CommandPosition(-1, -1, -1)
 """Before every position."""
@@ -31,9 +43,16 @@ NOWHERE: Final = CommandPosition(-1, -1, -1)
 OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
 
+TERM_KEY: Final = "\0term"
+"""Key of the record with which an owner begins: behind it nobody else has a word, and what stands there of another is late.
+
+It is not the record under ``OWNER_KEY``: that one a former owner writes as well, when it looks whether it was replaced.
+"""
+
 _IDS_PREFIX: Final = "\0ids\0"
 _READ: Final = (1, CURSOR_VERSION)
 _OWNER_VERSION: Final = 1
+_TERM_VERSION: Final = 1
 
 SURE: Final = 16
 """So many commands of a device that the broker confirmed are remembered in case they did not arrive (H26)."""
@@ -82,6 +101,7 @@ class Cursor:
         "back",
         "capacity",
         "delivered_at_ms",
+        "had_to",
         "position",
         "sure",
     )
@@ -102,6 +122,9 @@ class Cursor:
         self.back = False
         """The device was heard of after its commands were parked, and has not gone again: an owner that dies while it
         sends them leaves that to the next."""
+        self.had_to: CommandPosition | None = None
+        """The device may have had everything up to there, however far ``position`` is behind: a former owner wrote this
+        cursor late, and what its successor settled is not known any more (H23). None: nothing is unclear."""
         self._ids = RememberedIds(capacity)
         self._fresh = 0  # so many of the last ones stand in no record apart
         self._unnamed = 0  # so many of the last ones were in no record yet
@@ -124,6 +147,10 @@ class Cursor:
         """Whether it says more than a new one, or has a record that is to stand no longer than the others."""
         said = self.position > NOWHERE or self.again_from is not None or bool(self._ids) or self.back
         return said or self._written
+
+    def may_have_had(self, position: CommandPosition) -> bool:
+        """Whether a successor of whoever wrote this cursor may have sent the command at ``position``."""
+        return self.had_to is not None and position <= self.had_to
 
     def pass_over(self, position: CommandPosition) -> None:
         """Move to ``position``: whatever is at or below it needs no push any more."""
@@ -177,6 +204,7 @@ class Cursor:
         if self.again_from is None:
             self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
+        self.had_to = max((one for one in (self.had_to, other.had_to) if one is not None), default=None)
         self.sure = sorted({*self.sure, *other.sure})[-SURE:]
         self._note_new(self._ids.merge(other._ids))
 
@@ -214,6 +242,8 @@ class Cursor:
             )
         if self.back:
             body["back"] = 1
+        if self.had_to is not None and self.done < self.had_to:
+            body["had_to"] = list(self.had_to)
         if self.delivered_at_ms:
             body["at"] = self.delivered_at_ms
         return _dumped(body)
@@ -244,6 +274,9 @@ class Cursor:
             for numbers in chain(_tuples(body.get("sure", []), 5), lately):  # in version 1 each by itself
                 cursor.trust(Sure(_again(*numbers[:4]), numbers[4]))
             cursor.back = body.get("back") == 1
+            if "had_to" in body:
+                ledger, entry, index = body["had_to"]
+                cursor.had_to = CommandPosition(int(ledger), int(entry), int(index))
             cursor.delivered_at_ms = int(body.get("at", 0))
             cursor._ids = RememberedIds.taken(body, capacity)
             cursor._fresh = len(cursor._ids)
@@ -276,6 +309,16 @@ class OwnerRecord:
         """Read a record back. Raises ContractError when the payload is not one of this version."""
         body = _body(payload, _OWNER_VERSION)
         return cls(str(body.get("owner")), int(body.get("serial", 0)), body.get("clean") is True)
+
+
+def term_record() -> bytes:
+    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it."""
+    return _dumped({"v": _TERM_VERSION, "term": 1})
+
+
+def read_term(payload: bytes) -> None:
+    """Read what stands under ``TERM_KEY``. Raises ContractError when the payload is not one of this version."""
+    _body(payload, _TERM_VERSION)
 
 
 def _differences(rows: list[tuple[int, ...]]) -> list[int]:

@@ -397,8 +397,8 @@ class LiveCore(PartitionState):
         if device.probing and command.qos > 1 and not self._limits.answers:
             # What tells that nobody is there is PUBACK's 0x10: in PUBREC Mosquitto says 0, and drops it.
             command = replace(command, qos=1)
-        repeat = item.maybe_seen or item.attempts > 1
-        self._actions.append(Push(self._pushes, item.position, command, repeat))
+        seen = item.maybe_seen or (not item.again and device.cursor.may_have_had(item.position))
+        self._actions.append(Push(self._pushes, item.position, command, seen or item.attempts > 1))
 
     def _settle_head(self, device: Device) -> None:
         """Move the cursor over the settled head of the queue, not beyond, nor over what dies without a receipt so far."""

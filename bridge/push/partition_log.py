@@ -87,13 +87,14 @@ class Arrived:
 @dataclass(frozen=True, slots=True)
 class Cursors:
     """What the cursors partition holds: by device; the segments of parked ids, by device and key; which cursors are to
-    be written again because an outdated record stands last; of which devices there are ids alone; whether the former owner
-    left cleanly, or nobody was here; the record of ours up to which it was read.
+    be written again because an outdated record stands last; which may be outdated, and nothing better is left; of which
+    devices there are ids alone; whether the former owner left cleanly, or nobody was here; the record of ours up to which it was read.
     """
 
     by_device: dict[str, Cursor]
     parked: dict[str, dict[str, bytes]]
     stale: set[str]
+    uncertain: set[str]
     orphans: list[str]
     clean: bool
     until: MessageId
@@ -162,7 +163,16 @@ class PartitionLog:
                 foreign(self.cursors, where, f"its key is {key[:_SHOWN]!r}")
         cursors, former = found.whole(), found.owner
         clean = former.clean if former is not None else not cursors
-        return Cursors(cursors, found.parked, found.stale, found.orphans, clean, until, left_ms * 1000)
+        return Cursors(
+            cursors,
+            found.parked,
+            found.stale,
+            found.uncertain,
+            found.orphans,
+            clean,
+            until,
+            left_ms * 1000,
+        )
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``.

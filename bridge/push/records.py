@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord, ids_device
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, read_term
 from bridge.push.parked import segment_device
 
 __all__ = ["CursorRecords", "owner_record"]
@@ -14,6 +14,8 @@ _OURS: Final = "\0"
 """Keys that begin with it are push's own, and of no device."""
 _A_CURSOR: Final = b'"position":'
 _AN_OWNER: Final = b'"owner":'
+_A_TERM: Final = b'"term":'
+_LATE: Final = -1
 
 
 def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
@@ -30,6 +32,8 @@ def _is_foreign(key: str, payload: bytes) -> bool:
         return False
     if key == OWNER_KEY:
         return _AN_OWNER not in payload
+    if key == TERM_KEY:
+        return _A_TERM not in payload
     device = ids_device(key) or segment_device(key)
     return not device or device.startswith(_OURS) or _A_CURSOR in payload
 
@@ -47,9 +51,13 @@ class CursorRecords:
         self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.stale: set[str] = set()
         """Devices whose outdated record stands last: it is to be written again."""
+        self.uncertain: set[str] = set()
+        """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
+        compacted away, and its commands since may have been sent."""
         self.orphans: list[str] = []
         """Devices of which nothing but ids is there: no owner would ever write these records again, or read them."""
         self.owner: OwnerRecord | None = None
+        self._last_begun: str | None = None  # the writer of the last term that began; None where nobody told
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
         self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
         self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
@@ -60,8 +68,11 @@ class CursorRecords:
         """
         if _is_foreign(key, payload):
             return False
-        term = self._terms.setdefault(writer, len(self._terms))
-        if key == OWNER_KEY:
+        term = self._term_of(writer)
+        if key == TERM_KEY:
+            read_term(payload)
+            self._last_begun = writer
+        elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
         elif (ids_of := ids_device(key)) is not None:
             self._take_ids(ids_of, payload, term)
@@ -77,6 +88,13 @@ class CursorRecords:
             self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
         return True
 
+    def _term_of(self, writer: str) -> int:
+        """Where in the order of the owners a record belongs. The first of a writer that is left tells that less well than
+        the last term that began: what another writer has behind it is late, whatever of it was compacted away.
+        """
+        term = self._terms.setdefault(writer, len(self._terms))
+        return term if self._last_begun in (None, writer) else _LATE
+
     def whole(self) -> dict[str, Cursor]:
         """Return the cursors with all their ids, once all records were taken. Raises ContractError for ids of another
         version; called again, it leaves those out.
@@ -90,6 +108,7 @@ class CursorRecords:
             else:
                 self.orphans.append(device)
         self.stale.intersection_update(self.by_device)
+        self.uncertain.intersection_update(self.by_device)
         return self.by_device
 
     def _take_ids(self, device: str, payload: bytes, term: int) -> None:
@@ -111,6 +130,10 @@ class CursorRecords:
         or it says nothing of commands that the successor is sending once more (H26).
         """
         earlier = self.by_device.get(device)
+        if term != _LATE:
+            self.uncertain.discard(device)
+        elif earlier is None:  # else nothing between is hidden: of what is compacted one record is left
+            self.uncertain.add(device)
         goes_back = earlier is not None and earlier.again_from is not None and term < self._back_in[device]
         if earlier is not None and (earlier.position > cursor.position or goes_back):
             cursor, earlier = earlier, cursor

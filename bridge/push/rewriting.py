@@ -1,5 +1,8 @@
 """Writes what stands in a cursors partition once more, some devices at a time.
 
+After a takeover what a former owner wrote late; behind that stands that our term begins, and where it is written again,
+there stands of each device what we know.
+
 At once where Pulsar has lost the partition: what it held only its owner knows. And unhurriedly where records have stood
 for a day; so are those removed, by and by, that belong to no device any more. The hold of the partition stays before the oldest record that is still the last of its key, so that each of
 them is in the log itself and not in Pulsar's compacted view alone; it is the owner who lets the hold move on, by which
@@ -14,8 +17,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from bridge.push.cursor import ids_key
-from bridge.push.partition_log import PartitionLog
+from bridge.commands import CommandPosition
+from bridge.push.cursor import TERM_KEY, ids_key, term_record
+from bridge.push.partition_log import Cursors, PartitionLog
 from bridge.push.replay import ReplayCore
 
 __all__ = ["CursorsAged", "CursorsForgotten", "Rewriting"]
@@ -51,14 +55,32 @@ class Rewriting:
         self._orphans: deque[str] = deque()
         self._parked_bytes = 0  # of a device, on the average
         self._being_written = 0
+        self._term_follows = False  # behind what is being written, as it has stood for long
         self._next = 0.0
+
+    def taken_over(self, found: Cursors, horizon: CommandPosition | None) -> None:
+        """Write again what was found outdated, and then that our term begins. ``horizon``: the last command; up to there a
+        device may have had what nobody knows of any more, and an owner that dies meanwhile leaves that to the next.
+        """
+        for device in found.uncertain:
+            found.by_device[device].had_to = horizon
+        for device in found.stale | found.uncertain:
+            self._log.write_cursor(found.by_device[device].records(device, whole=True), None)
+        self._write_term()
+        self.remove_ids(found.orphans)
+
+    def _write_term(self) -> None:
+        self._log.write_record(TERM_KEY, term_record(), None)
+        self._term_follows = False
 
     def begin(self, event: CursorsForgotten | CursorsAged, core: ReplayCore) -> None:
         """Note what is to be written."""
         if isinstance(event, CursorsAged):
             self._aged = deque(core.stored_devices)
+            self._term_follows = True
             self._parked_bytes = core.parked * _ID_BYTES // max(1, len(self._aged))
             return
+        self._write_term()
         self._lost = deque(core.with_cursors)
         self._aged.clear()
         core.store_again(time.time_ns() // 1000)
@@ -95,11 +117,14 @@ class Rewriting:
                 size += sum(len(key) + len(payload) for key, payload in records)
                 self._log.write_cursor(records, None)
             devices += 1
+        if self._term_follows and not self._aged:
+            self._write_term()
         self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
 
     def drain(self) -> None:
         """Leave what is not urgent to the next owner: it is asked for again."""
         self._aged.clear()
+        self._term_follows = False
         self._orphans.clear()
 
     def stored(self) -> None:

@@ -7,7 +7,8 @@ Order of a takeover (H23); it ends, and starts again as a standby, wherever Puls
    a former owner that does not know yet.
 3. An owner record, written through that producer: its receipt proves that we are the owner now.
 4. The cursors partition, read up to that record: nobody wrote after it but us.
-5. The commands subscription, exclusive. Then pushes.
+5. The commands subscription, exclusive.
+6. What was found outdated, written again, and behind it that our term begins. Then pushes.
 
 When the MQTT connection is lost, step 3 comes before the next attempt and again after it, and nothing is pushed
 before the partition was read from the last record that was surely ours up to the new one. For Pulsar's client does
@@ -197,9 +198,6 @@ class Session(LinkHandler):
         first = OwnerRecord(self._token, 1)
         cursors = self._log.read_cursors(first, self._limits.remembered_ids)
         self._surely_ours.record = self._known_since = cursors.until
-        for device in cursors.stale:
-            self._log.write_cursor(cursors.by_device[device].records(device, whole=True), None)
-        self._rewriting.remove_ids(cursors.orphans)
         horizon = None
         while True:
             try:
@@ -209,6 +207,7 @@ class Session(LinkHandler):
                 # The former owner's connection to Pulsar is not known to be dead yet.
                 if not self._turns_until(self._after(0.2)):
                     return False
+        self._rewriting.taken_over(cursors, horizon)
         core = ResumingCore(
             self._partition,
             self._limits,

@@ -105,7 +105,8 @@ def test_what_has_stood_for_long_is_written_at_a_megabyte_a_second_however_much_
         written = sum(len(key) + len(payload) for key, payload in world.log.records)
         assert written < second * 1_000_000 + 500_000
     keys = [key for key, _ in world.log.records]
-    assert len(keys) == len(set(keys)) == 2 * devices + segments, "each once: cursor, ids and segments"
+    everything = 2 * devices + segments + 1
+    assert len(keys) == len(set(keys)) == everything, "each once: cursor, ids and segments, and the term"
 
 
 def test_who_drains_begins_nothing_that_may_wait() -> None:

@@ -1,0 +1,244 @@
+"""H23: what a former owner wrote late is told apart from what its successor wrote, also once that was compacted away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import pytest
+
+from bridge.commands import Command, CommandPosition
+from bridge.errors import ContractError
+from bridge.pulsar_client import EARLIEST
+from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, term_record
+from bridge.push.parked import Parked, ParkedId, segment_key
+from bridge.push.partition_log import Cursors, PartitionLog
+from bridge.push.queues import Limits
+from bridge.push.records import CursorRecords
+from bridge.push.resume import ResumingCore
+from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
+
+SECOND = 1_000_000
+NOW = 1_000 * SECOND
+ONE = TypeVar("ONE")
+Record = tuple[str, bytes, str]  # key, payload, producer
+
+
+def position(number: int) -> CommandPosition:
+    return CommandPosition(1, number, -1)
+
+
+def command(number: int) -> Command:
+    return Command(f"c{number}", "d", "t", b"x")
+
+
+def cursor_at(number: int) -> Cursor:
+    cursor = Cursor(8)
+    for settled in range(1, number + 1):
+        cursor.settle(position(settled), f"c{settled}", delivered=True)
+    return cursor
+
+
+def at(number: int, writer: str, device: str = "d") -> Record:
+    return device, cursor_at(number).encode(), writer
+
+
+def term(writer: str) -> Record:
+    return TERM_KEY, term_record(), writer
+
+
+def owner(writer: str, serial: int = 1, *, clean: bool = False) -> Record:
+    return OWNER_KEY, OwnerRecord(writer, serial, clean).encode(), writer
+
+
+def compacted(log: Sequence[Record], count: int) -> list[Record]:
+    """Return what is read of a log of which the first ``count`` records were compacted."""
+    last = {key: number for number, (key, _, _) in enumerate(log[:count])}
+    return [*(log[number] for number in sorted(last.values())), *log[count:]]
+
+
+def read(log: Sequence[Record]) -> Cursors:
+    found = CursorRecords(8)
+    for record in log:
+        assert found.take(*record)
+    cursors = found.whole()
+    clean = found.owner is not None and found.owner.clean
+    return Cursors(
+        cursors, found.parked, found.stale, found.uncertain, found.orphans, clean, EARLIEST, NOW - SECOND
+    )
+
+
+class Log:
+    """The log of a partition, as its owner of that name writes it."""
+
+    unanswered = 0
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.records: list[Record] = []
+
+    def write_record(self, key: str, payload: bytes, _token: object) -> None:
+        self.records.append((key, payload, self.writer))
+
+    def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
+        for key, payload in records:
+            self.write_record(key, payload, token)
+
+
+def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[ResumingCore, Log]:
+    """Take over as a session does; ``last`` is the last command that is there then."""
+    found, partition_log = read(log), Log(writer)
+    Rewriting(cast(PartitionLog, partition_log)).taken_over(found, position(last))
+    core = ResumingCore(
+        0,
+        Limits(park=True),
+        found.by_device,
+        None if found.clean else position(last),
+        found.parked,
+        owner=writer,
+        now_us=NOW,
+        left_us=found.left_us,
+    )
+    core.link_up(tells_absence=True)
+    return core, partition_log
+
+
+def of(kind: type[ONE], actions: Sequence[object]) -> list[ONE]:
+    return [one for one in actions if isinstance(one, kind)]
+
+
+def sent(core: ResumingCore, until: int) -> dict[int, bool]:
+    """Have the commands 1 to ``until`` come, and all succeed. Returns the number of each that is pushed, and its mark."""
+    found: dict[int, bool] = {}
+    for number in range(1, until + 1):
+        core.arrived(position(number), command(number), NOW)
+    while actions := core.take(NOW):
+        for push in of(Push, actions):
+            found[push.position.entry] = push.repeat
+            core.sent(push.number, NOW)
+            core.confirmed(push.number, 0, NOW)
+        for stored in of(StoreCursor, actions):
+            core.cursor_stored(stored.device)
+        for receipt in of(StoreReceipt, actions):
+            core.receipt_stored(receipt.position)
+    return found
+
+
+BEFORE = [owner("former"), term("former"), at(1, "former"), owner("successor"), term("successor")]
+SUCCESSOR = [at(2, "successor"), at(4, "successor"), at(1, "successor", "other")]
+LEFT = [owner("successor", 2, clean=True)]
+LATE = [at(1, "former")]
+PROOF = [owner("former", 2)]
+
+
+@pytest.mark.parametrize("left", [[], LEFT], ids=["died", "left"])
+@pytest.mark.parametrize("late", [LATE, LATE + PROOF, PROOF + LATE], ids=["cursor", "then proof", "proof"])
+@pytest.mark.parametrize("then", [[], [owner("successor", 3)]], ids=["", "successor proves"])
+def test_h23_nothing_is_repeated_unmarked_wherever_a_late_cursor_and_a_compaction_fall(
+    left: list[Record], late: list[Record], then: list[Record]
+) -> None:
+    log = [*BEFORE, *SUCCESSOR, *left, *late, *then]
+    for count in range(len(log) + 1):
+        core, _ = taken_over(compacted(log, count), 5)
+        pushed = sent(core, 7)
+        assert all(pushed.get(number, True) for number in range(1, 5)), f"unmarked with {count} compacted"
+        assert set(pushed) >= {5, 6, 7}
+        assert not any(pushed[number] for number in (6, 7)), (
+            "nobody can have had what came after the takeover"
+        )
+
+
+def test_h23_what_may_have_been_had_is_known_to_the_next_owner_as_well() -> None:
+    log = compacted([*BEFORE, *SUCCESSOR, *LEFT, *LATE], 99)
+    _, second = taken_over(log, 4, "second")
+    assert (second.records[-1][0], second.records[0][0]) == (TERM_KEY, "d"), "its term begins behind that"
+    for stored in range(len(second.records) + 1):
+        core, _ = taken_over(compacted([*log, owner("second"), *second.records[:stored]], 99), 6, "third")
+        pushed = sent(core, 7)
+        assert list(pushed) == [2, 3, 4, 5, 6, 7]
+        assert pushed[2]
+        assert pushed[3]
+        assert pushed[4]
+        assert not pushed[7]
+
+
+def test_h23_parked_commands_of_a_device_whose_cursor_is_late_are_marked() -> None:
+    parked, key = Parked(), segment_key("d", "former", 1)
+    for number in (2, 3):
+        parked.append(ParkedId(position(number)), key, NOW)
+    segments: list[Record] = [(key, payload, "former") for key, payload in parked.stored()]
+    log = compacted([*BEFORE, *SUCCESSOR, *LEFT, *LATE, *segments], 99)
+    core, _ = taken_over(log, 4)
+    core.alive("d", NOW)
+    marks = {}
+    for later in range(1, 100):
+        actions = core.take(NOW + later * SECOND)
+        for pull in of(Pull, actions):
+            for where in pull.positions:
+                core.pulled("d", pull.round, where, command(where.entry), NOW + later * SECOND)
+        for push in of(Push, actions):
+            marks[push.position.entry] = push.repeat
+            core.confirmed(push.number, 0, NOW + later * SECOND)
+        for receipt in of(StoreReceipt, actions):
+            core.receipt_stored(receipt.position)
+        for stored in of(StoreCursor, actions):
+            core.cursor_stored(stored.device)
+    assert marks == {2: True, 3: True}
+
+
+def test_what_a_successor_left_untouched_is_not_uncertain() -> None:
+    """Else each takeover would mark what it is sure of."""
+    log = [*BEFORE, at(1, "former", "quiet"), *SUCCESSOR, *LEFT]
+    log = [log[5], *log[:5], *log[6:]]  # before the successor came
+    for count in range(len(log) + 1):
+        found = read(compacted(log, count))
+        assert (found.uncertain, found.stale) == (set(), set())
+
+
+def test_a_log_in_which_no_term_began_is_read_as_it_was() -> None:
+    log = [one for one in [*BEFORE, *SUCCESSOR, *LATE] if one[0] != TERM_KEY]
+    found = read(log)
+    assert (found.uncertain, found.stale) == (set(), {"d"})
+    assert found.by_device["d"].position == position(4)
+
+
+def test_h26_a_late_write_undoes_no_going_back_although_all_that_was_before_it_is_compacted_away() -> None:
+    back = cursor_at(3)
+    back.go_back([ParkedId(position(2), maybe_seen=True, unsure=True)])
+    written = ("d", back.encode(), "successor")
+    found = read(compacted([*BEFORE, written, *LATE, at(3, "former")], 6))
+    assert (found.by_device["d"].again_from, found.stale) == (back.again_from, {"d"})
+
+
+def test_up_to_where_a_device_may_have_had_its_commands_survives_encoding_until_it_is_passed() -> None:
+    cursor = cursor_at(2)
+    cursor.had_to = position(4)
+    read_back = Cursor.decode(cursor.encode(), 8)
+    assert [read_back.may_have_had(position(number)) for number in (3, 4, 5)] == [True, True, False]
+    merged = cursor_at(2)
+    merged.merge(read_back)
+    assert merged.had_to == position(4)
+    read_back.settle(position(4), "c4", delivered=True)
+    assert Cursor.decode(read_back.encode(), 8).had_to is None
+
+
+def test_a_term_of_another_version_is_refused() -> None:
+    with pytest.raises(ContractError):
+        CursorRecords(8).take(TERM_KEY, b'{"v":9,"term":1}', "x")
+
+
+def test_the_term_is_written_again_behind_all_that_has_stood_for_long_and_before_what_was_lost() -> None:
+    """Behind it another one's record is late: it may not be put behind such a one before our own word is."""
+    cursors = {f"d{number}": cursor_at(1) for number in range(50)}
+    core, log = ResumingCore(0, Limits(park=True), cursors, None), Log("us")
+    rewriting = Rewriting(cast(PartitionLog, log))
+    rewriting.begin(CursorsAged(), core)
+    for turn in range(100):
+        rewriting.turn(core, float(turn))
+    assert [key for key, _, _ in log.records].index(TERM_KEY) == len(log.records) - 1 == 100
+    log.records.clear()
+    rewriting.begin(CursorsForgotten(), core)
+    rewriting.turn(core, 200.0)
+    assert [key for key, _, _ in log.records].index(TERM_KEY) == 0
+    assert len(log.records) == 51
