@@ -57,6 +57,8 @@ class Refusal:
 
 def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | None = None) -> Replay | Refusal:
     """Return where the letter goes: to the topic that it was meant for, or where ``mapper`` sends it now."""
+    if letter.problem:
+        return Refusal(letter, f"{letter.reason}; show --out writes its payload to a file")
     if letter.lost_bytes:
         return Refusal(
             letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here"
