@@ -1,15 +1,18 @@
 """Publishes one task's rows to an MQTT broker: in their order, a bounded number under way, every confirmation awaited.
 
 It decides when a task has succeeded: only when the broker has confirmed each publish of QoS 1 or 2 and each dead
-letter. A refusal that is about one publish makes that a bad row, and so does what the broker said it does not take, at
-which it would close the connection again and again; any other fails the task, which Spark retries.
+letter. A refusal that is about one publish makes that a bad row, and so does what the broker said it does not take, and
+what it closes the connection at again and again (``sinks.mqtt_sending``); any other fails the task, which Spark retries.
+
+Of a broker that says nothing of its limits, what it has confirmed is what is known of them: the letter of a row that it
+closes at is no larger than that, or ``_SMALL_BYTES``.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +20,10 @@ import structlog
 
 from bridge.commands import Problem
 from bridge.errors import ContractError, PulsebridgeError, TransientError
-from bridge.mqtt.device import DeviceClient
-from bridge.mqtt.types import Confirmation, PublishProperties
+from bridge.mqtt.types import Confirmation
 from sinks.messages import BadRow
 from sinks.mqtt_rows import Plan, Publish, letter_of, letter_room
+from sinks.mqtt_sending import CLOSES, RowClient, Sending
 from sinks.pending import Pending
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ log = structlog.get_logger("sink")
 
 _REFUSED_FROM: Final = 0x80
 _NO_SUBSCRIBERS: Final = 0x10
+_MOST_CLOSED_AT: Final = 100
+"""At so many rows of a task a broker may close the connection: each costs three connections, and then it is no exception."""
+_SMALL_BYTES: Final = 1024
 # MQTT 5, 3.4.2.1: what a PUBACK may say against one message.
 _OF_ONE: Final = {
     0x87: ("mqtt_topic", "the broker does not allow to publish on it (reason 0x87)"),
@@ -51,7 +57,7 @@ def write(rows: Iterable[Publish | BadRow], options: MqttOptions, plan: Plan) ->
     if first is None:  # many tasks of a shuffle have no rows
         return 0, 0
     # An MQTT 3.1 broker takes at most 23 characters.
-    client = DeviceClient(
+    client = RowClient(
         options.mqtt, f"{options.mqtt.client_id}-{secrets.token_hex(4)}", window=options.window
     )
     client.connect(2 * options.mqtt.connect_timeout_s)
@@ -64,7 +70,7 @@ def write(rows: Iterable[Publish | BadRow], options: MqttOptions, plan: Plan) ->
 class _Publishing:
     """One task's publishes over one connection, which is made anew when it is lost."""
 
-    def __init__(self, client: DeviceClient, options: MqttOptions, plan: Plan) -> None:
+    def __init__(self, client: RowClient, options: MqttOptions, plan: Plan) -> None:
         self._client = client
         self._options = options
         self._plan = plan
@@ -73,7 +79,12 @@ class _Publishing:
             remedy="Spark retries the task; see that the broker is up and takes such packets, or raise sendTimeoutMs",
             why=self._loss,
         )
-        self._refused: deque[BadRow] = deque()  # filled by the link's thread
+        # These are filled by the link's thread.
+        self._refused: deque[BadRow] = deque()
+        self._closed_at: deque[BadRow] = deque()
+        self._too_large: deque[BadRow] = deque()  # of these the letter was, it seems
+        self._closed = 0
+        self._taken_bytes = 0
         self._unheard = False
 
     def run(self, rows: Iterable[Publish | BadRow]) -> tuple[int, int]:
@@ -88,8 +99,9 @@ class _Publishing:
                 self._publish_bad(fit)
                 bad += 1
         self._pending.wait(0, self._options.send_timeout_s)
-        refused += self._write_refused()
-        self._pending.wait(0, self._options.send_timeout_s)
+        while self._refused or self._closed_at or self._too_large:  # also of what letters lead to
+            refused += self._write_refused()
+            self._pending.wait(0, self._options.send_timeout_s)
         if self._unheard:
             log.warning(
                 "nobody reads the topic of dead letters, bad rows are lost: subscribe to it, or set badRows=fail",
@@ -98,24 +110,40 @@ class _Publishing:
         return published - refused, bad + refused
 
     def _write_refused(self) -> int:
-        """Publish the letters of the rows that the broker has refused so far. Returns how many."""
+        """Publish the letters of the rows that the broker has refused so far. Returns how many rows that are."""
         written = 0
         while self._refused:
             self._publish_bad(self._refused.popleft())
             written += 1
+        while self._closed_at:
+            self._publish_bad(self._closed_at.popleft(), small=True)
+            written += 1
+        while self._too_large:
+            self._publish_bad(self._too_large.popleft(), small=True)
         return written
 
     def _publish(self, row: Publish) -> None:
+        size = len(row.payload)
+
         def confirmed(confirmation: Confirmation) -> None:
             reason = confirmation.reason
             if reason in _OF_ONE:
                 self._refused.append(row.refused(Problem(*_OF_ONE[reason])))
             failed = reason >= _REFUSED_FROM and reason not in _OF_ONE
-            self._pending.done(_failed(row, reason) if failed else None, len(row.payload))
+            if row.qos and reason < _REFUSED_FROM:
+                self._taken_bytes = max(self._taken_bytes, len(row.topic) + size)
+            self._pending.done(_failed(row, reason) if failed else None, size)
 
-        self._send(row.topic, row.payload, row.qos, row.retain, row.properties, confirmed)
+        def given_back(why: str) -> None:
+            self._closed += 1
+            self._closed_at.append(row.refused(Problem("payload", _closed_at(row, why))))
+            self._pending.done(self._too_many() if self._closed > _MOST_CLOSED_AT else None, size)
 
-    def _publish_bad(self, row: BadRow) -> None:
+        sending = Sending(row.topic, row.payload, row.qos, row.retain, row.properties, confirmed, given_back)
+        self._send(sending)
+
+    def _publish_bad(self, row: BadRow, *, small: bool = False) -> None:
+        """Publish the letter of a row, a ``small`` one where the broker closed the connection at what was larger."""
         if self._options.fail_on_bad_rows:
             raise ContractError(
                 row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside"
@@ -126,30 +154,45 @@ class _Publishing:
             self._unheard = self._unheard or reason == _NO_SUBSCRIBERS
             self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason), len(payload))
 
+        def given_back(why: str) -> None:
+            smaller = not small and len(payload) > self._small_room(topic)
+            if smaller:
+                self._too_large.append(row)
+            self._pending.done(None if smaller else self._no_letter(row, why), len(payload))
+
         topic, broker = self._options.dead_letter_topic, self._client.link.granted
         room = letter_room(topic, broker, self._plan)
-        payload, properties = letter_of(row, self._plan, room)
+        payload, properties = letter_of(
+            row, self._plan, min(room, self._small_room(topic)) if small else room
+        )
         if len(payload) > room:
             raise ContractError(
                 f"{row.reason}; and the MQTT broker takes no dead letter of {len(payload)} bytes on {topic}",
                 remedy="raise the broker's maximum packet size, or set badRows=fail",
             )
         # It closes the connection at a QoS above its own.
-        self._send(topic, payload, min(1, broker.maximum_qos), False, properties, confirmed)
+        qos = min(1, broker.maximum_qos)
+        self._send(Sending(topic, payload, qos, False, properties, confirmed, given_back))
 
-    def _send(
-        self,
-        topic: str,
-        payload: bytes,
-        qos: int,
-        retain: bool,
-        properties: PublishProperties | None,
-        confirmed: Callable[[Confirmation], None],
-    ) -> None:
-        self._pending.wait(self._options.window - 1, self._options.send_timeout_s, len(payload))
-        self._pending.sent(len(payload))
-        self._client.publish(
-            topic, payload, qos=qos, retain=retain, properties=properties, confirmed=confirmed
+    def _small_room(self, topic: str) -> int:
+        return max(_SMALL_BYTES, self._taken_bytes) - len(topic)
+
+    def _send(self, sending: Sending) -> None:
+        size = len(sending.payload)
+        self._pending.wait(self._options.window - 1, self._options.send_timeout_s, size)
+        self._pending.sent(size)
+        self._client.send(sending)
+
+    def _too_many(self) -> PulsebridgeError:
+        return TransientError(
+            f"the MQTT broker closes the connection at more than {_MOST_CLOSED_AT} rows of one task{self._loss()}",
+            remedy="see its log for what it does not take (packet size, topic), and leave such rows out or let it take them",
+        )
+
+    def _no_letter(self, row: BadRow, why: str) -> PulsebridgeError:
+        return TransientError(
+            f"{row.reason}; and it closes the connection at the dead letter on {self._options.dead_letter_topic}: {why}",
+            remedy="see the broker's log: let it take such packets, name another deadLetterTopic, or set badRows=fail",
         )
 
     def _lost(self, row: BadRow, reason: int) -> PulsebridgeError:
@@ -168,4 +211,11 @@ def _failed(row: Publish, reason: int) -> PulsebridgeError:
     return TransientError(
         f"row {row.row} of the task: the MQTT broker refused a publish on {row.topic} with reason 0x{reason:02x}",
         remedy="Spark retries the task; see the broker's log and its quotas",
+    )
+
+
+def _closed_at(row: Publish, why: str) -> str:
+    return (
+        f"the MQTT broker closed the connection {CLOSES + 1} times when it was sent, the last {CLOSES} times alone, with "
+        f"{len(row.payload)} bytes on {row.topic[:80]}: {why}; it may be too large for it, or the topic not allowed"
     )

@@ -141,8 +141,9 @@ def _replay(
 ) -> None:
     """Write dead letters to where they were meant to go, in their order, and note that it was done.
 
-    What was replayed is not replayed again. A command that push gave up is refused: pulsebridge commands resend sends it
-    again, under an id that its device has not had. A topic that ingest.on_blocked has blocked is written to again once all
+    What was replayed is not replayed again. A command that push gave up is refused, also one that its device was to have
+    as a member of a group: pulsebridge commands resend sends it again, to that device alone, under an id that it has not
+    had. A command to a group that nobody was given, because the group was unknown, goes to the group. A topic that ingest.on_blocked has blocked is written to again once all
     its dead letters are replayed. One replay runs at a time: a second one is refused. The exit code is 1 then, and
     when some were refused.
 

@@ -9,6 +9,7 @@ from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
 from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, note_of
 from bridge.errors import TerminalError
 from bridge.pulsar_client import EARLIEST, Message, PulsarClient, our_errors
+from bridge.push.taken import NO_TEXT, key_of, properties_of
 
 __all__ = ["DeadLetterLog"]
 
@@ -53,17 +54,18 @@ class DeadLetterLog:
 
 
 def _record(message: Message, partition: int) -> DeadLetter | Note:
-    properties = dict(message.properties())
+    key, properties = key_of(message), properties_of(message)
     payload = message.data()
-    note = note_of(properties, payload)
+    note = note_of(properties or {}, payload)
     if note is not None:
         return note
     where = message.message_id()
     return DeadLetter(
         LetterId(partition, Place(where.ledger_id(), where.entry_id(), where.batch_index())),
-        message.partition_key(),
+        key or "",
         payload,
-        properties,
+        properties or {},
         message.event_timestamp(),
         message.publish_timestamp() * 1000,
+        NO_TEXT if key is None or properties is None else "",
     )

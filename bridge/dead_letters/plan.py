@@ -10,6 +10,7 @@ from bridge.commands import decode_command
 from bridge.contract import (
     C_ID,
     COMMANDS_TOPIC,
+    GROUP_COMMANDS_TOPIC,
     P_COMMAND_TOPIC,
     P_DEAD_AT,
     P_DEAD_CUT,
@@ -28,6 +29,7 @@ from bridge.contract import (
 from bridge.dead_letters.records import DeadLetter
 from bridge.envelope import message_of
 from bridge.errors import ContractError
+from bridge.groups import decode_group_command
 from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked
 from bridge.settings.pulsar import PulsarSettings
 
@@ -57,6 +59,8 @@ class Refusal:
 
 def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | None = None) -> Replay | Refusal:
     """Return where the letter goes: to the topic that it was meant for, or where ``mapper`` sends it now."""
+    if letter.problem:
+        return Refusal(letter, f"{letter.reason}; show --out writes its payload to a file")
     if letter.lost_bytes:
         return Refusal(
             letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here"
@@ -73,6 +77,8 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
         return _remapped(letter, told, settings, mapper)
     if not letter.target:
         return Refusal(letter, "no rule named a topic for it: mend the rules and replay it with --remap")
+    if letter.target == settings.system_topic(GROUP_COMMANDS_TOPIC):
+        return _to_group(letter, told)
     problem = _topic_problem(letter.target, told, settings) or _command_problem(letter, told, settings)
     if problem:
         return Refusal(letter, problem)
@@ -85,7 +91,17 @@ def _topic_problem(topic: str, told: Mapping[str, str], settings: PulsarSettings
         return "" if C_ID in told and P_VERSION in told else "it has not the shape of a command"
     if any(topic.startswith(f"persistent://{name}/") for name in settings.readings_namespaces):
         return ""
-    return f"{topic} is neither a readings topic nor the commands topic of these settings"
+    return f"{topic} is neither a readings topic nor a commands topic of these settings"
+
+
+def _to_group(letter: DeadLetter, told: dict[str, str]) -> Replay | Refusal:
+    """A command to a group is a dead letter only where no member was given it: of an unknown group, or out of order."""
+    told.pop(P_DEVICE, None)  # there it is the group's name
+    try:
+        command = decode_group_command(told, letter.payload)
+    except ContractError as e:
+        return Refusal(letter, f"it is no command to a group: {e.what}. Write it anew")
+    return Replay(letter, letter.target, command.group, told)
 
 
 def _command_problem(letter: DeadLetter, told: Mapping[str, str], settings: PulsarSettings) -> str:
@@ -97,9 +113,10 @@ def _command_problem(letter: DeadLetter, told: Mapping[str, str], settings: Puls
     except ContractError:
         return ""  # push could not read it, so no cursor remembers its id: a later release may read it
     again = shlex.join(["pulsebridge", "commands", "resend", command.command_id, "--device", command.device])
+    of_group = "" if command.ref is None else f" ({command.ref.command_id} of the group {command.ref.group})"
     return (
-        f"push gave up the command {command.command_id} and may remember its id: under that one it would be dropped "
-        f"as a repetition. Send it again under a new one: {again}"
+        f"push gave up the command {command.command_id}{of_group} and may remember its id: under that one it would be dropped "
+        f"as a repetition. Send it again under a new one, to {command.device} alone: {again}"
     )
 
 

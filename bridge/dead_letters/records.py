@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bridge.contract import (
     NOTE_REPLAYED,
@@ -24,6 +24,9 @@ from bridge.errors import ConfigError
 from bridge.topic_templates import Filter
 
 __all__ = ["DeadLetter", "LetterId", "Note", "Place", "Selection", "note_of", "replayed_note"]
+
+_MAX_DIGITS: Final = 18
+"""More no number of ours has; a foreign one could be no time at all."""
 
 
 class Place(NamedTuple):
@@ -79,10 +82,14 @@ class DeadLetter:
     event_ms: int
     """Event time of the message, ms since the epoch, 0 without one."""
     stored_us: int
+    problem: str = ""
+    """Why key and properties are not all there, for what no writer of ours wrote."""
 
     @property
     def reason(self) -> str:
-        """Why it came here."""
+        """Why it came here; of what no writer of ours wrote, what is wrong with it."""
+        if self.problem:
+            return f"it is no dead letter of Pulsebridge: {self.problem}"
         return self.told.get(P_DEAD_REASON, "")
 
     @property
@@ -109,13 +116,13 @@ class DeadLetter:
     def at_us(self) -> int:
         """When it was given up."""
         at = self.told.get(P_DEAD_AT, "")
-        return int(at) if at.isdecimal() else self.stored_us
+        return int(at) if at.isdecimal() and len(at) < _MAX_DIGITS else self.stored_us
 
     @property
     def lost_bytes(self) -> int:
         """How many bytes of the payload were not kept, 0 when it is whole (H5)."""
-        length = self.told.get(P_DEAD_LENGTH)
-        return 0 if length is None else int(length) - len(self.payload)
+        length = self.told.get(P_DEAD_LENGTH, "")
+        return int(length) - len(self.payload) if length.isdecimal() and len(length) < _MAX_DIGITS else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.contract import COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC, partition_name
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
@@ -216,9 +216,11 @@ class Replayer:
         count = self._partitions.get(one.topic)
         if count is None:
             settings = self._admin.settings
-            commands = one.topic == settings.system_topic(COMMANDS_TOPIC)
-            wanted = settings.command_partitions if commands else settings.partitions
-            count = self._admin.create_partitioned(one.topic, wanted)
+            of_commands = {
+                settings.system_topic(COMMANDS_TOPIC): settings.command_partitions,
+                settings.system_topic(GROUP_COMMANDS_TOPIC): 1,
+            }
+            count = self._admin.create_partitioned(one.topic, of_commands.get(one.topic, settings.partitions))
             self._partitions[one.topic] = count
         return self._producer(partition_name(one.topic, partition_of(one.key, count)) if count else one.topic)
 

@@ -64,7 +64,7 @@ class Summary:
         self.replayed += replayed
         self.lost += letter.lost_bytes > 0
         # Numbers differ from letter to letter: without them the same reason is one line.
-        self.reasons[re.sub(r"\d+", "N", letter.reason)] += 1
+        self.reasons[re.sub(r"(?<!UTF-)\d+", "N", letter.reason)] += 1
         self.topics[letter.target or "(no rule named one)"] += 1
         self.oldest_us = min(self.oldest_us or letter.at_us, letter.at_us)
         self.newest_us = max(self.newest_us, letter.at_us)

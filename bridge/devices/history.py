@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from bridge.commands import Command, CommandPosition
 from bridge.contract import C_ID, C_RESEND_OF, P_DEAD_CUT, Receipt
@@ -21,6 +21,7 @@ __all__ = [
     "FAILED",
     "Copy",
     "Family",
+    "InGroup",
     "Refusal",
     "again",
     "candidates",
@@ -46,6 +47,16 @@ class Refusal(NamedTuple):
         return f"{self.command_id}: {self.why}" + (f"; {self.remedy}" if self.remedy else "")
 
 
+class InGroup(NamedTuple):
+    """Where a command to a group stands among these, and what the expander says of it."""
+
+    group: str
+    partition: int
+    position: CommandPosition
+    how: Literal["waiting", "begun", "done"]
+    """Whether it waits to be given to the members, is being given to them, or has come to its end."""
+
+
 @dataclass(slots=True)
 class Copy:
     """One command of a family, as far as it was found."""
@@ -59,6 +70,8 @@ class Copy:
     """Where copies of its message stand among the commands that were moved, because its device is away for long."""
     receipts: list[Receipt] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
+    in_group: list[InGroup] = field(default_factory=list)
+    """Where it stands among the commands to groups."""
 
     @property
     def receipt(self) -> Receipt | None:
@@ -69,10 +82,12 @@ class Copy:
 
     @property
     def state(self) -> str:
-        """The state of its receipt; ``pending`` for one that has none and stands in the log, or among the moved ones;
-        ``rejected`` for one of which only the dead letter is left; else ``unknown``.
+        """The state of its receipt; ``pending`` for one that has none and stands in the log, or among the moved ones, or
+        among the commands to groups and was not given to all members yet; ``rejected`` for one of which only the dead
+        letter is left; else ``unknown``.
         """
-        receipt, stands = self.receipt, bool(self.positions or self.moved)
+        receipt = self.receipt
+        stands = bool(self.positions or self.moved) or any(one.how != "done" for one in self.in_group)
         if receipt is not None and (receipt.state != "duplicate" or not stands):
             return receipt.state
         if stands:
@@ -116,7 +131,10 @@ class Family:
     def group(self) -> str:
         """The group, for a command to one; empty for what is a device's own, also where a group command made it so."""
         receipts = [one for copy in self.copies.values() for one in copy.receipts]
-        return next((one.group for one in receipts if not one.device and one.group), "")
+        stand = [one.group for copy in self.copies.values() for one in copy.in_group]
+        return next(
+            (one.group for one in receipts if not one.device and one.group), stand[0] if stand else ""
+        )
 
     @property
     def emitted_at_us(self) -> int:
@@ -147,6 +165,10 @@ class Family:
         found = self.copy(command.command_id)
         found.command = found.command or command
         found.moved.append((partition, place))
+
+    def take_in_group(self, command_id: str, place: InGroup) -> None:
+        """Take a command that stands among those to groups."""
+        self.copy(command_id).in_group.append(place)
 
     def take_letter(self, letter: DeadLetter, command: Command | None) -> None:
         """Take a dead letter; ``command`` is what it was, None where it is not whole or was none."""
@@ -221,7 +243,19 @@ def again(
     newest, first = family.newest, family.root
     copied = newest.command_id != first
     named = f"was sent again as {newest.command_id}, which" if copied else ""
-    if newest.state == "unknown":
+    if family.group and newest.state == "pending":
+        return Refusal(
+            first,
+            f"it is a command to the group {family.group} and was not given to its members yet",
+            "it comes by itself while push runs: see pulsebridge status",
+        )
+    if family.group and newest.state == "rejected":
+        return Refusal(
+            first,
+            f"it is a command to the group {family.group}, and none of its members was given it",
+            "pulsebridge dead-letters replay brings it back, once what its receipt says is mended",
+        )
+    if newest.state == "unknown" and not family.group:
         return Refusal(
             first, "nothing in Pulsar tells of it", "see that the id is right; retention may have removed it"
         )

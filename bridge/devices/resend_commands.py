@@ -172,7 +172,7 @@ def _show(
 ) -> None:
     """Show where a command is and what became of it and of its copies: log, queue, receipts, dead letters.
 
-    An id that several devices have a command of is shown for each of them. Without --device the receipts and the log of
+    Of a command to a group: whether it waits to be given to the members, and its receipt behind that. An id that several devices have a command of is shown for each of them. Without --device the receipts and the log of
     all partitions are read.
 
     Examples:
@@ -189,7 +189,7 @@ def _show(
         search = Search(topics)
         found = search.by_id([command_id], device, letters=True)
         _say_what_is_left_out(search)
-        families = [one for one in found if one.newest.state != "unknown"]
+        families = [one for one in found if one.newest.state != "unknown" or one.newest.in_group]
         if not families:
             raise ConfigError(
                 f"nothing in Pulsar tells of a command {command_id!r}" + f" of {device!r}" * bool(device),
@@ -215,7 +215,13 @@ def _told(topics: PushTopics, families: list[Family]) -> list[dict[str, Any]]:
     for family in families:
         copies = [copy_json(one, _queue(topics, views, one)) for one in family.in_order]
         told.append(
-            {"id": family.root, "device": family.device, "state": family.newest.state, "copies": copies}
+            {
+                "id": family.root,
+                "device": family.device,
+                "group": family.group,
+                "state": family.newest.state,
+                "copies": copies,
+            }
         )
     return told
 

@@ -1,5 +1,5 @@
 """Finds commands and what became of them: in the receipts, then in the log, then among the commands that were moved
-because their devices are away for long, then among the dead letters.
+because their devices are away for long, then among those to groups, then among the dead letters.
 
 A command is known by its id and its device. Where the device is given, one partition of each topic is read, and of the
 log only what stands behind the command's first place, which its receipts tell. Without it everything is: an id may
@@ -10,18 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Final, Literal
 
 from bridge.commands import Command, CommandPosition, read_command
-from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PARKED_TOPIC, RECEIPTS_TOPIC, Receipt
+from bridge.contract import (
+    C_DEVICE,
+    C_GROUP,
+    C_ID,
+    COMMANDS_TOPIC,
+    GROUP_COMMANDS_TOPIC,
+    GROUP_ROSTER_TOPIC,
+    PARKED_TOPIC,
+    RECEIPTS_TOPIC,
+    Receipt,
+)
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.records import DeadLetter
-from bridge.devices.history import Family, candidates, named_like_a_copy, root_of, whole
+from bridge.devices.history import Family, InGroup, candidates, named_like_a_copy, root_of, whole
 from bridge.devices.reading import PushTopics
 from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
+from bridge.push.groups.roster import Progress, Roster
 from bridge.push.taken import NO_TEXT, key_of, position_of, properties_of
 
 __all__ = ["Search"]
+
+_PROGRESS: Final = '["progress"'
 
 
 class Search:
@@ -49,6 +63,8 @@ class Search:
         self._read_log(device, self._starts(firsts) or dict.fromkeys(self._commands_of(device)))
         if not device or not self._all_found(command_ids):
             self._read_moved(device)
+        if not device and not self._all_found(command_ids):
+            self._read_groups()
         if letters or not self._all_found(command_ids):
             self._read_letters(device)
         found: dict[tuple[str, str], Family] = {}
@@ -189,6 +205,35 @@ class Search:
     def _commands_of(self, device: str) -> list[int]:
         return [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))
 
+    def _read_groups(self) -> None:
+        """Read the commands to groups: one that was not given to its members yet has no receipt, and no entry."""
+        if not self._topics.count(GROUP_COMMANDS_TOPIC):
+            return
+        found: list[tuple[str, str, CommandPosition]] = []
+        for message in self._topics.scan(GROUP_COMMANDS_TOPIC, 0, queue=100):
+            position, properties = position_of(message.message_id()), properties_of(message)
+            if properties is None:
+                self._leave_out(GROUP_COMMANDS_TOPIC, 0, position, NO_TEXT)
+            elif (command_id := properties.get(C_ID, "")) in self._roots:
+                found.append((command_id, properties.get(C_GROUP, ""), position))
+        progress = self._progress_of_groups() if found else Progress()
+        for command_id, group, position in found:
+            family = self._family(command_id, "")
+            assert family is not None
+            how: Literal["waiting", "begun", "done"] = "done" if position <= progress.done else "waiting"
+            family.take_in_group(
+                command_id, InGroup(group, 0, position, "begun" if position == progress.at else how)
+            )
+
+    def _progress_of_groups(self) -> Progress:
+        roster = Roster()
+        if self._topics.count(GROUP_ROSTER_TOPIC):
+            for key, payload in self._topics.keyed(GROUP_ROSTER_TOPIC, 0):
+                if key.startswith(_PROGRESS):  # of the members there may be many
+                    with suppress(ContractError):
+                        roster.take(key, payload)
+        return roster.progress
+
     def _read_letters(self, device: str) -> None:
         with suppress(TerminalError):  # no dead letter was ever written
             log = DeadLetterLog(self._topics.client)
@@ -197,8 +242,10 @@ class Search:
                 for record in log.scan(partition):
                     if not isinstance(record, DeadLetter) or C_ID not in record.told:
                         continue
-                    if not device or record.device == device:
-                        family = self._family(root_of(record.told), record.device)
+                    # Of a command to a group the letter has the group's name as its device.
+                    whose = record.device if C_DEVICE in record.told or C_GROUP not in record.told else ""
+                    if not device or whose == device:
+                        family = self._family(root_of(record.told), whose)
                         if family is not None:
                             family.take_letter(record, _command_of(record))
 

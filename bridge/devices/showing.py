@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.commands import Command
-from bridge.contract import PARKED_TOPIC, Receipt
+from bridge.contract import GROUP_COMMANDS_TOPIC, PARKED_TOPIC, Receipt
 from bridge.dead_letters.showing import iso
 from bridge.devices.history import Copy
 from bridge.devices.overview import Overview
@@ -228,6 +228,10 @@ def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
         "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
         "positions": [place.encode(partition) for partition, place in copy.positions],
         "moved": [place.encode(partition) for partition, place in copy.moved],
+        "in_group": [
+            {"group": one.group, "position": one.position.encode(one.partition), "how": one.how}
+            for one in copy.in_group
+        ],
         "dead_letters": [str(one.id) for one in copy.letters],
         "receipts": [receipt_json(one) for one in copy.receipts],
     }
@@ -246,8 +250,16 @@ def families_text(told: dict[str, Any]) -> str:
     return "\n\n".join([several, *map(_family_text, told["devices"])])
 
 
+_HOW: Final = {
+    "waiting": "waits to be given to the members of its group (pulsebridge status says whether push runs)",
+    "begun": "is being given to the members of its group",
+    "done": "has come to its end",
+}
+
+
 def _family_text(told: dict[str, Any]) -> str:
-    lines = [f"{told['id']} for {told['device'] or 'an unknown device'}: {told['state']}"]
+    of_group = f"the group {told['group']}" if told["group"] else "an unknown device"
+    lines = [f"{told['id']} for {told['device'] or of_group}: {told['state']}"]
     for copy in told["copies"]:
         lines += [
             "",
@@ -257,7 +269,10 @@ def _family_text(told: dict[str, Any]) -> str:
         for name in ("topic", "emitted", "expires"):
             if copy[name]:
                 lines.append(f"  {name:<13} {copy[name]}")
-        lines.append(f"  in the log    {', '.join(copy['positions']) or 'not any more'}")
+        if not copy["in_group"]:
+            lines.append(f"  in the log    {', '.join(copy['positions']) or 'not any more'}")
+        for one in copy["in_group"]:
+            lines.append(f"  in the log    {one['position']} of {GROUP_COMMANDS_TOPIC}: {_HOW[one['how']]}")
         if copy["moved"]:
             lines.append(f"  moved to      {', '.join(copy['moved'])} of {PARKED_TOPIC}")
         if copy["dead_letters"]:

@@ -57,7 +57,8 @@ class PushSettings(Section):
         "pulsebridge/answers",
         min_length=1,
         pattern=r"^[^+#\x00]*[^+#/\x00]$",
-        description="MQTT topic below which devices answer; each installation at a broker needs its own.",
+        description="MQTT topic below which devices answer; each installation at a broker needs its own. With MQTT 5 push "
+        "publishes to its level nobody/+, to see whether the broker tells when nobody is subscribed: let it write there.",
     )
     resumed_topic: str = Field(
         "pulsebridge/resumed",

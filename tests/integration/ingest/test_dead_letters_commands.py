@@ -28,6 +28,7 @@ from bridge.murmur3 import partition_of
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.ingest import Stored, dead_letters, stored
+from tests.support.raw_pulsar import store_raw
 from tests.support.reading_back import quiet
 from tests.support.waiting import patient
 
@@ -135,6 +136,38 @@ def test_list_and_show_tell_what_is_there_and_why(
     )
     missing = run(namespaces, "show", "0:99999999:0")
     assert "there is no dead letter 0:99999999:0" in str(missing.exception)
+
+
+def test_foreign_messages_among_the_dead_letters_are_named_and_the_others_go_on(
+    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    write_dead(namespaces, [("w-1", b"before")])
+    dead = namespaces.system_topic(contract.DEAD_LETTERS_TOPIC)
+    partition = contract.partition_name(dead, partition_of("w-1", namespaces.command_partitions))
+    for key, properties in ((b"\xff", {}), (b"k", {b"p": b"\xfe\xff"}), (b"k", {b"\xff": b"v"})):
+        store_raw(namespaces, partition, b"foreign", key=key, properties=properties)
+    odd = {contract.P_DEAD_LENGTH: "much", contract.P_DEAD_AT: "9" * 30}
+    store_raw(
+        namespaces, partition, b"odd", key=b"o",
+        properties={name.encode(): value.encode() for name, value in odd.items()},
+    )  # fmt: skip
+    write_dead(namespaces, [("w-1", b"behind")])
+    told = asked(namespaces, "list")
+    assert told["total"] == 6
+    foreign = "it is no dead letter of Pulsebridge: its key or one of its properties is no UTF-8"
+    assert told["reasons"][foreign] == 3
+    assert foreign in run(namespaces, "list").stdout
+    one = next(row["id"] for row in told["letters"] if "UTF-8" in row["reason"])
+    shown = asked(namespaces, "show", one, "--out", str(tmp_path / "payload"))
+    assert "no dead letter of Pulsebridge" in shown["why"]
+    assert (tmp_path / "payload").read_bytes() == b"foreign"
+    done = run(namespaces, "replay", "--all", "--json")
+    assert done.exit_code == 1, done.output
+    report = json.loads(done.stdout)
+    assert report["replayed"] == {namespaces.readings_topic("fleet"): 2}
+    assert len(report["refused"]) == 4
+    assert sum("no UTF-8" in one["why"] for one in report["refused"]) == 3
+    assert [m.payload for m in stored(namespaces, "fleet")] == [b"before", b"behind"]
 
 
 def test_a_replay_brings_back_payload_key_envelope_and_order_once(

@@ -27,12 +27,15 @@ from bridge.push.parked import ParkedId
 from bridge.push.taken import NO_TEXT
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
     PushProcess,
+    all_acknowledged,
     command,
     parking_settings,
     provision,
+    push_in_thread,
     read_topic,
     receipts,
     says,
@@ -201,3 +204,36 @@ def test_what_no_writer_of_ours_wrote_is_left_out_and_said_and_older_commands_ar
     with push_topics(settings) as topics:
         topics.oldest([device])  # an earlier release took and parked it
     assert device.oldest_us == 1_700_000_000_000_000
+
+
+def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind_that(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    given, unheard = group_command(settings, 1), group_command(settings, 2, "unheard")
+    write_members(settings, "presses", ["d1"])
+    write_group_commands(settings, [given, unheard])
+    waits = asked(settings, "commands", "show", given.command_id)
+    assert (waits["group"], waits["device"], waits["state"]) == ("presses", "", "pending")
+    ((place,),) = [copy["in_group"] for copy in waits["copies"]]
+    assert (place["group"], place["how"]) == ("presses", "waiting")
+    text = run(settings, "commands", "show", given.command_id).stdout
+    assert "presses-1 for the group presses: pending" in text
+    assert "waits to be given to the members of its group" in text
+    refused = run(settings, "commands", "resend", given.command_id)
+    assert refused.exit_code == 1
+    assert "to the group presses and was not given to its members yet; it comes by itself" in refused.stdout
+    with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
+        devices.await_all(entries(given, ["d1"]))
+        poll_for(lambda: {"presses-1", "unheard-2"} <= set(receipts(settings)), 30, "both have receipts")
+        all_acknowledged(settings)
+    shown = asked(settings, "commands", "show", given.command_id)
+    assert (shown["group"], shown["state"]) == ("presses", "expanded")
+    assert [place["how"] for place in shown["copies"][0]["in_group"]] == ["done"]
+    shown = asked(settings, "commands", "show", unheard.command_id)
+    assert (shown["group"], shown["state"], len(shown["copies"][0]["dead_letters"])) == (
+        "unheard",
+        "rejected",
+        1,
+    )

@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bridge.commands import CommandPosition
-from bridge.contract import C_ID, C_REF, COMMANDS_TOPIC
+from bridge.contract import C_ID, C_REF, COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC
 from bridge.dead_letters.commands import register
 from bridge.groups import entry_of
 from bridge.killpoints import RESEND_KILL_POINTS
@@ -256,6 +256,49 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
     assert copy.data() == group.payload, "Pulsar may trim the group command's, which has expired"
     assert C_REF not in copy.properties()
     assert receipts(settings)[f"{away.command_id}~2"][-1].state == "answered"
+
+
+def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_the_group_that_had_none_of_it(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(
+        stack, namespaces, attempts=1, answer_timeout_s=0.3, command_partitions=2, park_after=99
+    )
+    provision(settings)
+    given, unheard = group_command(settings, 1), group_command(settings, 2, "unheard")
+    works, fails = entries(given, ["works", "fails"])
+    write_members(settings, "presses", ["works", "fails"])
+
+    def answering(device: str, _count: int) -> bool:
+        return device != "fails" or devices.ids("fails")[-1].endswith("~2")
+
+    with Devices(settings, answering) as devices, push_in_thread(settings):
+        write_group_commands(settings, [given, unheard])
+        poll_for(
+            lambda: {fails.command_id, works.command_id, "unheard-2"} <= set(receipts(settings)),
+            30,
+            "all ended",
+        )
+        assert receipts(settings)[fails.command_id][-1].state == "rejected"
+        write_members(settings, "unheard", ["late"])
+        replayed = dead_letters(settings, "replay", "--all")
+        assert replayed.exit_code == 1, replayed.output
+        told = json.loads(replayed.stdout)
+        assert told["replayed"] == {settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC): 1}
+        (refused,) = told["refused"]
+        assert (
+            f"to fails alone: pulsebridge commands resend {fails.command_id} --device fails" in refused["why"]
+        )
+        devices.await_all(entries(unheard, ["late"]))
+        resend(settings, fails.command_id, "--device", "fails")
+        again = f"{fails.command_id}~2"
+        poll_for(lambda: again in receipts(settings), 30, "the copy ended")
+        all_acknowledged(settings)
+        assert devices.ids("fails") == [fails.command_id, again]
+        assert devices.ids("works") == [works.command_id]
+        assert [message.payload for message in devices.got["late"]] == [unheard.payload]
+    assert receipts(settings)[again][-1].state == "answered"
+    assert [one.state for one in receipts(settings)["unheard-2"]] == ["rejected", "expanded"]
 
 
 def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time(

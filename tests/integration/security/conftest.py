@@ -41,6 +41,7 @@ RIGHTS = {
         "consume": "operators,devices",
         **dict.fromkeys(_QUEUES[1:], "operators,devices"),
     },
+    "pulsebridge/answers/nobody/#": _ALL | dict.fromkeys(("send", "createAddress"), "operators,writers"),
 }
 ROLES = {"operators": ["operator"], "devices": ["device"], "readers": ["ingest"], "writers": ["push"]}
 

@@ -131,8 +131,13 @@ def test_ingest_that_may_not_subscribe_says_who_and_to_what(
 
 @Modes
 def test_push_runs_with_the_rights_to_produce_and_consume_in_the_system_namespace(
-    mode: str, pulsar: SecuredPulsar, artemis: SecuredArtemis
+    mode: str,
+    pulsar: SecuredPulsar,
+    artemis: SecuredArtemis,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("bridge.push.hearing._SAID", set())
     admin = provisioned_for(pulsar, {"push": "bridge"})
     topic = f"commands/{uuid.uuid4().hex[:8]}"
     got: list[Message] = []
@@ -148,6 +153,7 @@ def test_push_runs_with_the_rights_to_produce_and_consume_in_the_system_namespac
         # The broker's PUBACK makes the receipt; on its way to the device the command may be slower (confirm: broker).
         poll_for(lambda: failures or got, 60, "the command at the device")
         assert [message.payload for message in got] == [b"reset"]
+    assert "let us" not in capsys.readouterr().out, "nothing that it does is refused"
 
 
 @Modes
@@ -193,6 +199,25 @@ def test_push_that_may_not_publish_says_so_and_goes_on_trying(
         poll_for(lambda: failures or denied(), 60, "the warning")
         assert not failures
     assert "mqtt.username 'push'" in said
+
+
+def test_push_that_may_not_ask_whether_anybody_is_subscribed_says_so_and_delivers(
+    pulsar: SecuredPulsar,
+    artemis: SecuredArtemis,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bridge.push.hearing._SAID", set())
+    admin = provisioned_for(pulsar, {"push": "bridge"})
+    settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
+    elsewhere = settings.push.model_copy(update={"answer_topic": "plant/answers"})
+    with pushing(settings.model_copy(update={"push": elsewhere})) as failures:
+        command = write_command(admin, f"commands/{uuid.uuid4().hex[:8]}")
+        poll_for(lambda: failures or states(admin).get(command) == "delivered", 60, "the receipt")
+        assert not failures
+    said = capsys.readouterr().out
+    assert "allow mqtt.username 'push' to write there" in said
+    assert "plant/answers/nobody/+" in said
 
 
 # --- source -----------------------------------------------------------------------------------------------------

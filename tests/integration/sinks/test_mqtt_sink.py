@@ -149,6 +149,7 @@ def test_a_task_succeeds_only_when_the_broker_has_confirmed_every_row(stack: Loc
 
 
 LIMITS = {"max_packet_size": "2000", "max_qos": "1", "retain_available": "false"}
+"""Before MQTT 5 Mosquitto says nothing of them, and closes the connection at a packet that is larger."""
 
 
 @pytest.fixture
@@ -193,3 +194,20 @@ def test_rows_beyond_what_the_broker_takes_are_named_and_the_query_goes_on(
     (large,) = [one for one in told if one["row"] == 3]
     assert large["payload_bytes"] == 5000
     assert base64.b64decode(large["payload_base64"]).strip(b"x") == b""
+
+
+def test_a_row_at_which_a_broker_before_mqtt_5_closes_the_connection_is_named_and_the_others_go_on(
+    spark: SparkSession, limited: LocalStack
+) -> None:
+    frame = spark.range(0, 30, numPartitions=1).selectExpr(
+        "'many/d' mqtt_topic", "if(id in (3, 4, 29), repeat('x', 5000), cast(id as string)) payload"
+    )
+    with listening(limited, "many/+") as got:
+        write(frame, options(limited, "many", **{"mqtt.protocol": "3.1.1"}))
+        poll_for(lambda: len({one.payload for one in got}) == 30, 30, "every row, or its letter")
+    told = [json.loads(one.payload) for one in got if one.topic == "many/dead"]
+    assert sorted((one["row"], one["field"]) for one in told) == [
+        (3, "payload"), (4, "payload"), (29, "payload"),
+    ]  # fmt: skip
+    assert {one["payload_bytes"] for one in told} == {5000}
+    assert all("closed the connection" in one["reason"] for one in told)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.commands import Command, encode_command
+from bridge.commands import Command, CommandPosition, encode_command
 from bridge.dead_letters import dead_letter
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import (
@@ -23,6 +23,7 @@ from bridge.dead_letters.records import (
 from bridge.dead_letters.showing import Summary, body_of, since_us
 from bridge.envelope import Envelope
 from bridge.errors import ConfigError
+from bridge.groups import GroupCommand, encode_group_command, entry_of
 from bridge.mapping import Mapper, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
@@ -119,6 +120,32 @@ def test_a_command_that_a_sink_refused_is_replayed_for_no_push_has_seen_it() -> 
     refused = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
     told = told_of_command(refused, PULSAR.system_topic("commands"))
     assert isinstance(replay_of(letter(told=told, payload=b"open"), PULSAR), Replay)
+
+
+def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alone() -> None:
+    place = CommandPosition(7, 3, -1)
+    entry = entry_of(
+        GroupCommand("g 1", "presses", "", b"open"), "w-1", place, 4, "devices/{device}/commands"
+    )
+    told = told_of_command(encode_command(entry), PULSAR.system_topic("commands") + "-partition-3")
+    planned = replay_of(letter(told=told, payload=b""), PULSAR)
+    assert isinstance(planned, Refusal)
+    assert f"{entry.command_id} (g 1 of the group presses)" in planned.why
+    assert f"to w-1 alone: pulsebridge commands resend {entry.command_id} --device w-1" in planned.why
+
+
+def test_a_command_to_a_group_that_nobody_was_given_goes_to_the_group() -> None:
+    refused = encode_group_command(GroupCommand("c 1", "presses", "", b"open"))
+    for topic in ("group-commands-partition-0", "group-commands"):  # given up by push, or a row of the sink
+        told = told_of_command(refused, PULSAR.system_topic(topic))
+        planned = replay_of(letter(told=told, payload=b"open"), PULSAR)
+        assert isinstance(planned, Replay)
+        assert (planned.topic, planned.key) == (PULSAR.system_topic("group-commands"), "presses")
+        assert contract.P_DEVICE not in planned.properties
+    bad = told_of_command(refused | {contract.C_QOS: "9"}, PULSAR.system_topic("group-commands-partition-0"))
+    planned = replay_of(letter(told=bad, payload=b"open"), PULSAR)
+    assert isinstance(planned, Refusal)
+    assert "it is no command to a group: qos: is 9" in planned.why
 
 
 def told_of_command(properties: dict[str, str], topic: str) -> dict[str, str]:

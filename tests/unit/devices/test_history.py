@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from bridge.dead_letters.records import DeadLetter, LetterId, Place
 from bridge.devices.history import (
     FAILED,
     Family,
+    InGroup,
     Refusal,
     again,
     candidates,
@@ -76,6 +78,30 @@ def test_what_did_not_fail_is_refused_and_a_copy_that_is_pending_is_never_double
         assert sent.command_id == forced
     elif states[-1] == "pending":
         assert isinstance(sent, Refusal)
+
+
+@pytest.mark.parametrize(
+    ("how", "receipt", "state", "why"),
+    [
+        ("waiting", "", "pending", "was not given to its members yet"),
+        ("begun", "", "pending", "was not given to its members yet"),
+        ("done", "", "unknown", "was given to each member"),  # Pulsar has removed the receipt
+        ("done", "expanded", "expanded", "was given to each member"),
+        ("done", "rejected", "rejected", "none of its members was given it; pulsebridge dead-letters replay"),
+        ("begun", "expanded", "expanded", "was given to each member"),  # and died before it noted that
+    ],
+)
+def test_a_command_to_a_group_stands_as_its_receipt_says_and_without_one_as_its_place_does(
+    how: Literal["waiting", "begun", "done"], receipt: str, state: str, why: str
+) -> None:
+    found = Family("c")
+    found.take_in_group("c", InGroup("presses", 0, at(1), how))
+    if receipt:
+        found.take_receipt(Receipt("c", "", "t", receipt, group="presses"))
+    assert (found.group, found.newest.state) == ("presses", state)
+    refused = again(found, now_us=NOW, force=True)
+    assert isinstance(refused, Refusal)
+    assert why in str(refused)
 
 
 def test_a_copy_does_not_take_the_id_of_another_command_that_is_called_so() -> None:

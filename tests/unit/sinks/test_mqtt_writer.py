@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridge.errors import ContractError
+from bridge.commands import Problem
+from bridge.errors import ContractError, TransientError
 from bridge.mqtt.types import PublishProperties
 from bridge.settings.mqtt import MqttSettings
 from sinks.messages import BadRow
@@ -106,3 +107,63 @@ def test_rows_that_the_broker_refuses_are_buried_while_the_others_go_on() -> Non
         kept += -1 if one.topic == DEAD else 1
         most = max(most, kept)
     assert most <= 2 * 10, "no more are kept than were under way"
+
+
+def test_a_row_at_which_the_broker_closes_the_connection_is_found_and_the_others_go_on() -> None:
+    rows = [publish(n, b"x" * 3000 if n in (4, 5, 29) else b"%d" % n) for n in range(30)]
+    with RawBroker(refuses(2000)) as broker:  # it says nothing of its limits
+        assert written(broker, rows, window=10) == (27, 3)
+        assert broker.connections <= 1 + 3 * 3, "no more than it takes to be sure"
+    told = {str(one["row"]): one for one in letters(broker)}
+    assert sorted(told) == ["29", "4", "5"]
+    assert "closed the connection 3 times when it was sent" in str(told["4"]["reason"])
+    assert told["4"]["payload_bytes"] == 3000
+    taken = [one.payload for one in broker.taken if one.topic != DEAD]
+    wanted = [row.payload for row in rows if len(row.payload) < 10]
+    assert list(dict.fromkeys(taken)) == wanted, "in their order, whatever comes twice"
+
+
+def test_a_letter_at_which_the_broker_closes_is_written_smaller() -> None:
+    bad = [BadRow(0, Problem("qos", "is 9"), b"x" * 3000, "", "t")]
+    with RawBroker(refuses(2000)) as broker:
+        assert written(broker, [*bad, publish(1, b"y" * 1900)]) == (1, 1)
+    (letter,) = letters(broker)
+    assert letter["payload_bytes"] == 3000
+
+
+def test_what_was_under_way_when_a_broker_died_is_no_bad_row() -> None:
+    deaths = []
+
+    def dies(one: Delivered) -> int:
+        if one.payload == b"50" and len(deaths) < 2:
+            deaths.append(one)
+            return CLOSE
+        return 0
+
+    with RawBroker(dies) as broker:
+        assert written(broker, [publish(n, b"%d" % n) for n in range(100)]) == (100, 0)
+    assert len(deaths) == 2
+
+
+def test_a_broker_that_closes_at_everything_fails_the_task() -> None:
+    with (
+        RawBroker(lambda _: CLOSE) as broker,
+        pytest.raises(
+            TransientError, match=r"row 0 of the task, payload: .* closes the connection at the dead"
+        ),
+    ):
+        written(broker, [publish(n) for n in range(5)])
+
+
+def test_a_row_at_which_the_broker_closes_fails_the_task_where_bad_rows_do() -> None:
+    with RawBroker(refuses(2000)) as broker, pytest.raises(ContractError, match="row 1 of the task, payload"):
+        written(broker, [publish(0), publish(1, b"x" * 3000)], fail_on_bad_rows=True)
+
+
+def test_a_broker_that_closes_at_too_many_rows_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.mqtt_writer._MOST_CLOSED_AT", 3)
+    with (
+        RawBroker(refuses(2000)) as broker,
+        pytest.raises(TransientError, match="closes the connection at more than 3 rows"),
+    ):
+        written(broker, [publish(n, b"x" * 3000) for n in range(9)])
