@@ -83,6 +83,13 @@ class Endpoint:
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of the samples of this name that have these labels. At least one must be there."""
-        found = [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]
+        found = self._found(name, labels)
         assert found, f"{name} {labels} is not shown"
         return sum(found)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the same, 0 while there is none."""
+        return sum(self._found(name, labels))
+
+    def _found(self, name: str, labels: dict[str, str]) -> list[float]:
+        return [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,29 +55,56 @@ def packed() -> Iterator[Path]:
         yield pack(folder / "pulsebridge.pex", compress=False)
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A standalone cluster of two workers, its Spark, and where the packed file is unpacked."""
+
+    folder: Path
+    home: SparkHome
+    url: str
+
+    @property
+    def unpacked(self) -> Path:
+        """Where the executors unpack the packed file: once, as a machine of a cluster does."""
+        return self.folder / "executors"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of whoever submits to it."""
+        return self.home.environment(PEX_ROOT=str(self.folder / "driver"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One cluster for all tests of this file."""
+    with own_folder("cluster") as folder:
+        home = SparkHome.made_in(folder)
+        with standalone(home, folder) as url:
+            yield Cluster(folder, home, url)
+
+
 @pytest.mark.parametrize("master", MASTERS)
 def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
-    master: str, packed: Path, namespaces: PulsarSettings
+    master: str, packed: Path, cluster: Cluster, namespaces: PulsarSettings
 ) -> None:
-    with own_folder("cluster") as folder, topic_of(namespaces, partitions=4) as topic:
+    with own_folder("job") as folder, topic_of(namespaces, partitions=4) as topic:
         for number in range(4):
             kind = ("batched", "unbatched", "compressed", "chunked")[number]
             topic.publish([f"{number}-{n}".encode() for n in range(250)], kind, number)
-        home = SparkHome.made_in(folder)
         options = topic.options(predefinedSubscription="cluster", startingOffsets="earliest")
-        with standalone(home, folder) if master == "standalone" else nullcontext(master) as url:
-            found = submitted(home, folder, url, packed, options | {"maxEntriesPerTrigger": "400"})
+        url = cluster.url if master == "standalone" else master
+        found = submitted(cluster, folder, url, packed, options | {"maxEntriesPerTrigger": "400"})
         wanted = sorted(f"{number}-{n}" for number in range(4) for n in range(250))
         assert found["stream"] == wanted
         assert found["batch"] == wanted
         assert len(found["batches"]) > 1, "a limit holds on a cluster, too"
         assert len({probe["cwd"] for probe in found["probes"]}) == 2, "both executors had tasks"
         for probe in found["probes"]:
-            only_the_packed(probe, folder)
+            only_the_packed(probe, cluster)
 
 
 def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
-    packed: Path, namespaces: PulsarSettings
+    packed: Path, cluster: Cluster, namespaces: PulsarSettings
 ) -> None:
     """Bronze, silver, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes; then on
     half the executors, where ``PULSEBRIDGE_CLUSTERS=all``.
@@ -87,7 +114,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
         provision_commands(admin)
     publish_readings(namespaces, [100, 60, 5])
     with own_folder("jobs") as folder:
-        home, place = SparkHome.made_in(folder), folder / "dist"
+        place = folder / "dist"
         place.mkdir()
         (place / packed.name).hardlink_to(packed)
         properties = folder / "properties"
@@ -95,7 +122,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             conf_path("spark-defaults.conf").read_text(encoding="utf-8")
             + f"spark.executor.memory 1g\nspark.local.dir {folder / 'scratch'}\n"
             f"spark.executor.extraJavaOptions {QUICK}\n"
-            f"spark.executorEnv.PEX_ROOT {folder / 'executors'}\n",
+            f"spark.executorEnv.PEX_ROOT {cluster.unpacked}\n",
             encoding="utf-8",
         )
         write_beside(Target.standalone, place / packed.name, jars=[], properties=properties, job={})
@@ -107,28 +134,25 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             "streaming": {"root": str(folder / "tables"), "topics": ["wearables"], "quality_interval_s": 0},
         }
         (place / "pulsebridge.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
-        with standalone(home, folder) as url:
-            words = shlex.split(line(Target.standalone, packed, url, delta_jars()))
-            run_to_the_end([*words, "--available-now"], home, place)
-            assert rows_in(folder / "tables") == {"bronze": 3, "silver": 2, "quarantine": 1}
-            assert commanded(namespaces) == ["glucose-falling", "glucose-low"], (
-                "60 fell too fast and is too low"
-            )
-            if EVERYWHERE:
-                publish_readings(namespaces, [20], first=3)
-                after = words.index("spark-submit") + 1
-                one = [*words[:after], "--total-executor-cores", "1", *words[after:]]
-                run_to_the_end([*one, "--available-now"], home, place)
-                assert rows_in(folder / "tables") == {"bronze": 4, "silver": 3, "quarantine": 1}
-                told = "what was known of the device is known on one executor, too: it is low already"
-                assert commanded(namespaces) == ["glucose-falling", "glucose-falling", "glucose-low"], told
+        words = shlex.split(line(Target.standalone, packed, cluster.url, delta_jars()))
+        run_to_the_end([*words, "--available-now"], cluster, place)
+        assert rows_in(folder / "tables") == {"bronze": 3, "silver": 2, "quarantine": 1}
+        assert commanded(namespaces) == ["glucose-falling", "glucose-low"], "60 fell too fast and is too low"
+        if EVERYWHERE:
+            publish_readings(namespaces, [20], first=3)
+            after = words.index("spark-submit") + 1
+            one = [*words[:after], "--total-executor-cores", "1", *words[after:]]
+            run_to_the_end([*one, "--available-now"], cluster, place)
+            assert rows_in(folder / "tables") == {"bronze": 4, "silver": 3, "quarantine": 1}
+            told = "what was known of the device is known on one executor, too: it is low already"
+            assert commanded(namespaces) == ["glucose-falling", "glucose-falling", "glucose-low"], told
 
 
-def run_to_the_end(words: list[str], home: SparkHome, place: Path) -> None:
+def run_to_the_end(words: list[str], cluster: Cluster, place: Path) -> None:
     """Submit what ``words`` say from ``place``, and wait until it is done."""
     done = subprocess.run(
         words,
-        cwd=place, env=home.environment(PEX_ROOT=str(place.parent / "driver")), timeout=patient(600), check=False,
+        cwd=place, env=cluster.environment, timeout=patient(600), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
@@ -171,7 +195,7 @@ def publish_readings(settings: PulsarSettings, values: list[int], first: int = 0
 
 
 def submitted(
-    home: SparkHome, folder: Path, master: str, packed: Path, options: dict[str, str]
+    cluster: Cluster, folder: Path, master: str, packed: Path, options: dict[str, str]
 ) -> dict[str, Any]:
     """Submit the job as the docs say, from a folder with the packed file and the job, and return what it found."""
     from streaming.packing import submit_words
@@ -187,11 +211,11 @@ def submitted(
             "--properties-file", str(conf_path("spark-defaults.conf")),
             "--executor-memory", "1g",
             "--conf", f"spark.executor.extraJavaOptions={QUICK}",
-            "--conf", f"spark.executorEnv.PEX_ROOT={folder / 'executors'}",
+            "--conf", f"spark.executorEnv.PEX_ROOT={cluster.unpacked}",
             "--conf", f"spark.local.dir={folder / 'scratch'}",
             job.name, json.dumps(options), str(folder),
         ],
-        cwd=place, env=home.environment(PEX_ROOT=str(folder / "driver")), timeout=patient(600), check=False,
+        cwd=place, env=cluster.environment, timeout=patient(600), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
@@ -199,9 +223,9 @@ def submitted(
     return found
 
 
-def only_the_packed(probe: dict[str, Any], folder: Path) -> None:
+def only_the_packed(probe: dict[str, Any], cluster: Cluster) -> None:
     """Check what a task saw: packages from the packed file, pyspark from Spark, nothing of this checkout."""
-    unpacked, home = str(folder / "executors"), str(folder / "spark")
+    unpacked, home = str(cluster.unpacked), str(cluster.home.folder)
     assert probe["prefix"].startswith(unpacked)
     files = dict(probe["files"])
     assert files.pop("pyspark").startswith(home)

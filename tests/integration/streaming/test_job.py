@@ -192,6 +192,7 @@ def commands(client: pulsar.Client, settings: PulsarSettings) -> Counter[str]:
     while reader.has_message_available():
         body: dict[str, Any] = json.loads(reader.read_next(10_000).data())
         found[body["rule"] + "/" + body["reading_id"]] += 1
+    reader.close()
     return found
 
 
@@ -234,7 +235,10 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
             "all readings in gold",
         )
         query = {"query": "gold"}
-        assert driver.endpoint.value("pulsebridge_stream_rows_total", **query) >= 100
+        # Spark tells of a batch after its table has it.
+        poll_for(
+            lambda: driver.endpoint.total("pulsebridge_stream_rows_total", **query) >= 100, 60, "gold's rows"
+        )
         assert driver.endpoint.value("pulsebridge_stream_written_rows_total", **query, table="gold") > 0
         once = {cause for cause in commands(client, namespaces) if cause.startswith("once/")}
         assert once == {"once/a-10"}, "the state of alerts outlived its driver and one core"

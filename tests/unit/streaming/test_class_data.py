@@ -27,6 +27,7 @@ def test_an_environment_that_cannot_be_written_is_named_with_the_remedy(
 ) -> None:
     (tmp_path / "share").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("streaming.session.delta_jars", lambda _cache: [])
     with pytest.raises(TerminalError, match=r"cannot be written.*environment of your own"):
         class_data.make_archive(tmp_path)
 
