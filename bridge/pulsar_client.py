@@ -27,6 +27,7 @@ __all__ = [
     "EARLIEST",
     "LATEST",
     "MAX_BATCH_BYTES",
+    "NO_TEXT",
     "OK",
     "ChunkingProducer",
     "Consumer",
@@ -36,8 +37,10 @@ __all__ = [
     "PulsarClient",
     "Reader",
     "ReceiveTimeout",
+    "key_of",
     "message_id",
     "our_errors",
+    "properties_of",
     "received",
 ]
 
@@ -54,6 +57,8 @@ EARLIEST: Final = pulsar.MessageId.earliest
 LATEST: Final = pulsar.MessageId.latest
 
 OK: Final = pulsar.Result.Ok
+
+NO_TEXT: Final = "its key or one of its properties is no UTF-8"
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
 """A batch above the broker's limit is dropped whole without an error (H1 b), so batches stay far below it."""
@@ -321,3 +326,19 @@ class PulsarClient:
         self._wire.close()
         with our_errors("closing the connection"):
             self._client.close()
+
+
+def key_of(message: Message) -> str | None:
+    """Return the key of a message, None where it is no UTF-8: then Pulsar's client cannot give it."""
+    try:
+        return str(message.partition_key())
+    except UnicodeDecodeError:
+        return None
+
+
+def properties_of(message: Message) -> dict[str, str] | None:
+    """Return the properties of a message, None where one is no UTF-8."""
+    try:
+        return dict(message.properties())
+    except UnicodeDecodeError:
+        return None

@@ -8,8 +8,7 @@ from typing import Final
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
 from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, note_of
 from bridge.errors import TerminalError
-from bridge.pulsar_client import EARLIEST, Message, PulsarClient, our_errors
-from bridge.push.taken import NO_TEXT, key_of, properties_of
+from bridge.pulsar_client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, our_errors, properties_of
 
 __all__ = ["DeadLetterLog"]
 

@@ -29,11 +29,20 @@ from bridge.errors import ContractError, TerminalError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, Message, PulsarClient, message_id, our_errors, received
+from bridge.pulsar_client import (
+    EARLIEST,
+    Message,
+    PulsarClient,
+    key_of,
+    message_id,
+    our_errors,
+    properties_of,
+    received,
+)
 from bridge.push.ends import Ledgers
 from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
-from bridge.push.taken import Taken, key_of, position_of, properties_of, record_key
+from bridge.push.taken import Taken, position_of, record_key
 
 __all__ = [
     "BACKLOG",

@@ -30,8 +30,9 @@ from bridge.devices.history import Family, InGroup, candidates, named_like_a_cop
 from bridge.devices.reading import PushTopics
 from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
+from bridge.pulsar_client import NO_TEXT, key_of, properties_of
 from bridge.push.groups.roster import Progress, Roster
-from bridge.push.taken import NO_TEXT, key_of, position_of, properties_of
+from bridge.push.taken import position_of
 
 __all__ = ["Search"]
 

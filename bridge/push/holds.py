@@ -43,9 +43,17 @@ from bridge.provisioning_plan import (
     group_needs,
     instances_need,
 )
-from bridge.pulsar_client import EARLIEST, Message, MessageId, PulsarClient, message_id, our_errors, received
+from bridge.pulsar_client import (
+    EARLIEST,
+    Message,
+    MessageId,
+    PulsarClient,
+    key_of,
+    message_id,
+    our_errors,
+    received,
+)
 from bridge.pulsar_watch import Watch
-from bridge.push.taken import key_of
 from bridge.settings import Settings
 
 __all__ = [

@@ -17,8 +17,7 @@ from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.mqtt.keepalive import backoff_s
 from bridge.presence_record import PresenceRecord
-from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, our_errors, received
-from bridge.push.taken import key_of
+from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, key_of, our_errors, received
 
 __all__ = ["PresenceLog", "Seen"]
 

@@ -25,13 +25,14 @@ from bridge.pulsar_client import (
     ReceiveTimeout,
     message_id,
     our_errors,
+    properties_of,
     received,
 )
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
 from bridge.push.ends import is_there
 from bridge.push.resume import FOUND_WIDTH
-from bridge.push.taken import position_of, properties_of
+from bridge.push.taken import position_of
 from bridge.push.threads import telling
 
 __all__ = ["Asked", "Found", "Requests"]

@@ -20,7 +20,7 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
-from bridge.pulsar_client import Message
+from bridge.pulsar_client import Message, key_of
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
@@ -28,7 +28,6 @@ from bridge.push.requests import Found
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
 from bridge.push.suspects import CLOSES, SHORT_US
-from bridge.push.taken import key_of
 from bridge.settings import Settings
 
 __all__ = ["Resuming"]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from bridge.commands import CommandPosition
-from bridge.pulsar_client import Message, MessageId
+from bridge.pulsar_client import NO_TEXT, Message, MessageId, key_of, properties_of
 
-__all__ = ["NO_TEXT", "Taken", "foreign", "key_of", "position_of", "properties_of", "record_key", "taken"]
+__all__ = ["Taken", "foreign", "position_of", "record_key", "taken"]
 
 log = structlog.get_logger("push")
-
-NO_TEXT: Final = "its key or one of its properties is no UTF-8"
 
 
 class Taken(NamedTuple):
@@ -34,14 +32,6 @@ def position_of(message_id: MessageId) -> CommandPosition:
     return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
 
 
-def key_of(message: Message) -> str | None:
-    """Return the key of a message, None where it is no UTF-8: then Pulsar's client cannot give it."""
-    try:
-        return str(message.partition_key())
-    except UnicodeDecodeError:
-        return None
-
-
 def record_key(message: Message, topic: str) -> str | None:
     """Return the key of a record that only push writes, None for a foreign one, whose key is no UTF-8: no device is called so."""
     key = key_of(message)
@@ -58,14 +48,6 @@ def foreign(topic: str, where: MessageId, why: str) -> None:
         position=str(position_of(where)),
         why=why,
     )
-
-
-def properties_of(message: Message) -> dict[str, str] | None:
-    """Return the properties of a message, None where one is no UTF-8."""
-    try:
-        return dict(message.properties())
-    except UnicodeDecodeError:
-        return None
 
 
 def taken(message: Message) -> Taken:

@@ -33,12 +33,14 @@ from bridge.pulsar_client import (
     Producer,
     PulsarClient,
     ReceiveTimeout,
+    key_of,
     message_id,
     our_errors,
+    properties_of,
 )
 from bridge.pulsar_errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.taken import foreign, key_of, properties_of, record_key
+from bridge.push.taken import foreign, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]

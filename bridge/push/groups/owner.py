@@ -21,7 +21,7 @@ from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedE
 from bridge.groups import GroupCommand, decode_group_command
 from bridge.health import Part
 from bridge.killpoints import reach
-from bridge.pulsar_client import Message, PulsarClient
+from bridge.pulsar_client import NO_TEXT, Message, PulsarClient, properties_of
 from bridge.push.groups.expanding import (
     BadCommand,
     Expander,
@@ -36,7 +36,7 @@ from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.table import KnownDevices, MemberTable
-from bridge.push.taken import NO_TEXT, position_of, properties_of
+from bridge.push.taken import position_of
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner"]

@@ -18,6 +18,7 @@ from bridge.pulsar_client import (
     MessageId,
     PulsarClient,
     ReceiveTimeout,
+    key_of,
     our_errors,
     received,
 )
@@ -26,7 +27,6 @@ from bridge.push.ends import ledgers_of
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
-from bridge.push.taken import key_of
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["KnownDevices", "MemberTable"]

@@ -22,9 +22,8 @@ from bridge.local.stack import LocalStack
 from bridge.murmur3 import partition_of
 from bridge.presence_record import PresenceRecord
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar_client import NO_TEXT, PulsarClient
 from bridge.push.parked import ParkedId
-from bridge.push.taken import NO_TEXT
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.groups import entries, group_command, write_group_commands, write_members

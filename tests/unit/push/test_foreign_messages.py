@@ -12,7 +12,7 @@ from bridge.contract import C_DEVICE, C_REF
 from bridge.devices.view import PartitionView
 from bridge.errors import ContractError
 from bridge.mqtt.client import Link
-from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar_client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.doing import Doing
@@ -24,7 +24,7 @@ from bridge.push.queues import Limits
 from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
 from bridge.push.resume import ResumingCore
-from bridge.push.taken import NO_TEXT, Taken
+from bridge.push.taken import Taken
 from bridge.settings import PulsarSettings, Settings
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import poll_for
