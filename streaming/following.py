@@ -70,7 +70,9 @@ class Followed:
 
 @dataclass
 class Following:
-    """The owed days of a root. ``after`` is told each table that is done; ``wait_s``: how long to wait for a query."""
+    """The owed days of a root. ``after`` is told each table that is done; ``wait_s``: how long to wait for
+    a query that begins and ends no batch, and ten times as long for one that does.
+    """
 
     spark: SparkSession
     tables: Tables
@@ -123,13 +125,17 @@ class Following:
 
     def _settled(self, query: str) -> tuple[int, int]:
         """Wait until the query is past the change and at rest; return silver's version to go by, and the last batch."""
-        began = time.monotonic()
+        began = moved = time.monotonic()
+        batches = (-1, -1)
         while True:
             found = self._version(query)
             if found is not None:
                 return found
-            waited = time.monotonic() - began
-            if waited > self.wait_s:
+            now = time.monotonic()
+            if (latest := batches_of(self.spark, self.tables.checkpoint(query))) != batches:
+                batches, moved = latest, now
+            waited = now - began
+            if now - moved > self.wait_s or waited > _TRIES * self.wait_s:
                 raise self._behind(query, "has not read all of silver that came before the change")
             # A query that has to read on must run: only one that does not rest is asked to pause.
             if waited > _PATIENCE_S and self._version(query, at_rest=False) is not None:

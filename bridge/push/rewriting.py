@@ -122,9 +122,9 @@ class Rewriting:
         self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
 
     def drain(self) -> None:
-        """Leave what is not urgent to the next owner: it is asked for again."""
+        """Leave what is not urgent to the next owner: it is asked for again. Our term is not to be the oldest record."""
         self._aged.clear()
-        self._term_follows = False
+        self._write_term()
         self._orphans.clear()
 
     def stored(self) -> None:
