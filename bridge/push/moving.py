@@ -24,10 +24,10 @@ from typing import Final
 
 from bridge.commands import CommandPosition
 from bridge.push.actions import Copy, StoreSegment
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.cursor import Cursor
+from bridge.push.keeping import KeepingCore, Look
 from bridge.push.parked import GONE, Parked, segment_key
 from bridge.push.queues import Device, Limits
-from bridge.push.replay import ReplayCore
 
 __all__ = ["MovingCore"]
 
@@ -47,7 +47,7 @@ class _Move:
     storing: bool = False
 
 
-class MovingCore(ReplayCore):
+class MovingCore(KeepingCore):
     """Moves the commands of devices that are away for long, one segment after the other."""
 
     def __init__(
@@ -62,7 +62,7 @@ class MovingCore(ReplayCore):
         now_us: int = 0,
         left_us: int = 0,
     ) -> None:
-        """As ``ReplayCore``."""
+        """As ``KeepingCore``."""
         super().__init__(
             partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us
         )
@@ -70,18 +70,22 @@ class MovingCore(ReplayCore):
         self._move: _Move | None = None
         self._moves = 0
         self._moves_next = True  # before the next probe
-        self._held_back: deque[tuple[int, CommandPosition]] = deque()  # when what was kept
+        self._finds_moves = False
         self._last_place: CommandPosition | None = None
 
-    def look_for_moves(self, now_us: int) -> None:
-        """Find what waits for too long where it stands; called now and then, before the hold is moved."""
-        if not self._limits.move_after_us or self._to_move:
-            return
-        for device in [one for one in self._devices.values() if self._moves_before_its_turn(one, now_us)]:
+    def begin_look(self) -> None:
+        """As before; the look also finds what waits for too long where it stands, unless some of that is left."""
+        super().begin_look()
+        self._finds_moves = bool(self._limits.move_after_us) and not self._to_move
+
+    def _look_over(self, name: str, look: Look, now_us: int) -> None:
+        device = self._devices.get(name)
+        if self._finds_moves and device is not None and self._moves_before_its_turn(device, now_us):
             self._try_later(device, now_us)
-        for name, (parked, _, _) in self._asleep.items():
-            if self._stays_too_long(parked, now_us):
-                self._to_move.append(name)
+        asleep = self._asleep.get(name)
+        if self._finds_moves and asleep is not None and self._stays_too_long(asleep[0], now_us):
+            self._to_move.append(name)
+        super()._look_over(name, look, now_us)
 
     def _moves_before_its_turn(self, device: Device, now_us: int) -> bool:
         """Whether it only waits to be tried, which may take as long as it likes, and what it waits for is to be moved."""
@@ -91,42 +95,21 @@ class MovingCore(ReplayCore):
     def _stays_too_long(self, parked: Parked, now_us: int) -> bool:
         return bool(parked.stays) and now_us - parked.stays_since_us >= self._limits.move_after_us
 
-    def keeps_from(self, now_us: int) -> CommandPosition | None:
-        """As before; what is being moved is wanted from where it was until that is stored."""
-        kept = super().keeps_from(now_us)
-        if self._move is not None and self._move.storing and kept is not None:
-            return min(kept, self._move.wanted[0])
-        return kept
-
-    def hold_from(self, now_us: int) -> CommandPosition | None:
-        """Return up to where Pulsar may trim, that one excluded; None where it may not trim more than it has.
-
-        A later owner may push again what was confirmed within ``unsure_us``, for it need not know the sign of life that
-        came since (H26). So the hold stands where it might have stood that long ago.
-        """
-        if self._highest == NOWHERE:
-            return None  # what is not acknowledged comes first, and may have to be parked
-        kept = self.keeps_from(now_us)
-        if kept is not None:
-            # What a former owner did not acknowledge comes in order; behind the last that came may stand one that is older
-            # than all that is parked.
-            kept = min(kept, self._highest)
-        if self._limits.answers or kept is None:
-            return kept
-        if not self._held_back or self._held_back[-1][1] != kept:
-            self._held_back.append((now_us, kept))
-        past = now_us - self._limits.unsure_us
-        while len(self._held_back) > 1 and self._held_back[1][0] <= past:
-            self._held_back.popleft()
-        since, then = self._held_back[0]
-        return min(then, kept) if since <= past else None
+    def _ended_look(self, now_us: int) -> Look:
+        """As before; what is being moved is wanted from where it was until that is stored, and so are its copies."""
+        look = super()._ended_look(now_us)
+        move = self._move
+        if move is not None and move.storing:
+            look.wants(move.wanted[0])
+        for place in () if move is None else move.places:
+            look.wants(None, place)
+        return look
 
     def keeps_copies_from(self) -> CommandPosition | None:
-        """Return the oldest copy that may still be wanted; without any the last one that was made, None without."""
-        found = [parked.places_from for _, parked in self._all_parked() if parked.places_from is not None]
-        if self._move is not None:
-            found += [place for place in self._move.places if place != GONE]
-        return min((place for place in found if place != GONE), default=self._last_place)
+        """Return the oldest copy that was wanted at the end of the last look; without any the last one that was made, None
+        without.
+        """
+        return super().keeps_copies_from() or self._last_place
 
     def next_time_us(self) -> int | None:
         """Return when ``tick`` is due, as before."""
@@ -210,6 +193,8 @@ class MovingCore(ReplayCore):
             self._move = None
             return
         made, replaced = moved
+        for place in move.places:
+            self._wanted_anew(None, place)
         move.storing = True
         for key in made:
             self._store_fixed(move.parked, key, move=move.number if key == made[-1] else 0)

@@ -142,27 +142,6 @@ class ReplayCore(LiveCore):
             if len(device.parked):
                 yield name, device.parked
 
-    def keeps_from(self, now_us: int) -> CommandPosition | None:
-        """Return the oldest command that may still be wanted from Pulsar: what is behind it need not be held (H25).
-
-        Without any it is the last one that came; None when none has come.
-        """
-        found = [parked.position(first) for parked, first in self._staying()]
-        found += [min(self._held)] if self._held else []
-        for cursor in chain(self._cursors.values(), (device.cursor for device in self._devices.values())):
-            if cursor.sure:
-                cursor.seen(
-                    now_us - self._limits.unsure_us
-                )  # of one that gives no signs they are not kept for ever
-                found += [cursor.sure[0].one.position] if cursor.sure else []
-        return min(found, default=None if self._highest == NOWHERE else self._highest)
-
-    def _staying(self) -> Iterator[tuple[Parked, int]]:
-        for _, parked in self._all_parked():
-            first = parked.first_staying()
-            if first is not None:
-                yield parked, first
-
     @property
     def clean(self) -> bool:
         """Whether no device may have had a command beyond its stored cursor without that being stored."""

@@ -205,14 +205,8 @@ class ResumingCore(PartitionCore):
     # --- its steps ---
 
     def _last_parked(self, name: str) -> CommandPosition:
-        asleep, device = self._asleep.get(name), self._devices.get(name)
-        if asleep is not None:
-            parked = asleep[0]
-        elif device is not None:
-            parked = device.parked
-        else:
-            return NOWHERE
-        return parked.position(-1) if len(parked) else NOWHERE
+        parked = self._parked_of(name)
+        return parked.position(-1) if parked is not None and len(parked) else NOWHERE
 
     @property
     def _has_turn(self) -> bool:
@@ -269,6 +263,8 @@ class ResumingCore(PartitionCore):
         self._renew(device)
         if not parked.stays:
             parked.stays_since_us = now_us
+        for one in found:
+            self._wanted_anew(one.position, one.place)
         for at in reversed(range(0, len(found), SEGMENT_IDS)):
             parked.prepend(found[at : at + SEGMENT_IDS], self._new_key(device.name))
         self._parked_count += len(parked) - before

@@ -50,9 +50,9 @@ from bridge.push.doing import Doing
 from bridge.push.gate import Gate
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.hearing import Hearing
+from bridge.push.holding import Holding
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.parked_hold import ParkedHold
 from bridge.push.partition_log import Arrived, Failed, PartitionLog, Stored
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
@@ -72,8 +72,6 @@ _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
 _GATHER_S: Final = 0.005
 """What Pulsar has stored is looked at together: nobody waits for a cursor or a receipt as for a command."""
-_FIRST_HOLD_S: Final = 5.0
-_HOLD_EVERY_S: Final = 60.0
 _SHOWN: Final = 200
 
 
@@ -107,9 +105,7 @@ class Session(LinkHandler):
         held = push.pending_mb * 1024 * 1024
         self._gate = Gate(push.pending, held)
         self._limits = limits_of(push)
-        self._next_hold = 0.0
-        self._hold = ParkedHold(None)
-        self._copies_from: CommandPosition | None = None
+        self._holding: Holding | None = None  # beside the core, too
         self._log = PartitionLog(
             settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held
         )
@@ -218,8 +214,8 @@ class Session(LinkHandler):
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
         )
-        self._hold = ParkedHold(horizon)
-        self._next_hold = time.monotonic() + _FIRST_HOLD_S
+        every_s, now = self._settings.push.move_parked_after_s, time.monotonic()
+        self._holding = Holding(core, self._log.puller, horizon, every_s=every_s, now=now)
         self._core = core
         parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask)
         self._doing = TracedDoing(*parts, wanted=self._trace) if self._trace else Doing(*parts)
@@ -257,7 +253,8 @@ class Session(LinkHandler):
                 sure.asked(self._link.ping(), stored, now)
 
     def _rest(self, most: float) -> float:
-        return min(most, _GATHER_S) if self._log.writing else most
+        looking = self._holding is not None and self._holding.looking
+        return min(most, _GATHER_S) if looking or self._log.writing else most
 
     def _prove(self) -> None:
         """Have Pulsar confirm that we are the owner, without touching MQTT.
@@ -397,11 +394,8 @@ class Session(LinkHandler):
             self._next_watch = now + 1.0
             self._metrics.show(core, now_us)
             self._look_for_overdue(self._doing)
-        if now >= self._next_hold:
-            self._next_hold = now + min(
-                _HOLD_EVERY_S, self._settings.push.move_parked_after_s or _HOLD_EVERY_S
-            )
-            self._move_hold(core)
+        assert self._holding is not None
+        self._holding.turn(now, now_us, sure=self._link.connected and not self._unproven)
 
     def _look_for_overdue(self, doing: Doing) -> None:
         """A PUBACK that does not come would hold its device and its place in the window for as long as we are connected."""
@@ -414,28 +408,6 @@ class Session(LinkHandler):
                 after_s=self._settings.push.puback_timeout_s,
             )
             self._link.drop(f"no PUBACK within {self._settings.push.puback_timeout_s:g} s")
-
-    def _move_hold(self, core: ResumingCore) -> None:
-        """Let Pulsar trim what no device waits for; not while it is unclear whether the partition is ours (H25)."""
-        now_us = time.time_ns() // 1000
-        core.look_for_moves(now_us)
-        position = core.hold_from(now_us)
-        if self._unproven or not self._link.connected:
-            return
-        self._seek(self._hold.look(position))
-        self._seek(self._hold.again(), back=True)
-        place = None if position is None else core.keeps_copies_from()
-        if place is not None and (self._copies_from is None or place[:2] > self._copies_from[:2]):
-            self._copies_from = place
-            self._log.puller.hold_from(place, moved=True)
-
-    def _hold_back(self) -> None:
-        """Hold what is sent once more, so that no retention ends while it waits; what stood before it is let go later."""
-        self._seek(None if self._core is None else self._hold.back(self._core.holds_from_now()), back=True)
-
-    def _seek(self, position: CommandPosition | None, *, back: bool = False) -> None:
-        if position is not None:
-            self._log.puller.hold_from(position, back=back)
 
     # --- events ---
 
@@ -460,7 +432,8 @@ class Session(LinkHandler):
         elif isinstance(event, Found):
             assert self._doing is not None
             self._doing.resuming.found(event)
-            self._hold_back()
+            assert self._holding is not None
+            self._holding.back()
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Stored):

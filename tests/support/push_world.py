@@ -294,9 +294,15 @@ class PushWorld:
                 self.core.copied(order.move, places, self.now)
             self.run()
 
-    def trim(self, _choice: int) -> None:
-        """The holds are moved, behind the pulls that were ordered before, and Pulsar trims at once."""
-        self.core.look_for_moves(self.now)
+    def trim(self, choice: int) -> None:
+        """A look for what is wanted goes on, or a new one begins. At its end the holds are moved, behind the pulls that were
+        ordered before, and Pulsar trims at once.
+        """
+        if not self.core.looking:
+            self.core.begin_look()
+        if not self.core.look_on(self.now, choice % 4):
+            self.run()
+            return
         while self.pulls:
             self.pull(0)
         self.held_from = max(self.held_from, self.core.hold_from(self.now) or NOWHERE)
@@ -665,7 +671,7 @@ class PushWorld:
             self.answer(1)
             self.pull(0)
             self.copy(1)
-            self.trim(0)
+            self.trim(3)
             self.find(0)
             for device in ("d0", "d1", "d2"):
                 self.core.alive(device, self.now)

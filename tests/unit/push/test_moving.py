@@ -78,7 +78,7 @@ class Stand:
 
     def move(self) -> None:
         self.now += 25 * HOUR
-        self.core.look_for_moves(self.now)
+        self.core.hold_from(self.now)
         self.run()
 
     def run(self) -> None:

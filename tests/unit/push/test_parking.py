@@ -703,7 +703,7 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
     stored_as(core, core.take(now), cursors, 9)
     core.take(now)
     now += 101 * SECOND
-    core.look_for_moves(now)
+    core.hold_from(now)
     copies: dict[CommandPosition, int] = {}
     writes: list[StoreSegment] = []
     while orders := of(Copy, actions := core.take(now)):
@@ -788,7 +788,7 @@ def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_whe
         core.segment_stored(segment.parked)
     core.take(now)
     now += 101 * SECOND
-    core.look_for_moves(now)
+    core.hold_from(now)
     (order,) = of(Copy, core.take(now))
     core.alive("d", now)
     (pull,) = of(Pull, core.take(now + SECOND))
@@ -824,7 +824,7 @@ def test_h30_moves_and_probes_go_on_beside_each_other() -> None:
     steps = count()
     while len(moved) < len(names) and (step := next(steps)) < 5000:
         if step % 20 == 0:  # those that wait to be tried are moved as well
-            core.look_for_moves(now)
+            core.hold_from(now)
         actions = core.take(now)
         for one in of(StoreSegment, actions):
             core.segment_stored(one.parked)
