@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from bridge.collector import let_go
 from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminatedError, TransientError
 from bridge.health import Part
 from bridge.push.groups.payloads import Payloads
@@ -95,6 +96,7 @@ class PartitionOwner:
         wait = _RETRY_S[0]
         worked = False
         while not self._stopping.is_set():
+            held_much = self._session is not None and self._session.worked
             session = self._session = Session(
                 self._settings,
                 self.partition,
@@ -104,6 +106,8 @@ class PartitionOwner:
                 self._payloads,
                 self._trace,
             )
+            if held_much:
+                let_go()
             try:
                 session.run()
             except FencedError as e:

@@ -57,9 +57,9 @@ _SHOWN: Final = 80
 _RECEIVE_MS: Final = 500
 """How long a receive waits before it looks whether the session is over: closing a client while a thread waits in
 its receive can hang both."""
-_QUEUE: Final = 20
+_QUEUE: Final = 10
 """Entries that Pulsar's client reads ahead of us: it keeps 3 KB and more of each message in them, so of entries with a
-hundred messages 6 MB. The broker counts entries, the client messages.
+hundred messages 3 MB. The broker counts entries, the client messages.
 """
 
 

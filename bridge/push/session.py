@@ -31,6 +31,7 @@ from typing import Final
 
 import structlog
 
+from bridge.collector import what_stays
 from bridge.commands import CommandPosition
 from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
@@ -165,8 +166,11 @@ class Session(LinkHandler):
         Raises FencedError or TransientError.
         """
         try:
-            if self._own() and self._take_over():
-                self._push_until_stopped()
+            if self._own():
+                with what_stays():
+                    ours = self._take_over()
+                if ours:
+                    self._push_until_stopped()
         finally:
             self._metrics.owner(False)
             self._link.disconnect()
