@@ -6,7 +6,7 @@ each new connection, and nothing behind it would be taken any more.
 
 So after such an end what was under way is suspect, and suspects go out one at a time, in their order, each once the one
 before is confirmed. The publish at which the broker closes the connection ``CLOSES`` more times in a row, each within
-``SHORT_S`` of sending it alone, is given back to whoever sent it, and the others go on. An attempt to connect that fails
+``AT_ONCE_S`` of sending it alone, is given back to whoever sent it, and the others go on. An attempt to connect that fails
 in between acquits it: then it is the broker that was in trouble. What that costs is for the sender to bound. A publish
 of QoS 0 is done when it was handed to the socket, so it is lost where it is the one.
 """
@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.mqtt.device import DeviceClient
-from bridge.mqtt.refusals import perhaps_for_a_packet
+from bridge.mqtt.refusals import AT_ONCE_S, perhaps_for_a_packet
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["CLOSES", "SHORT_S", "RowClient", "Sending"]
+__all__ = ["CLOSES", "RowClient", "Sending"]
 
 CLOSES: Final = 2
-SHORT_S: Final = 5.0
-"""A broker that closes the connection at a packet does so at once; one that has not for so long took it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +116,7 @@ class RowClient(DeviceClient):
                 one.suspect = True
             return ended
         (one,) = ended
-        one.closes = one.closes + 1 if time.monotonic() - one.sent_at < SHORT_S else 0
+        one.closes = one.closes + 1 if time.monotonic() - one.sent_at < AT_ONCE_S else 0
         if one.closes < CLOSES:
             return ended
         one.given_back(why)

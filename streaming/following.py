@@ -43,6 +43,8 @@ _PATIENCE_S: Final = 3.0
 """How long a query is waited for before it is asked to pause, in seconds."""
 _PAUSE_S: Final = 60.0
 _TRIES: Final = 10
+_MOVES: Final = 10
+"""So many times as long a query is waited for that begins and ends batches."""
 _PLACE: Final = (*POSITION_COLUMNS, "element")
 _PAIR: Final = ["device", "metric"]
 _FIELDS: Final = [c.name for c in READING_FIELDS]
@@ -128,24 +130,28 @@ class Following:
         began = moved = time.monotonic()
         batches = (-1, -1)
         while True:
-            found = self._version(query)
-            if found is not None:
-                return found
             now = time.monotonic()
             if (latest := batches_of(self.spark, self.tables.checkpoint(query))) != batches:
                 batches, moved = latest, now
+            found = self._version(query, latest)
+            if found is not None:
+                return found
             waited = now - began
-            if now - moved > self.wait_s or waited > _TRIES * self.wait_s:
+            if now - moved > self.wait_s or waited > _MOVES * self.wait_s:
                 raise self._behind(query, "has not read all of silver that came before the change")
             # A query that has to read on must run: only one that does not rest is asked to pause.
-            if waited > _PATIENCE_S and self._version(query, at_rest=False) is not None:
+            if waited > _PATIENCE_S and self._version(query, latest, at_rest=False) is not None:
                 self._ask()
             time.sleep(_POLL_S)
 
-    def _version(self, query: str, *, at_rest: bool = True) -> tuple[int, int] | None:
-        """Return the version of silver that has what the query has read and every change beside it, and no more."""
+    def _version(
+        self, query: str, batches: tuple[int, int], *, at_rest: bool = True
+    ) -> tuple[int, int] | None:
+        """Return the version of silver that has what the query has read and every change beside it, and no more; then the
+        last of its ``batches``, which were done and begun.
+        """
         checkpoint = self.tables.checkpoint(query)
-        done, begun = batches_of(self.spark, checkpoint)
+        done, begun = batches
         if not self._silver:
             detail: Any = self.spark.sql(f"DESCRIBE DETAIL {self.tables.silver.sql}").first()
             self._silver = str(detail["id"])

@@ -13,6 +13,7 @@ from bridge.settings.mqtt import MqttSettings
 from bridge.tls import handshake_problem
 
 __all__ = [
+    "AT_ONCE_S",
     "NOT_AUTHORIZED",
     "connect_remedy",
     "not_connected",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 NOT_AUTHORIZED: Final = 0x87
+
+AT_ONCE_S: Final = 5.0
+"""A broker that closes the connection at a packet does so at once; one that has not for so long, in seconds, took it."""
 
 _PASSING: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
 """Unspecified, implementation specific, unavailable, busy, quota exceeded, connection rate exceeded: try again."""

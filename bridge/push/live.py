@@ -270,10 +270,10 @@ class LiveCore(PartitionState):
         """Pulsar has the dead letter of the message at ``position``."""
         self._busy -= 1
         item = self._written_item(position)
-        if item is not None and item.given_up is not None:
-            self._note(item, State.DEAD, *item.given_up)
-        elif item is None:
+        if item is None:
             return
+        if item.given_up is not None:
+            self._note(item, State.DEAD, *item.given_up)
         elif item.command.command_id:
             self._receipt(item, "rejected", "not a command of this contract; see the dead letters")
         else:

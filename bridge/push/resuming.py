@@ -18,7 +18,7 @@ from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
+from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar_client import Message, key_of
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
@@ -27,7 +27,7 @@ from bridge.push.partition_log import PartitionLog
 from bridge.push.requests import Found
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
-from bridge.push.suspects import CLOSES, SHORT_US
+from bridge.push.suspects import CLOSES
 from bridge.settings import Settings
 
 __all__ = ["Resuming"]
@@ -158,7 +158,7 @@ class Resuming:
         if not event.epoch:  # the broker was in trouble, whatever was sent to it
             for fault in self._faults.values():
                 fault.closes = 0
-        young = [token for token, at in self._sent_at.items() if now - at < SHORT_US / 1e6]
+        young = [token for token, at in self._sent_at.items() if now - at < AT_ONCE_S]
         for token, at in self._sent_at.items():
             if closed and token in young:
                 self._faults.setdefault(token, _Fault()).closes += 1
@@ -177,10 +177,9 @@ class Resuming:
         return next((self._answers[one][0] for one, at in self._sent_at.items() if at <= before), None)
 
     def _send_aside(self, now: float) -> None:
-        short = SHORT_US / 1e6
-        if not self._aside or self._epoch != self._link.epoch or now - self._up_at < short:
+        if not self._aside or self._epoch != self._link.epoch or now - self._up_at < AT_ONCE_S:
             return
-        if all(now - at >= short for at in self._sent_at.values()):
+        if all(now - at >= AT_ONCE_S for at in self._sent_at.values()):
             self._publish(self._aside.pop(0))
 
     def _give_up(self, token: int, fault: _Fault) -> None:

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.commands import CommandPosition
+from bridge.mqtt.refusals import AT_ONCE_S
 from bridge.push.queues import Flight, Limits, State
 
 __all__ = ["CLOSES", "SHORT_US", "Suspects", "Verdict"]
 
 CLOSES: Final = 3
-SHORT_US: Final = 5_000_000
-"""A broker that closes the connection at a packet does so at once; one that has not for so long took it."""
+SHORT_US: Final = int(AT_ONCE_S * 1_000_000)
 _SECOND: Final = 1_000_000
 _REMEMBERED: Final = 10_000
 
