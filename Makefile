@@ -5,9 +5,9 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Tests wait for servers half of their time: two processes, each with servers of its own, file by file; one takes
+# Tests wait for servers half of their time: three processes, each with servers of its own, file by file; one takes
 # what needs Spark first, so that one Spark is started and is warm (tests/support/dealing.py).
-JOBS ?= 2
+JOBS ?= 3
 PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 WARM := $(VENV)/.warm
