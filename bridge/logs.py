@@ -47,17 +47,21 @@ class Repeats:
         self._keys = keys
         self._seen: OrderedDict[object, tuple[float, int]] = OrderedDict()
 
-    def take(self, key: object, now: float) -> int | None:
-        """Return how many events of ``key`` were left out before this one, None when this one is left out too."""
+    def take(self, key: object, now: float, shown: int | None = None) -> int | None:
+        """Return how many events of ``key`` were left out before this one, None when this one is left out too.
+
+        ``shown`` is how many of this key are shown in a window, if not the usual number.
+        """
+        most = self._shown if shown is None else shown
         since, count = self._seen.pop(key, (now, 0))
         left_out = 0
         if now - since >= self._window_s:
-            left_out = max(0, count - self._shown)
+            left_out = max(0, count - most)
             since, count = now, 0
         self._seen[key] = (since, count + 1)
         if len(self._seen) > self._keys:
             self._seen.popitem(last=False)
-        return left_out if count < self._shown else None
+        return left_out if count < most else None
 
 
 class _Stdout:
@@ -100,7 +104,10 @@ def _mask(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typin
 
 
 class _Limit:
-    """Leaves out WARNINGs and ERRORs that repeat about the same thing."""
+    """Leaves out WARNINGs and ERRORs that repeat about the same thing.
+
+    An event with ``shown=1`` appears once a minute, however often a device provokes it.
+    """
 
     # Values that tell one thing from another; what varies from one repeat to the next is none of them.
     _ABOUT: Final = ("link", "partition", "topic", "filter", "protocol", "subscription", "query")
@@ -112,12 +119,13 @@ class _Limit:
     def __call__(
         self, logger: Any, level: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
+        shown = event.pop("shown", None)
         if level not in ("warning", "error"):
             return event
         about = tuple(str(event.get(name, "")) for name in self._ABOUT)
         key = (getattr(logger, "name", None), level, event.get("event"), about)
         with self._lock:
-            left_out = self._repeats.take(key, time.monotonic())
+            left_out = self._repeats.take(key, time.monotonic(), shown)
         if left_out is None:
             raise structlog.DropEvent
         if left_out:

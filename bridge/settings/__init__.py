@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from bridge.names import DEFAULT_MAX_NAME_BYTES
 from bridge.settings.base import Section
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
@@ -42,6 +43,13 @@ class Settings(Section):
 
     messaging_protocols: tuple[str, ...] = Field(
         ("mqtt",), description="Protocol handlers that ingest runs, by name; also as text with commas."
+    )
+    max_name_bytes: int = Field(
+        DEFAULT_MAX_NAME_BYTES,
+        ge=16,
+        le=16_384,
+        description="Longest name of a device, key, group, client or metric, in bytes of UTF-8; a message with a longer "
+        "one goes to the dead letters.",
     )
     mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
     pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
