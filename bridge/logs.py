@@ -2,7 +2,8 @@
 
 Tiers log with ``structlog.get_logger("ingest")``. Healthy running says nothing above INFO, a WARNING names the action
 to take, and one that repeats is shown now and then, with the number of those left out. Secrets are masked here once
-more, whatever a library or a server's answer put into a text.
+more, whatever a library or a server's answer put into a text. No text of a device or a server breaks a line or reaches a
+terminal as it is: an event is one line, and the lines of a traceback below it are indented.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import structlog
 
+from bridge.display import accept_every_character, printable
 from bridge.settings.log import LogSettings
 
 __all__ = ["Repeats", "configure", "masked"]
@@ -24,6 +26,7 @@ __all__ = ["Repeats", "configure", "masked"]
 _REPEATS: Final = 5
 _WINDOW_S: Final = 60.0
 _REMEMBERED: Final = 1000
+_KEY: Final = 500
 
 _CREDENTIALS = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|token:)\s*[\w.~+/=-]{8,}")
@@ -94,13 +97,36 @@ def _name(logger: Any, _: str, event: structlog.typing.EventDict) -> structlog.t
     return event
 
 
-def _mask(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+_SEVERAL_LINES: Final = ("exception", "stack")
+_TRACEBACK: Final = 10_000  # characters of the begin, and of the end
+
+
+def _show(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     for name, value in event.items():
-        if isinstance(value, str):
-            event[name] = masked(value)
         if value is not None and name.lower().endswith(_SECRET_NAMES):
             event[name] = "***"
+        elif name in _SEVERAL_LINES:
+            event[name] = _indented(masked(str(value)))
+        else:
+            event[name] = _shown(value)
     return event
+
+
+def _shown(value: Any) -> Any:
+    """Return a value with every text in it masked and printable."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {_shown(name): _shown(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_shown(one) for one in value]
+    return printable(masked(value if isinstance(value, str) else str(value)))
+
+
+def _indented(text: str) -> str:
+    if len(text) > 2 * _TRACEBACK:
+        text = f"{text[:_TRACEBACK]}\n…\n{text[-_TRACEBACK:]}"
+    return "\n".join("    " + printable(line) for line in text.split("\n"))
 
 
 class _Limit:
@@ -122,8 +148,9 @@ class _Limit:
         shown = event.pop("shown", None)
         if level not in ("warning", "error"):
             return event
-        about = tuple(str(event.get(name, "")) for name in self._ABOUT)
-        key = (getattr(logger, "name", None), level, event.get("event"), about)
+        # Devices choose some of these: their begin is enough, and keeps the memory bounded.
+        about = tuple(str(event.get(name, ""))[:_KEY] for name in self._ABOUT)
+        key = (getattr(logger, "name", None), level, str(event.get("event"))[:_KEY], about)
         with self._lock:
             left_out = self._repeats.take(key, time.monotonic(), shown)
         if left_out is None:
@@ -135,6 +162,7 @@ class _Limit:
 
 def configure(settings: LogSettings) -> None:
     """Configure structlog and the standard library's logging for this process."""
+    accept_every_character()
     level = logging.getLevelName(settings.level.upper())
     last: structlog.typing.Processor
     if settings.format == "json":
@@ -146,7 +174,7 @@ def configure(settings: LogSettings) -> None:
             exception_formatter=structlog.dev.plain_traceback,  # rich's shows the values of variables
         )
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
-    shape: list[structlog.typing.Processor] = [stamp, structlog.processors.format_exc_info, _mask]
+    shape: list[structlog.typing.Processor] = [stamp, structlog.processors.format_exc_info, _show]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -1,0 +1,71 @@
+"""The one way to show text that devices, brokers or peers choose: topics, names, payloads, reasons, server errors.
+
+Such text may hold line breaks, terminal sequences, marks that reverse the reading order, or characters without a
+width. Every place that shows it uses a function of this module: the log, tables, YAML comments, JSON, error lines.
+The result is for reading and is not meant to be decoded; exact values are in the output of ``--json``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+__all__ = [
+    "CELL_CHARACTERS",
+    "TEXT_CHARACTERS",
+    "accept_every_character",
+    "json_text",
+    "markup",
+    "printable",
+    "text_of",
+]
+
+TEXT_CHARACTERS: Final = 1_000
+"""The maximum length of one shown value, in characters."""
+CELL_CHARACTERS: Final = 200
+"""The maximum length of a table's cell, which makes each line of the table as long."""
+_LINE_CHARACTERS: Final = 20_000
+
+
+def printable(text: str, most: int = TEXT_CHARACTERS) -> str:
+    r"""Return ``text`` in one line of at most ``most`` characters, with ``…`` as the last one if it was longer.
+
+    Characters that Unicode does not class as printable become escapes such as ``\n``, ``\x1b`` or ``\u202e``:
+    controls, line separators, format characters (reading order, zero width), surrogates, spaces other than U+0020.
+    """
+    if len(text) <= most and text.isprintable():
+        return text
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def text_of(lines: Iterable[str]) -> str:
+    """Return ``lines`` as one text for a terminal. Each stays one line, whatever it contains."""
+    return "\n".join(printable(line, _LINE_CHARACTERS) for line in lines)
+
+
+def markup(text: str) -> str:
+    """Return ``text`` for a string that rich prints: printable, and its brackets are not rich's markup."""
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    r"""Return ``value`` as JSON, exactly. Characters that are not printable are escaped as ``\u…``."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+
+
+def _escaped(line: str) -> str:
+    # Outside its strings JSON is ASCII, and json.dumps alone leaves DEL and all above as they are.
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+
+
+def accept_every_character() -> None:
+    """Let ``sys.stdout`` escape characters that its encoding lacks, such as all but ASCII in the locale C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
