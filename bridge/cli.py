@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
+from bridge.display import accept_every_character, text_of
 from bridge.errors import ConfigError, MissingExtraError, PulsebridgeError
 
 __all__ = [
@@ -93,6 +94,7 @@ def register_commands(target: typer.Typer, points: Iterable[EntryPoint]) -> list
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 wrong use or settings, 130 interrupted."""
+    accept_every_character()
     for problem in register_commands(app, entry_points(group=COMMANDS_GROUP)):
         _say(problem, "yellow")
     try:
@@ -125,4 +127,4 @@ def _missing(error: ModuleNotFoundError) -> MissingExtraError | None:
 
 
 def _say(line: str, colour: str) -> None:
-    typer.secho(f"pulsebridge: {line}", err=True, fg=colour)
+    typer.secho(text_of(f"pulsebridge: {line}".split("\n")), err=True, fg=colour)

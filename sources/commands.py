@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bridge.display import json_text, printable, text_of
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _list(
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         found = held_topics(admin, _topics(admin, settings, topics))
     if as_json:
-        typer.echo(json.dumps([of.as_json() for of in found], ensure_ascii=False, indent=2))
+        typer.echo(json_text([of.as_json() for of in found], indent=2))
         return
     for of in found:
         typer.echo(_line(of))
@@ -94,13 +94,13 @@ def _delete(
         if found and not yes:
             typer.confirm("delete?", abort=True)
         delete(admin, found)
-    typer.echo(f"deleted {name} on {len(found)} topics")
+    typer.echo(f"deleted {printable(name)} on {len(found)} topics")
 
 
 def _line(of: HeldTopic) -> str:
     use = "in use" if of.in_use else "not in use"
     begun = "has committed batches" if of.committed else "no batch committed yet"
-    return (
+    return printable(
         f"{of.subscription}  {of.topic}  {len(of.partitions)} partitions, {use}, {begun}, "
         f"keeps {of.entries} messages, {of.size} bytes"
     )
@@ -125,18 +125,22 @@ def _show(folder: _Folder, as_json: JsonOption = False) -> None:
 
     state = read_checkpoint(folder)
     if as_json:
-        typer.echo(json.dumps(_state_json(state), ensure_ascii=False, indent=2))
+        typer.echo(json_text(_state_json(state), indent=2))
         return
     if state.unfinished:
         typer.echo(f"batch {state.planned} is planned and not committed: it runs again at the next start")
     else:
         typer.echo(f"batch {state.planned} is committed")
     for offset in state.offsets:
-        typer.echo(f"cluster {offset.cluster}")
-        for topic, mark in sorted(offset.incarnations.items()):
-            typer.echo(f"topic {topic}  mark {mark or 'none'}")
-        for name, place in sorted(offset.positions.items()):
-            typer.echo(f"  {name}  next entry {place.ledger}:{place.entry}")
+        lines = [f"cluster {offset.cluster}"]
+        lines += [
+            f"topic {topic}  mark {mark or 'none'}" for topic, mark in sorted(offset.incarnations.items())
+        ]
+        lines += [
+            f"  {name}  next entry {place.ledger}:{place.entry}"
+            for name, place in sorted(offset.positions.items())
+        ]
+        typer.echo(text_of(lines))
 
 
 def _state_json(state: CheckpointState) -> dict[str, Any]:
@@ -179,5 +183,5 @@ def _plan(
     state = read_checkpoint(folder)
     found = places_at(PulsarAdmin(settings.pulsar, timeout_s=30), state.offsets, wanted)
     for line in found.notes:
-        typer.echo(line, err=True)
-    typer.echo(json.dumps({name: list(place) for name, place in sorted(found.places.items())}))
+        typer.echo(printable(line), err=True)
+    typer.echo(json_text({name: list(place) for name, place in sorted(found.places.items())}))

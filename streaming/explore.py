@@ -240,7 +240,9 @@ class Lab:
 
     def readings(self, device: str, version: int | None = None) -> pd.DataFrame:
         """Return a device's readings in the order of its own time, as silver has them or had them at a version."""
-        silver = _at(self.spark, self.tables.silver, version).where(f"device = '{_quoted(device)}'")
+        from pyspark.sql import functions as F
+
+        silver = _at(self.spark, self.tables.silver, version).where(F.col("device") == device)
         names = ("event_time", "metric", "value", "unit", "reading_id")
         return silver.select(*names).orderBy("event_time").toPandas()
 
@@ -259,10 +261,12 @@ class Lab:
 
     def origin(self, device: str, reading_id: str) -> pd.DataFrame:
         """Return where a reading of silver came from: its message in bronze, with its place in Pulsar and its times."""
+        from pyspark.sql import functions as F
+
         from streaming.tables import POSITION_COLUMNS
 
         found = self.tables.silver.read(self.spark).where(
-            f"device = '{_quoted(device)}' AND reading_id = '{_quoted(reading_id)}'"
+            (F.col("device") == device) & (F.col("reading_id") == reading_id)
         )
         message = self.tables.bronze.read(self.spark).join(
             found.select(*POSITION_COLUMNS), list(POSITION_COLUMNS), "left_semi"
@@ -295,13 +299,15 @@ class Lab:
 
     def alerts(self, device: str) -> pd.DataFrame:
         """Return the commands that the rules made for a device, read from Pulsar."""
+        from pyspark.sql import functions as F
+
         from bridge.contract import COMMANDS_TOPIC
 
         commands = (
             self.spark.read.format("pulsebridge")
             .options(**self._options(self.settings.pulsar.system_topic(COMMANDS_TOPIC)))
             .load()
-            .where(f"__key = '{_quoted(device)}'")
+            .where(F.col("__key") == device)
         )
         fields = "rule string, reading_id string, value double, message string, ts timestamp"
         parsed = commands.selectExpr(f"from_json(CAST(payload AS STRING), '{fields}') AS c").select("c.*")
@@ -318,6 +324,8 @@ class Lab:
         It starts at the earliest message that Pulsar holds and ends when nothing new came, at the latest after
         ``seconds``.
         """
+        from pyspark.sql import functions as F
+
         name = f"live_{uuid.uuid4().hex[:8]}"
         messages = (
             self.spark.readStream.format("pulsebridge")
@@ -325,7 +333,7 @@ class Lab:
             .option("predefinedSubscription", f"notebook-{name}")
             .option("startingOffsets", "earliest")
             .load()
-            .where(f"device = '{_quoted(device)}'")
+            .where(F.col("device") == device)
             .select("arrival_time", "mqtt_topic", "payload")
         )
         query = (
@@ -339,8 +347,6 @@ class Lab:
             query.awaitTermination(int(max(seconds, 1)))
         finally:
             query.stop()
-        from pyspark.sql import functions as F
-
         fields = "ts timestamp, glucose double, id string"
         rows = self.spark.table(name).select(
             "arrival_time", F.from_json(F.col("payload").cast("string"), fields).alias("p")
@@ -426,10 +432,6 @@ def _at(spark: SparkSession, table: Table, version: int | None) -> DataFrame:
     if version is None:
         return table.read(spark)
     return spark.sql(f"SELECT * FROM {table.sql} VERSION AS OF {version}")
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _environment() -> dict[str, str]:

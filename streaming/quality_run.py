@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.dead_letters.showing import iso
+from bridge.display import printable
 from bridge.errors import ConfigError
 from streaming.predicates import Rule, Suite
 from streaming.quality import append_results
@@ -164,14 +165,16 @@ def split_words(splits_rows: bool) -> str:
 
 def show(found: Judgement) -> RichTable:
     """Return the table of rules for a terminal."""
+    from rich.text import Text
+
     table = _table(
         f"{found.table} by suite {found.suite}: {found.rows} rows", "verdict", "evaluated", "unexpected"
     )
     for v in found.verdicts:
         numbers = ("" if n is None else str(n) for n in (v.evaluated, v.unexpected))
         said = "ok" if v.success else "failed"
-        row = (v.rule, split_words(v.splits_rows), said, *numbers, v.observed[:120])
-        table.add_row(*row, style=None if v.success else "red")
+        row = (v.rule, split_words(v.splits_rows), said, *numbers, v.observed)
+        table.add_row(*(Text(printable(cell, 120)) for cell in row), style=None if v.success else "red")
     return table
 
 

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import structlog
 
 from bridge import logs
+from bridge.display import printable
 from bridge.errors import PulsebridgeError, TerminalError
 from bridge.settings import Settings
 from bridge.settings.loading import load
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bridge.display import printable
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
@@ -62,9 +63,8 @@ def check(
     else:
         for f in findings:
             mark = "ok    " if f.ok else "failed"
-            typer.echo(
-                f"{mark}  {f.name:<13} {f.address}  {f.detail}" + (f" — {f.remedy}" if f.remedy else "")
-            )
+            remedy = f" — {f.remedy}" if f.remedy else ""
+            typer.echo(printable(f"{mark}  {f.name:<13} {f.address}  {f.detail}{remedy}"))
         for line in shadows:
             typer.echo(f"failed  packages      {line} — install pulsebridge into an environment of its own")
         if not shadows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bridge.display import json_text, printable, text_of
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
@@ -74,7 +74,7 @@ def _list(
                     continue
                 if not (waiting and record.id.place in done):
                     summary.add(record, replayed=record.id.place in done)
-    typer.echo(json.dumps(summary.as_json(), ensure_ascii=False, indent=2) if as_json else summary.as_text())
+    typer.echo(json_text(summary.as_json(), indent=2) if as_json else summary.as_text())
 
 
 def _show(
@@ -110,13 +110,13 @@ def _show(
         "properties": dict(sorted(found.told.items())),
     }
     if as_json:
-        typer.echo(json.dumps(told | {"head_hex": found.payload[:limit].hex()}, ensure_ascii=False, indent=2))
+        typer.echo(json_text(told | {"head_hex": found.payload[:limit].hex()}, indent=2))
         return
     properties = told.pop("properties")
     assert isinstance(properties, dict)
     lines = [f"{name.replace('_', ' '):<12} {value}" for name, value in told.items()]
     lines += ["", "properties"] + [f"  {name:<24} {value}" for name, value in properties.items()]
-    typer.echo("\n".join([*lines, "", "payload", body_of(found.payload, limit)]))
+    typer.echo(text_of([*lines, "", "payload", *body_of(found.payload, limit)]))
 
 
 def _replay(
@@ -177,11 +177,11 @@ def _replay(
             selection,
             mapper=mapper,
             dry_run=dry_run,
-            say=lambda line: typer.echo(line, err=True),
+            say=lambda line: typer.echo(printable(line), err=True),
         )
         report = replayer.run()
     typer.echo(
-        json.dumps(report_json(report, dry_run=dry_run), ensure_ascii=False, indent=2)
+        json_text(report_json(report, dry_run=dry_run), indent=2)
         if as_json
         else report_text(report, dry_run=dry_run)
     )

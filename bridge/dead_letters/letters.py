@@ -21,6 +21,7 @@ from bridge.contract import (
     P_DEVICE,
     P_USER,
 )
+from bridge.display import printable
 
 __all__ = ["HEAD_BYTES", "MAX_PROPERTIES_BYTES", "MAX_WHOLE_BYTES", "dead_letter"]
 
@@ -51,12 +52,13 @@ def dead_letter(
 ) -> tuple[bytes, dict[str, str]]:
     """Return payload and properties of the dead letter; its key is ``device``.
 
+    ``reason`` may quote what a device sent; it is stored in the form that ``printable`` gives it.
     ``topic`` is the Pulsar topic that the message was meant for and ``key`` the key there, None where it had none
     or the device's name; ``at_us`` now in µs since the epoch, ``properties`` what is known of the message beside.
     A payload above ``whole_bytes`` is cut to its head.
     """
     told = dict(properties or {}) | {
-        P_DEAD_REASON: reason,
+        P_DEAD_REASON: printable(reason),
         P_DEAD_TOPIC: topic,
         P_DEAD_AT: str(at_us),
         P_DEVICE: device,

@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.dead_letters.records import DeadLetter
 from bridge.dead_letters.replay import Report
+from bridge.display import printable, text_of
 from bridge.errors import ConfigError
 
 __all__ = ["Summary", "body_of", "iso", "report_json", "report_text", "seconds_of", "since_us"]
@@ -109,11 +110,11 @@ class Summary:
             lines += ["", f"the newest {len(self.rows)}"]
             for row in self.rows:
                 state = "replayed" if row["replayed"] else "head only" if row["lost_bytes"] else ""
-                where = row["mqtt_topic"] or row["topic"]
+                where = printable(row["mqtt_topic"] or row["topic"], 60)
                 lines.append(
-                    f"  {row['id']:<14} {row['at']}  {row['bytes']:>8} B  {state:<9}  {where[:60]}: {row['reason']}"
+                    f"  {row['id']:<14} {row['at']}  {row['bytes']:>8} B  {state:<9}  {where}: {row['reason']}"
                 )
-        return "\n".join(lines)
+        return text_of(lines)
 
 
 def _row(letter: DeadLetter, replayed: bool) -> dict[str, Any]:
@@ -130,23 +131,23 @@ def _row(letter: DeadLetter, replayed: bool) -> dict[str, Any]:
     }
 
 
-def body_of(payload: bytes, limit: int) -> str:
-    """Return the head of a payload as text where it is printable UTF-8, else as a hex dump."""
+def body_of(payload: bytes, limit: int) -> list[str]:
+    """Return the head of a payload in lines, as text if it is printable UTF-8, else as a hex dump."""
     head = payload[:limit]
     try:
         text = head.decode()
     except UnicodeDecodeError as e:
         # A character that the limit has cut is no reason for a dump.
         text = head[: e.start].decode() if len(payload) > limit and e.start > limit - 4 else "\0"
-    rest = f"\n… {len(payload) - len(head)} more bytes" if len(payload) > limit else ""
+    rest = [f"… {len(payload) - len(head)} more bytes"] if len(payload) > limit else []
     if all(c.isprintable() or c in "\n\r\t" for c in text):
-        return text + rest
+        return [line.expandtabs(4).removesuffix("\r") for line in text.split("\n")] + rest
     lines = []
     for at in range(0, len(head), 16):
         row = head[at : at + 16]
         shown = "".join(chr(b) if 32 <= b < 127 else "." for b in row)
         lines.append(f"{at:08x}  {row.hex(' '):<47}  {shown}")
-    return "\n".join(lines) + rest
+    return lines + rest
 
 
 def report_json(report: Report, *, dry_run: bool) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def report_text(report: Report, *, dry_run: bool) -> str:
         f"{client} did not answer: if that ingest worker still runs, look for new dead letters and replay again"
         for client in report.unanswered
     ]
-    return "\n".join(lines)
+    return text_of(lines)
 
 
 def _refused_lines(refused: Iterable[tuple[str, str]]) -> list[str]:

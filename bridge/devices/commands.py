@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bridge.display import json_text
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _list(
         topics.oldest(overview.lines)
     read = {"partitions": topics.partitions} | budget.as_dict()
     if as_json:
-        typer.echo(json.dumps(overview_json(overview, now_us, read), ensure_ascii=False, indent=2))
+        typer.echo(json_text(overview_json(overview, now_us, read), indent=2))
     else:
         typer.echo(overview_text(overview, now_us, read))
 
@@ -162,4 +162,4 @@ def _show(
             receipts=topics.last_receipts(device, receipts),
             read=budget.as_dict(),
         )
-    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else device_text(told))
+    typer.echo(json_text(told, indent=2) if as_json else device_text(told))

@@ -12,11 +12,12 @@ __all__ = ["reading_shown"]
 def reading_shown() -> Iterator[Callable[[str, int], None]]:
     """Yield a function that takes what is read and how many messages of it were; stderr shows it while it lasts."""
     from rich.console import Console
-    from rich.markup import escape
+
+    from bridge.display import markup
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _what, _count: None
         return
     with console.status("reading Pulsar") as status:
-        yield lambda what, count: status.update(f"reading {escape(what)}: {count:,}")
+        yield lambda what, count: status.update(f"reading {markup(what)}: {count:,}")

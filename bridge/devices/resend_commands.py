@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from bridge.display import json_text, text_of
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
@@ -141,11 +141,11 @@ def _resend(
             ],
             "refused": [{"id": one.command_id, "why": str(one)} for one in done.refused],
         }
-        typer.echo(json.dumps(body, ensure_ascii=False, indent=2))
+        typer.echo(json_text(body, indent=2))
     else:
         verb = "would be sent" if dry_run else "is sent"
         lines = [f"{one.resend_of} {verb} again to {one.device} as {one.command_id}" for one in done.written]
-        typer.echo("\n".join([*lines, *(f"refused {one}" for one in done.refused)]) or "no such command")
+        typer.echo(text_of([*lines, *(f"refused {one}" for one in done.refused)]) or "no such command")
     if done.refused:
         raise typer.Exit(1)
 
@@ -196,7 +196,7 @@ def _show(
                 remedy="see that the id is right; retention may have removed it",
             )
         told = families_json(command_id, _told(topics, families))
-    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else families_text(told))
+    typer.echo(json_text(told, indent=2) if as_json else families_text(told))
 
 
 def _say_what_is_left_out(search: Search) -> None:
@@ -204,7 +204,7 @@ def _say_what_is_left_out(search: Search) -> None:
         shown = search.left_out[:_LEFT_OUT_SHOWN]
         more = len(search.left_out) - len(shown)
         lines = [f"not read, it is no command: {one}" for one in shown]
-        typer.echo("\n".join(lines + [f"… and {more} more"] * bool(more)), err=True)
+        typer.echo(text_of(lines + [f"… and {more} more"] * bool(more)), err=True)
 
 
 def _told(topics: PushTopics, families: list[Family]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from bridge.devices.history import Copy
 from bridge.devices.overview import Overview
 from bridge.devices.reading import Owner, ReceiptsRead
 from bridge.devices.view import DeviceView, Waiting
+from bridge.display import CELL_CHARACTERS, printable, text_of
 
 __all__ = [
     "age",
@@ -45,12 +46,12 @@ def age(us: int, now_us: int) -> str:
     return " ".join(parts[:2])
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return rows under their headings, each column as wide as it has to be."""
-    lines = [list(headings), *map(list, rows)]
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, each column as wide as it has to be. A cell is printable and bounded."""
+    lines = [list(headings), *([printable(cell, CELL_CHARACTERS) for cell in row] for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(headings))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-                     for line in lines)  # fmt: skip
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines]  # fmt: skip
 
 
 def _time(us: int) -> str | None:
@@ -96,7 +97,7 @@ def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
     )
     left_out = overview.selected - len(rows)
     totals = overview.totals()
-    lines = [shown] if rows else []
+    lines = shown if rows else []
     if left_out:
         lines.append(f"… and {left_out} more; --limit 0 shows all")
     lines += [
@@ -108,7 +109,7 @@ def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
             f"only {read['backlog']} messages of the backlog were read, more commands wait: --backlog reads on"
         )
     lines += _left_out(read)
-    return "\n".join(lines)
+    return text_of(lines)
 
 
 def _left_out(read: dict[str, Any]) -> list[str]:
@@ -175,7 +176,7 @@ def device_text(told: dict[str, Any]) -> str:
             )
             for one in told["commands"]
         ]
-        lines += ["", table(("command", "state", "emitted", "expires", "position", "topic"), rows)]
+        lines += ["", *table(("command", "state", "emitted", "expires", "position", "topic"), rows)]
         if told["pending"] > len(rows):
             lines.append(f"… and {told['pending'] - len(rows)} more; --limit 0 shows all")
     if told["receipts"]:
@@ -189,11 +190,11 @@ def device_text(told: dict[str, Any]) -> str:
             )
             for one in told["receipts"]
         ]
-        lines += ["", table(("last receipts", "state", "attempts", "time", "reason"), last)]
+        lines += ["", *table(("last receipts", "state", "attempts", "time", "reason"), last)]
     elif told["read"]["receipts"]:
         lines += ["", f"no receipt of it among the last {told['read']['receipts']} entries of its partition"]
     lines += _left_out(told["read"])
-    return "\n".join(lines)
+    return text_of(lines)
 
 
 def device_of(
@@ -246,7 +247,7 @@ def families_text(told: dict[str, Any]) -> str:
     """Return what ``commands show`` tells, for people."""
     if "devices" not in told:
         return _family_text(told)
-    several = f"{len(told['devices'])} devices have a command {told['id']}"
+    several = printable(f"{len(told['devices'])} devices have a command {told['id']}")
     return "\n\n".join([several, *map(_family_text, told["devices"])])
 
 
@@ -281,4 +282,4 @@ def _family_text(told: dict[str, Any]) -> str:
             when = receipt["answered"] or receipt["confirmed"] or receipt["pushed"] or ""
             said = " ".join(part for part in (receipt["state"], when, receipt["reason"]) if part)
             lines.append(f"  receipt       {said}")
-    return "\n".join(lines)
+    return text_of(lines)

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.devices.reading import Owner, PushTopics
 from bridge.devices.showing import age
 from bridge.devices.view import PartitionView
+from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import PulsarClient
@@ -113,7 +113,7 @@ def show_push(found: PushStatus, console: Console, *, told: str = "") -> None:
             more = "" if one.whole else "+"
             table.add_row(
                 str(one.partition),
-                f"[green]{escape(one.owner.process)}[/]" if one.owner.serves else "[yellow]nobody[/]",
+                f"[green]{markup(one.owner.process)}[/]" if one.owner.serves else "[yellow]nobody[/]",
                 str(one.backlog),
                 age(one.oldest_us, now_us),
                 f"{one.parked_devices}{more}",
@@ -128,4 +128,4 @@ def show_push(found: PushStatus, console: Console, *, told: str = "") -> None:
             soft_wrap=True,
         )
     if found.problem not in ("", told):
-        console.print(f"Push: {escape(found.problem)}", soft_wrap=True)
+        console.print(f"Push: {markup(found.problem)}", soft_wrap=True)

@@ -68,7 +68,25 @@ class Proposal:
             ingest["rules"] = [rule.model_dump(exclude_defaults=True) for rule in self.rules]
         if not ingest:
             return ""
-        return str(yaml.safe_dump({"ingest": ingest}, sort_keys=False, allow_unicode=True, width=120))
+        text = _yaml({"ingest": ingest}, allow_unicode=True)
+        printed = all(line.isprintable() for line in text.split("\n"))
+        return text if printed else _yaml({"ingest": ingest}, allow_unicode=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text that is not printable in double quotes, which alone have escapes."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    ),
+)
+
+
+def _yaml(body: dict[str, Any], *, allow_unicode: bool) -> str:
+    return str(yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=120))
 
 
 def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:

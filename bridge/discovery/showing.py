@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bridge.discovery.proposing import Proposal
 from bridge.discovery.tree import Node, TopicTree
+from bridge.display import printable, text_of
 from bridge.errors import ConfigError
 from bridge.settings.presets import load_preset
 
@@ -102,8 +103,12 @@ def discovery_text(told: Mapping[str, Any]) -> str:
             f"looks like the preset {preset['name']}: {preset['about']} ({preset['messages']} messages)",
         ]
     if told["yaml"]:
-        lines += ["", "# proposed settings, to be read before they are used", told["yaml"].rstrip()]
-    return "\n".join([*lines, *(f"# {note}" for note in told["notes"])])
+        lines += [
+            "",
+            "# proposed settings, to be read before they are used",
+            *told["yaml"].rstrip().split("\n"),
+        ]
+    return text_of([*lines, *(f"# {note}" for note in told["notes"])])
 
 
 def _tree_lines(nodes: list[dict[str, Any]], indent: str) -> Iterator[tuple[str, str]]:
@@ -155,8 +160,7 @@ def _merged(group: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(level: str) -> str:
-    plain = level if level.isprintable() and level.strip() == level and level else repr(level)
-    return plain if len(plain) <= 40 else plain[:39] + "…"
+    return printable(level if level.strip() == level and level else repr(level), 40)
 
 
 def _facts(node: Mapping[str, Any]) -> str:

@@ -152,7 +152,7 @@ class TopicTree:
         self._place(levels).count(payload, kind, retained)
         self._shape(self.whole, levels, body)
         shape = self.shapes.get(levels[0])
-        if shape is None and len(self.shapes) < self._limits[2]:
+        if shape is None and len(self.shapes) < self._limits[2] and len(levels[0]) <= self._limits[4]:
             shape = self.shapes[levels[0]] = Shape()
         if shape is not None:
             self._shape(shape, levels, body)

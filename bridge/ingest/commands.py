@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bridge.dead_letters import commands as dead_letter_commands
+from bridge.display import json_text
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
@@ -103,7 +103,7 @@ def _explain(
     properties = [(name, value) for name, _, value in (text.partition("=") for text in user or ())]
     body = None if payload is None else payload.encode("utf-8", "surrogateescape")
     told = explanation_of(settings_from(config, sets), topic, body, properties)
-    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else explanation_text(told))
+    typer.echo(json_text(told, indent=2) if as_json else explanation_text(told))
 
 
 def _discover(
@@ -135,4 +135,4 @@ def _discover(
 
     seconds = seconds_of(duration)
     told = discover(settings_from(config, sets).mqtt, filters or ["#"], seconds)
-    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else discovery_text(told))
+    typer.echo(json_text(told, indent=2) if as_json else discovery_text(told))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.contract import DEAD_LETTERS_TOPIC, RESUME_TOPIC
+from bridge.display import text_of
 from bridge.mapping import Mapper, NoRoute, PerMessage, ResumeAsked, Route
 from bridge.murmur3 import partition_of
 from bridge.settings import Settings
@@ -117,4 +118,4 @@ def explanation_text(told: dict[str, Any]) -> str:
         (name.replace("_", " "), told[name]) for name in ("reading_id", "reading_time") if told.get(name)
     ]
     width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+    return text_of(f"{name:<{width}}  {value}" for name, value in lines)

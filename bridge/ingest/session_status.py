@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
 
 from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from bridge.ingest.places import all_places, read_advertised
 from bridge.ingest.session_memory import SessionMemory
@@ -95,6 +95,6 @@ def show_sessions(found: Sessions, console: Console, *, told: str = "") -> None:
         where = f" at {session.broker}" if session.broker else ""
         filters = ", ".join(session.granted) or "no filter"
         line = f"the MQTT session {session.client_id or name!r}{where} ({filters}) queues messages that nobody reads"
-        console.print(f"[red]{escape(line)}[/]: {escape(found.remedies[name])}", soft_wrap=True)
+        console.print(f"[red]{markup(line)}[/]: {markup(found.remedies[name])}", soft_wrap=True)
     if found.problem not in ("", told):
-        console.print(f"MQTT sessions: {escape(found.problem)}", soft_wrap=True)
+        console.print(f"MQTT sessions: {markup(found.problem)}", soft_wrap=True)

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import psutil
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from bridge.contract import INSTANCES_TOPIC, partition_names
+from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from bridge.protocols.board import read_board
 from bridge.protocols.records import InstanceRecord
@@ -101,12 +101,12 @@ def show_instances(found: Instances, console: Console) -> None:
             colour = {"running": "green", "gone": "red"}.get(state, "yellow")
             for number, (name, protocol) in enumerate(sorted(record.protocols.items())):
                 table.add_row(
-                    escape(record.instance) if number == 0 else "",
+                    markup(record.instance) if number == 0 else "",
                     f"[{colour}]{state}[/]" if number == 0 else "",
-                    escape(name),
-                    escape("\n".join(protocol.listeners)),
-                    escape(
-                        "\n".join(f"{part}: {'yes' if ok else 'no'}" for part, ok in protocol.ready.items())
+                    markup(name),
+                    "\n".join(map(markup, protocol.listeners)),
+                    "\n".join(
+                        markup(f"{part}: {'yes' if ok else 'no'}") for part, ok in protocol.ready.items()
                     ),
                     str(record.topics_count) if number == 0 else "",
                 )
@@ -117,6 +117,6 @@ def show_instances(found: Instances, console: Console) -> None:
             by_broker.setdefault(broker, []).append(partition.split("/", 4)[-1])
     for broker, names in sorted(by_broker.items()):
         shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        console.print(f"{escape(broker)} owns {escape(shown)}", soft_wrap=True)
+        console.print(f"{markup(broker)} owns {markup(shown)}", soft_wrap=True)
     if found.problem:
-        console.print(f"Instances: {escape(found.problem)}", soft_wrap=True)
+        console.print(f"Instances: {markup(found.problem)}", soft_wrap=True)

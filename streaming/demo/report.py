@@ -31,7 +31,7 @@ def render(verdict: Verdict, manifest: dict[str, Any]) -> str:
     template = Template(conf_path("report.html").read_text(encoding="utf-8"))
     return template.substitute(
         script=_script(),
-        specs=json.dumps(specs, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
+        specs=json.dumps(specs, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
         verdict_class="passed" if verdict.passed else "failed",
         verdict="The audit passed" if verdict.passed else "The audit failed",
         tiles=_tiles(verdict),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bridge.display import json_text, printable
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
@@ -62,7 +62,7 @@ def _list(
     with local_tables(settings) as (spark, tables):
         held = tables.quarantine
         found = count_held(held.read(spark), selection, limit) if held.exists(spark) else Summary()
-    typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=2) if as_json else found.as_text())
+    typer.echo(json_text(found.as_json(), indent=2) if as_json else found.as_text())
 
 
 def _replay(
@@ -111,9 +111,9 @@ def _replay(
             outcomes = [replay.look(selection)] if dry_run else replay.run(selection)
             more = replay.followed.lines
     typer.echo(
-        json.dumps([outcome_json(one, dry_run) for one in outcomes], ensure_ascii=False, indent=2)
+        json_text([outcome_json(one, dry_run) for one in outcomes], indent=2)
         if as_json
-        else "\n".join([*(outcome_text(one, dry_run) for one in outcomes), *more])
+        else "\n".join([*(outcome_text(one, dry_run) for one in outcomes), *map(printable, more)])
     )
 
 

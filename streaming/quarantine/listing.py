@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.contract import base_topic
 from bridge.dead_letters.showing import body_of, iso
+from bridge.display import text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,7 +41,7 @@ class Example:
             "mqtt_topic": self.mqtt_topic,
             "failed_rules": list(self.rules),
             "reason": self.reason,
-            "payload": body_of(self.payload, _SHOWN_BYTES),
+            "payload": "\n".join(body_of(self.payload, _SHOWN_BYTES)),
             "bytes": len(self.payload),
         }
 
@@ -80,13 +81,13 @@ class Summary:
         if self.examples:
             lines += ["", f"the newest {len(self.examples)}"]
         for one in self.examples:
-            head, *rest = body_of(one.payload, _SHOWN_BYTES).splitlines() or [""]
+            head, *rest = body_of(one.payload, _SHOWN_BYTES) or [""]
             lines += [
                 f"  {iso(one.at_us)}  {one.mqtt_topic or '(no topic)'}  {', '.join(one.rules)}",
                 f"      {one.reason}",
                 f"      {head}{' …' if rest else ''}",
             ]
-        return "\n".join(lines)
+        return text_of(lines)
 
 
 def count_held(quarantine: DataFrame, selection: Selection, examples: int) -> Summary:
@@ -155,4 +156,4 @@ def outcome_text(outcome: Outcome, dry_run: bool) -> str:
             f"{outcome.left} stay as they are: bronze has no message for them, or the decoders find no such reading "
             "in it"
         )
-    return "\n".join(lines)
+    return text_of(lines)

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bridge.display import printable
 from streaming.demo.audit.measures import Spread
 from streaming.demo.audit.verdict import Verdict
 
@@ -91,7 +92,7 @@ def _findings(verdict: Verdict) -> Table:
     table.add_column("kind")
     table.add_column("what", overflow="fold")
     for finding in verdict.failing[:_SHOWN]:
-        table.add_row(finding.hop, finding.kind, finding.detail)
+        table.add_row(finding.hop, finding.kind, Text(printable(finding.detail)))
     if len(verdict.failing) > _SHOWN:
         table.add_row("…", "", f"{len(verdict.failing) - _SHOWN:,} more: pulsebridge audit --json shows all")
     return table
@@ -108,6 +109,9 @@ def _trials(verdict: Verdict) -> Table:
     for trial in verdict.trials or ():
         mark = Text("✓", style="green") if trial.passed else Text("✗", style="bold red")
         table.add_row(
-            trial.hop, trial.act, mark, trial.named or f"nothing that names {' and '.join(trial.records)}"
+            trial.hop,
+            trial.act,
+            mark,
+            Text(printable(trial.named or f"nothing that names {' and '.join(trial.records)}")),
         )
     return table
