@@ -186,6 +186,7 @@ class Lab:
     def _published(self, messages: Iterable[tuple[str, bytes]]) -> int:
         from bridge.mqtt.device import DeviceClient
 
+        self._check_servers()
         client = DeviceClient(self.settings.mqtt, f"lab-{uuid.uuid4().hex[:8]}", window=100)
         client.connect()
         count = 0
@@ -194,6 +195,7 @@ class Lab:
                 client.publish(topic, payload)
                 count += 1
             if not client.flush(_WAIT_S):
+                self._check_servers()
                 raise TransientError("the MQTT broker did not acknowledge all readings")
         finally:
             client.close()
@@ -209,6 +211,7 @@ class Lab:
 
         deadline = time.monotonic() + _WAIT_S
         while True:
+            self._check_servers()
             job = Job(self.spark, plan_of(self.settings), available_now=True)
             try:
                 job.prepare()
@@ -364,7 +367,13 @@ class Lab:
     def _options(self, topic: str) -> dict[str, str]:
         from sources import connection_options
 
+        self._check_servers()
         return {**connection_options(self.settings.pulsar), "topic": topic}
+
+    def _check_servers(self) -> None:
+        """Raise TransientError that names a server of the lab's own which ended by itself."""
+        if self._stack is not None:
+            self._stack.check()
 
     def _servers(self) -> dict[str, Any]:
         if _SERVERS in os.environ:
@@ -421,6 +430,7 @@ class Lab:
             raise TerminalError("the lab is not started", remedy="call start() first")
         deadline = time.monotonic() + _WAIT_S
         while "subscribed" not in (self.folder / "ingest.log").read_text(encoding="utf-8"):
+            self._check_servers()
             if self._ingest.ended:
                 raise self._ingest.failure()
             if time.monotonic() > deadline:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from bridge.display import markup
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.local import distributions
 from bridge.local.distributions import Distribution, default_cache_dir
@@ -223,7 +224,7 @@ def _await_ready(supervisor: subprocess.Popen[bytes], folder: Path, console: Con
         raise TransientError(state.message)
     if state is not None and state.running:
         raise TransientError(
-            f"another `up` is starting servers in {folder}", remedy="pulsebridge status shows it"
+            f"another `up` starts or ends servers in {folder}", remedy="pulsebridge status shows it"
         )
     raise TransientError(
         f"the supervisor ended with code {supervisor.returncode}", remedy=f"see {folder / 'supervisor.log'}"
@@ -282,6 +283,8 @@ def show_status(
         if state is not None:
             body |= asdict(state) | {"alive": alive}
         sys.stdout.write(json.dumps(body | dict(more or {}), indent=2) + "\n")
+    elif state is not None and state.phase == "failed":
+        Console().print("\n".join(map(markup, f"Down: {state.message}".split("\n"))), soft_wrap=True)
     elif state is None or not up:
         phase = "starting" if state is not None and state.running else "down"
         Console().print(

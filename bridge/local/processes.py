@@ -40,6 +40,7 @@ class Server:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._grace_s = grace_s
+        self._asked = False
         self._guardian = subprocess.Popen(
             [
                 sys.executable,
@@ -76,8 +77,21 @@ class Server:
         """Return whether the server runs."""
         return self.exit_code is None and _created(self.pid) == self.created
 
+    def failure(self) -> TransientError | None:
+        """Return how the server ended, with the end of its log, None while it runs or after kill(), ask() and stop()."""
+        code = self.exit_code
+        if self._asked or code is None:
+            return None
+        how = f"was ended by {_signal_name(code - 128)}" if code > 128 else f"ended with code {code}"
+        if code < 0:
+            how = f"ended with its guardian, which was ended by {_signal_name(-code)}"
+        return TransientError(
+            f"{self.name} {how}; its log ends:\n{last_lines(self.log)}", remedy=f"the whole log: {self.log}"
+        )
+
     def kill(self) -> None:
         """SIGKILL the server's process group and wait until it is gone."""
+        self._asked = True
         if self.alive():
             with suppress(ProcessLookupError):  # it ended by itself meanwhile
                 os.killpg(self.pid, signal.SIGKILL)
@@ -90,6 +104,7 @@ class Server:
 
     def ask(self) -> None:
         """Begin to end the server, without waiting."""
+        self._asked = True
         stdin = self._guardian.stdin
         if stdin is not None and not stdin.closed:
             stdin.close()
@@ -101,6 +116,10 @@ class Server:
             self._guardian.kill()
             self._guardian.wait()
         self.ask()
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _created(pid: int) -> float:

@@ -173,6 +173,13 @@ class LocalStack:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = self._data = None
 
+    def check(self) -> None:
+        """Raise TransientError if a server has ended and this object did not end it: which, how, and its last lines."""
+        for server in self.servers.values():
+            failure = server.failure()
+            if failure is not None:
+                raise failure
+
     def kill(self, name: ServerName) -> None:
         """SIGKILL one server and wait until it is gone; its data and its port stay for restart()."""
         self._server(name).kill()
@@ -362,12 +369,9 @@ class LocalStack:
         while time.monotonic() < deadline:
             if self._abandon.is_set():
                 raise TransientError(f"starting {name} was given up")
-            if not server.alive():
-                raise TransientError(
-                    f"{name} ended with code {server.exit_code} while starting; its log ends:\n"
-                    f"{last_lines(server.log)}",
-                    remedy=f"the whole log: {server.log}",
-                )
+            failure = server.failure()
+            if failure is not None:
+                raise failure
             try:
                 if self._ready(name):
                     return

@@ -1,8 +1,8 @@
 """The process behind ``pulsebridge up``: owns the servers, keeps the state file, ends them in time.
 
 It runs in a session of its own (``python -m bridge.local.supervisor FOLDER``, the settings as JSON on standard
-input) and stops on SIGTERM or SIGINT, after its time, or when both servers have ended. Should it be killed, the
-guardians end the servers.
+input) and stops on SIGTERM or SIGINT, or after its time. When a server ends by itself, it writes which, how and why into
+the state file and its log, ends the other and exits with 1. Should it be killed, the guardians end the servers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from bridge.errors import PulsebridgeError
+from bridge.display import text_of
+from bridge.errors import PulsebridgeError, TransientError
 from bridge.local.stack import LocalStack
 from bridge.local.state import ProcessId, StackState, write_state
 from bridge.settings.local import LocalSettings
@@ -27,7 +28,7 @@ _LOOK_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
-    """Run a stack in ``FOLDER`` until it is told to stop. Exit codes: 0 stopped, 1 failed to start."""
+    """Run a stack in ``FOLDER`` until it is told to stop. Exit codes: 0 stopped, 1 failed to start or lost a server."""
     folder = Path(arguments[0])
     settings = LocalSettings.model_validate_json(sys.stdin.read())
     stopping = threading.Event()
@@ -74,17 +75,18 @@ def _supervise(
         raise
     state = _describe(stack, state, until=now + settings.lifetime_h * 3600)
     write_state(folder, state)
+    end = replace(state, phase="stopped")
     try:
-        while not stopping.wait(_LOOK_S) and time.time() < state.until and _any_alive(stack):
-            continue
+        while not stopping.wait(_LOOK_S) and time.time() < state.until:
+            stack.check()
+    except TransientError as e:
+        end = replace(state, phase="failed", message=str(e))
+        write_state(folder, end)  # before the other server has ended, which takes a while
+        sys.stderr.write(text_of([time.strftime("%F %T"), *str(e).split("\n")]) + "\n")
     finally:
         stack.stop()
-        write_state(folder, replace(state, phase="stopped"))
-    return 0
-
-
-def _any_alive(stack: LocalStack) -> bool:
-    return not stack.servers or any(server.alive() for server in stack.servers.values())
+        write_state(folder, end)
+    return 1 if end.phase == "failed" else 0
 
 
 def _describe(stack: LocalStack, state: StackState, *, until: float) -> StackState:

@@ -8,6 +8,7 @@ import time
 
 from rich.console import Console
 
+from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from streaming.demo.conclusion import conclude
 from streaming.demo.interrupts import EXIT_INTERRUPTED, stop_on_signals
@@ -39,12 +40,15 @@ def run_demo(options: DemoOptions) -> int:
             conclude(verdict, run.folder, console, time.monotonic() - began, kept=kept)
             if options.keep:
                 console.print("[bold]Everything is still running; Ctrl-C ends it.[/bold]")
-                stop.wait()
+                while not stop.wait(1.0):
+                    run.check_servers()
         except Interrupted:
             console.print("stopping: nothing is left behind")
             return EXIT_INTERRUPTED
         except PulsebridgeError:
-            console.print(f"[red]the demo could not go on; its logs are in {run.folder.logs}[/red]")
+            console.print(
+                f"[red]the demo could not go on; its logs are in {markup(str(run.folder.logs))}[/red]"
+            )
             raise
         finally:
             run.close()

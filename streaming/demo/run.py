@@ -96,6 +96,11 @@ class Demo:
             progress.say("auditing: the devices' journals, Pulsar and Delta are joined record by record")
             return audit_run(self.folder)
 
+    def check_servers(self) -> None:
+        """Raise TransientError that names a server of this run's own which ended by itself."""
+        if self._stack is not None:
+            self._stack.check()
+
     def close(self, *, at_once: bool = False) -> None:
         """End all processes and servers that this run started."""
         if at_once:
@@ -262,7 +267,8 @@ class Demo:
             raise Interrupted
 
     def _check_children(self, progress: Progress) -> None:
-        """Start again what ended by itself, as a service manager would; give up when it does so too often."""
+        """Restart a part that ended by itself, as a service manager would; give up when it does so too often."""
+        self.check_servers()
         for name, child in self.children.items():
             if not child.ended:
                 continue
