@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bridge.display import json_text
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _rules(
             }
             for r in found.rules
         ]
-        typer.echo(json.dumps({"suite": found.name, "rules": entries}, ensure_ascii=False, indent=2))
+        typer.echo(json_text({"suite": found.name, "rules": entries}, indent=2))
         return
     Console().print(show_rules(found.rules, found.name))
 
@@ -133,7 +133,7 @@ def _judge(settings: Settings, file: Path | None, asked: Asked, out: Path | None
     with local_tables(settings) as (spark, tables):
         found = judge(spark, tables, suite, asked, out)
     if as_json:
-        typer.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=2))
+        typer.echo(json_text(found.as_json(), indent=2))
     else:
         Console().print(show(found))
         if out is not None:

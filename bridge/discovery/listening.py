@@ -18,6 +18,7 @@ from typing import Any
 from bridge.discovery.proposing import PresetSigns, propose
 from bridge.discovery.showing import discovery_of
 from bridge.discovery.tree import TopicTree
+from bridge.display import printable
 from bridge.errors import ConfigError
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
@@ -71,7 +72,7 @@ def discover(settings: MqttSettings, filters: Sequence[str], seconds: float) -> 
 
     def begun() -> None:
         sys.stderr.write(
-            f"listening at {settings.host}:{settings.port} on {', '.join(filters)} for {seconds:g} s, Ctrl-C for less\n"
+            f"listening at {settings.host}:{settings.port} on {printable(', '.join(filters))} for {seconds:g} s, Ctrl-C for less\n"
         )
         sys.stderr.flush()
 

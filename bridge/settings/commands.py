@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bridge.display import json_text, text_of
 from bridge.options import ConfigOption, JsonOption, SetOption
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def show(
     values = loaded.settings.model_dump(mode="json")
     if as_json:
         body: dict[str, Any] = {"settings": values, "origins": _all_origins(loaded)} if origin else values
-        typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+        typer.echo(json_text(body, indent=2))
     else:
         typer.echo(_lines(loaded, values, origin))
 
@@ -58,7 +58,7 @@ def schema() -> None:
     """
     from bridge.settings import Settings
 
-    typer.echo(json.dumps(Settings.model_json_schema(), indent=2, ensure_ascii=False))
+    typer.echo(json_text(Settings.model_json_schema(), indent=2))
 
 
 @config.command("default")
@@ -112,4 +112,4 @@ def _lines(loaded: Loaded, values: dict[str, Any], origin: bool) -> str:
             value = value[part]
         line = f"{'  ' * len(sections)}{name}: {yaml_value(value)}"
         lines.append(f"{line:<60}  # {from_where}" if origin else line)
-    return "\n".join(lines)
+    return text_of(lines)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bridge.display import json_text
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 
@@ -182,7 +183,7 @@ def audit(
     settings = load(run.settings_file).pulsar if live else None
     verdict = audit_run(run, pulsar=settings, tamper=self_test)
     if as_json:
-        typer.echo(json.dumps(verdict.as_dict(), indent=2, ensure_ascii=False))
+        typer.echo(json_text(verdict.as_dict(), indent=2))
     else:
         show(verdict, Console())
     raise typer.Exit(0 if verdict.passed else 1)

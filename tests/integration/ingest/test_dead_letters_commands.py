@@ -269,3 +269,22 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
         store.remove(topic, store.load(topic)[0])
     assert asked(namespaces, "replay", "--all")["already"] == 50
     assert len(stored(namespaces, "fleet")) == 50
+
+
+def test_h38_list_and_show_print_no_control_character_of_a_device(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    device = "w-\x1b[2J\u202e7\n0:0:0  forged"
+    write_dead(namespaces, [(device, b"\x1b[31m\nred")], reason=f"not JSON: {device}")
+    (letter,) = asked(namespaces, "list")["letters"]
+    assert letter["device"] == device
+    assert asked(namespaces, "show", letter["id"])["properties"][contract.P_DEVICE] == device
+    for arguments in (["list"], ["list", "--json"], ["show", letter["id"]], ["show", letter["id"], "--json"]):
+        done = run(namespaces, *arguments)
+        assert done.exit_code == 0, done.output
+        lines = done.output.split("\n")
+        assert all(line.isprintable() for line in lines), lines
+        assert not any(line.startswith("0:0:0") for line in lines)
+    assert r"fleet/w-\x1b[2J\u202e7\n0:0:0  forged" in run(namespaces, "list").output
+    refused = run(namespaces, "replay", "--all")
+    assert all(line.isprintable() for line in refused.output.split("\n")), refused.output

@@ -119,3 +119,34 @@ def test_a_filter_that_is_none_is_refused_in_one_line(stack: LocalStack) -> None
     assert process.returncode == 2
     assert "nothing may follow level 2" in err
     assert "Traceback" not in err
+
+
+def test_h38_a_newline_in_a_topic_level_stays_within_the_comment(stack: LocalStack) -> None:
+    # Artemis forwards control characters (MQTT-1.5.4-2 lets it); Mosquitto closes the connection of the device.
+    mqtt = mqtt_settings(stack)
+    ours = mqtt.client_id
+    listener = "http: {port: 8088, host: 0.0.0.0, allow_anonymous: true}"
+    root = f"x\x1b[2J\n{listener}\nmqtt:\n  client_id: |\n   "  # which swallows the rest of the line
+    process = discovering(mqtt, "--for", "10m", "--filter", f"+/{ours}/#")
+    try:
+        assert process.stderr is not None
+        assert "for 600 s" in process.stderr.readline()
+        arrived: list[Message] = []
+        with device(mqtt, "dev", on_message=arrived.append) as dev:
+            dev.subscribe(f"+/{ours}/#")  # after discover, which is therefore sent each message before us
+            for number in range(20):
+                dev.publish(f"{root}/{ours}/{('set', 'state')[number % 2]}", b"1")
+            poll_for(lambda: len(arrived) >= 20, 30, "the messages")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=patient(60))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+    assert all(line.isprintable() for line in out.split("\n"))
+    assert "has a level 'set'" in out
+    pasted = yaml.safe_load("#" + out.partition("# proposed settings")[2])
+    assert list(pasted) == ["ingest"]
+    (rule,) = IngestSettings.model_validate(pasted["ingest"]).rules
+    assert rule.filter.startswith(f"{root}/")

@@ -24,6 +24,7 @@ from bridge.local.processes import Server
 from bridge.local.readiness import mqtt_round_trip, pulsar_healthy, pulsar_round_trip
 from bridge.local.sizes import sizes_for
 from bridge.local.stack import LocalStack
+from bridge.local.state import read_state
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import MessageId, PulsarClient, Reader
 from bridge.settings.pulsar import PulsarSettings
@@ -148,6 +149,7 @@ def recovered(client: PulsarClient, topic: str) -> Reader | None:
 _OWNER = """
 import os, sys, time
 from bridge.local.stack import LocalStack
+from bridge.local.state import read_state
 from bridge.settings.local import LocalSettings
 stack = LocalStack(LocalSettings.model_validate_json(sys.argv[1]))
 stack.start()
@@ -317,6 +319,77 @@ def test_a_killed_supervisor_leaves_no_server_behind(stack: LocalStack, tmp_path
     os.kill(state["supervisor"]["pid"], signal.SIGKILL)
     assert not psutil.wait_procs([server], timeout=patient(30))[1]
     assert _pulsebridge("status", *common).returncode == 1
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("name", "other"), [("mqtt", "pulsar"), ("pulsar", "mqtt")])
+def test_up_names_a_server_that_died_and_ends_the_other(tmp_path: Path, name: str, other: str) -> None:
+    cache = new_stack().settings.cache_dir
+    common = ["--data-dir", str(tmp_path / "data"), *(["--set", f"local.cache_dir={cache}"] if cache else [])]
+    ports = [
+        f"--{kind}-port={port}" for kind, port in zip(("mqtt", "pulsar", "admin"), free_ports(3), strict=True)
+    ]
+    started = _pulsebridge("up", *common, *ports, "--json")
+    assert started.returncode == 0, started.stderr
+    state = json.loads(started.stdout)
+    supervisor = psutil.Process(state["supervisor"]["pid"])
+    others = [psutil.Process(state["servers"][other]["pid"]), supervisor]
+    try:
+        os.kill(state["servers"][name]["pid"], signal.SIGKILL)
+        assert not psutil.wait_procs(others, timeout=patient(60))[1]
+        shown = _pulsebridge("status", *common)
+    finally:
+        _pulsebridge("down", *common)
+    assert shown.returncode == 1
+    line = f"{name} was ended by SIGKILL; its log ends:"
+    assert f"Down: {line}" in shown.stdout
+    assert f"the whole log: {state['logs'][name]}" in shown.stdout
+    assert line in (tmp_path / "data/supervisor.log").read_text(encoding="utf-8")
+    assert _pulsebridge("status", *common, "--json").returncode == 1
+
+
+@pytest.mark.chaos
+def test_a_supervisor_that_lost_a_server_exits_with_1(stack: LocalStack, tmp_path: Path) -> None:
+    settings = new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url, data_dir=tmp_path).settings
+    with subprocess.Popen(
+        [sys.executable, "-m", "bridge.local.supervisor", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as supervisor:
+        assert supervisor.stdin is not None
+        supervisor.stdin.write(settings.model_dump_json().encode())
+        supervisor.stdin.close()
+        supervisor.stdin = None
+        state = poll_for(
+            lambda: (now := read_state(tmp_path)) and now.phase == "ready" and now,
+            120,
+            "the servers to be ready",
+        )
+        os.kill(state.servers["mqtt"].pid, signal.SIGTERM)  # the server itself, not by way of its owner
+        _, err = supervisor.communicate(timeout=patient(60))
+    assert supervisor.returncode == 1, err
+    assert b"mqtt " in err
+    assert b"the whole log: " in err
+    ended = read_state(tmp_path)
+    assert ended is not None
+    assert (ended.phase, ended.servers["mqtt"].process()) == ("failed", None)
+
+
+@pytest.mark.chaos
+def test_the_owner_of_a_stack_learns_which_server_died(stack: LocalStack) -> None:
+    with new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url) as own:
+        own.check()
+        own.kill("mqtt")
+        own.check()  # its owner's own doing
+        own.restart("mqtt")
+        server = psutil.Process(own.pids["mqtt"])
+        server.kill()
+        poll_for(lambda: own.servers["mqtt"].exit_code is not None, 30, "the guardian to see it")
+        with pytest.raises(
+            TransientError, match=r"mqtt was ended by SIGKILL; its log ends:(?s:.*)whole log"
+        ) as caught:
+            own.check()
+        assert str(own.servers["mqtt"].log) in (caught.value.remedy or "")
 
 
 def test_servers_stop_after_their_time(stack: LocalStack, tmp_path: Path) -> None:

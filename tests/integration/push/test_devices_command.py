@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from bridge.commands import Command, CommandPosition, encode_command
-from bridge.contract import C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, partition_name
+from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, partition_name
 from bridge.devices.commands import push_topics
 from bridge.devices.status import look_at_push, show_push
 from bridge.devices.view import DeviceView, Waiting
@@ -236,3 +236,40 @@ def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind
         "rejected",
         1,
     )
+
+
+def test_h38_devices_and_commands_print_no_control_character_of_a_device(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = parking_settings(stack, namespaces)
+    provision(settings)
+    device, command_id = "d\x1b[2J\u202e7\nforged  online", "c\x9b31m\u2028forged"
+    # As another program writes them, and ingest when such a device publishes.
+    properties = encode_command(command(settings, "d", 0)) | {C_ID: command_id, C_DEVICE: device}
+    store_raw(
+        settings.pulsar,
+        partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0),
+        b"open",
+        key=device.encode(),
+        properties={name.encode(): value.encode() for name, value in properties.items()},
+    )
+    topic = settings.pulsar.system_topic(PRESENCE_TOPIC)
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        admin.create_partitioned(topic, 1)
+    with PulsarClient(settings.pulsar) as client:
+        producer: Any = client.producer(partition_name(topic, 0))
+        producer.send(PresenceRecord(1_700_000_000_000_000).encode(), partition_key=device)
+        producer.close()
+    assert device in listed(settings)
+    ways = (
+        ["devices", "list"],
+        ["devices", "show", device],
+        ["commands", "show", command_id],
+        ["commands", "resend", command_id],
+    )
+    for arguments in ways:
+        for form in ([], ["--json"]):
+            lines = run(settings, *arguments, *form).output.split("\n")
+            assert all(line.isprintable() for line in lines), lines
+            assert any("forged" in line for line in lines)
+            assert not any(line.startswith("forged") for line in lines)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import logs
+from bridge.display import printable
 from bridge.logs import Repeats, masked
 from bridge.settings.log import LogSettings
 
@@ -126,6 +127,71 @@ def test_every_event_is_shown_or_counted_and_few_are_remembered(
         left_out = roomy.take(key, now)
         assert left_out is not None
         assert told[key] + left_out == count
+
+
+# --- what devices choose ---
+
+anything = st.text(st.characters(exclude_categories=()), max_size=30) | st.sampled_from(
+    ["a\n12:00:00 [error    ] forged", "\x1b[2J", "\x9b31m", "\u202eabc", "a\u2028b", "\ud800", "\ufeff"]
+)
+
+
+class Named:
+    """An object that a log call hands over as it is."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(anything, st.sampled_from(["json", "console"]))
+def test_h38_an_event_is_one_printable_line_whatever_a_device_chose(
+    capsys: pytest.CaptureFixture[str], text: str, form: str
+) -> None:
+    logs.configure(LogSettings(format=form))  # type: ignore[arg-type]
+    log = structlog.get_logger("ingest")
+    log.info(
+        f"left out: {text}", topic=text, nested={text: [text, (text, Named(text))]}, error=ValueError(text)
+    )
+    logging.getLogger("some.library").error("refused %s", text)
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 3  # two events, and nothing after the last line's end
+    assert all(line.isprintable() for line in lines)
+    if form == "json":
+        told = [json.loads(line) for line in lines[:2]]
+        assert told[0]["topic"] == printable(text)
+        assert told[0]["nested"] == {printable(text): [printable(text), [printable(text)] * 2]}
+        assert told[1]["event"] == printable(f"refused {text}")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(anything, st.sampled_from(["json", "console"]))
+def test_h38_the_lines_of_a_traceback_are_indented(
+    capsys: pytest.CaptureFixture[str], text: str, form: str
+) -> None:
+    logs.configure(LogSettings(format=form))  # type: ignore[arg-type]
+    try:
+        raise ValueError(text)
+    except ValueError:
+        structlog.get_logger("ingest").exception("a fault of ours; report it")
+    first, *more = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert "a fault of ours" in first
+    assert all(line.isprintable() for line in (first, *more))
+    assert all(line.startswith("    ") for line in more)
+    assert (not more) == (form == "json")
+
+
+def test_h38_a_value_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogSettings(format="json"))
+    structlog.get_logger("ingest").warning("not a topic; see it", topic="x" * 1_000_000)
+    try:
+        raise ValueError("y\n" * 1_000_000)
+    except ValueError:
+        structlog.get_logger("ingest").exception("a fault of ours; report it")
+    assert [len(line) < 200_000 for line in capsys.readouterr().out.splitlines()] == [True, True]
 
 
 # --- secrets ---

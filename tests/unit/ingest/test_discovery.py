@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.discovery.payloads import device_places, kind_of
@@ -17,6 +19,7 @@ from bridge.discovery.tree import Distinct, Node, TopicTree
 from bridge.errors import ConfigError
 from bridge.mapping import Mapper, Route, mapping_problems
 from bridge.settings.ingest import IngestSettings
+from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import preset_names
 
 
@@ -240,3 +243,52 @@ def test_durations() -> None:
     for wrong in ("", "s", "-1", "1d", "0", "1e9h"):
         with pytest.raises(ConfigError, match="not a duration"):
             seconds_of(wrong)
+
+
+_HOSTILE = "x\ningest: {}\nhttp:\n  enabled: true\n  host: 0.0.0.0\n#"
+hostile_level = level | st.sampled_from(
+    [
+        _HOSTILE,
+        "\x1b[2J",
+        "\u202eabc",
+        "a: b",
+        "- a",
+        "'",
+        '"',
+        "{a}",
+        "on",
+        "12:30",
+        "a #b",
+        " x",
+        "\u2028",
+        "x" * 70_000,
+    ]
+)
+hostile_topics = st.lists(hostile_level, min_size=1, max_size=6).map("/".join)
+
+
+def printed_settings(text: str) -> str:
+    """Return what a person copies: all from the heading of the proposal to the end."""
+    return text.partition("# proposed settings")[2]
+
+
+@settings(deadline=None, max_examples=50)
+@example([(f"{_HOSTILE}/a", b"1")])
+@example([(f"plant/{_HOSTILE}/set", b"1"), (f"plant/{_HOSTILE}/state", b"1")])
+@example([(f"{_HOSTILE}/a/set", b"1"), ("+/a", b"1")])
+@given(st.lists(st.tuples(hostile_topics, payloads), max_size=12))
+def test_h38_what_is_printed_holds_the_proposal_and_nothing_else(
+    messages: list[tuple[str, bytes]],
+) -> None:
+    tree, signs = seen(messages)
+    proposal = propose(tree, signs.seen)
+    text = discovery_text(discovery_of(tree, signs.seen, proposal, 2.0))
+    assert all(line.isprintable() and len(line) <= 20_000 for line in text.split("\n"))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pulsebridge.yaml"
+        file.write_text("#" + printed_settings(text), encoding="utf-8")
+        loaded = load_with_origins(file, environ={})
+    assert loaded.settings.ingest.rules == tuple(proposal.rules)
+    assert loaded.settings.ingest.presets == tuple(proposal.presets)
+    given_by_file = {f"ingest.{name}" for name in ("rules", "presets") if getattr(proposal, name)}
+    assert set(loaded.origins) == given_by_file
