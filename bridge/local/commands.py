@@ -80,6 +80,7 @@ def up(
 
     They listen on 127.0.0.1 only, keep their data over `down` and `up`, and stop after 12 hours unless --for
     says otherwise. Without --fsync a killed process loses nothing, a power cut may.
+    If one of them dies, the other is stopped, and `pulsebridge status` shows which one died, how, and its last lines.
 
     Examples:
 

@@ -92,4 +92,4 @@ def test_ages_and_tables_are_short() -> None:
         "1d 1h",
     ]
     assert age(0, NOW) == "-"
-    assert table(("a", "bb"), [("ccc", "d")]) == "a    bb\nccc  d"
+    assert table(("a", "bb"), [("ccc", "d")]) == ["a    bb", "ccc  d"]
