@@ -126,7 +126,7 @@ def test_requests_that_are_bent_and_cut_lose_nothing_that_was_promised(
     server.sent += 1
     body = b"<%d>" % server.sent
     body = body.ljust(size, b".")
-    lines = [method + b" " + target + query + b" HTTP/1.1", b"Host: x", *headers]
+    lines = [method + b" " + target + query + b" HTTP/1.1", b"Host: localhost", *headers]
     if framing == "chunked":
         lines.append(b"Transfer-Encoding: chunked")
     elif framing != "none":
@@ -143,7 +143,7 @@ def test_requests_that_are_bent_and_cut_lose_nothing_that_was_promised(
         server.promised.add(body)
     # It lives on: the next message of a well-behaved device is stored.
     good = b"[%d]" % server.sent
-    plain = b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    plain = b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
     assert exchange(server.address, plain % (len(good), good)).startswith(b"HTTP/1.1 200 ")
     server.promised.add(good)
 
