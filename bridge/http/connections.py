@@ -31,8 +31,6 @@ _CHUNK: Final = 16 * 1024
 """Bytes that are read at once."""
 _LINGER_S: Final = 1.0
 """How long a client may take to read the last answer, in seconds: closing over unread bytes could take it away."""
-_CREDENTIAL_S: Final = 1.0
-"""A request whose body takes longer must still have a valid credential at its end, in seconds."""
 
 REFUSAL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -62,7 +60,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._certificate: Filters | None = None
         self._head: Head | None = None
         self._message: Message | None = None
-        self._began = 0.0
+        self._at_once = False  # the request came in one piece
         self._body = bytearray()
         self._future: asyncio.Future[Outcome] | None = None
         self._unwritten = False  # answers wait because the client does not read them
@@ -117,6 +115,7 @@ class _Connection(asyncio.BufferedProtocol):
     # --- reading ---
 
     def _advance(self) -> None:
+        self._at_once = False
         try:
             while self._phase in (_Phase.HEAD, _Phase.BODY):
                 event = self._h11.next_event()
@@ -143,7 +142,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._refuse(taken)
             return
         self._message = taken
-        self._began = self._owner.loop.time()
+        self._at_once = True
         self._phase = _Phase.BODY
         self._wait(self._owner.http.read_timeout_s)
         lengths = self._head.values(b"content-length")
@@ -175,7 +174,7 @@ class _Connection(asyncio.BufferedProtocol):
         if not self._owner.is_current(self.context):
             self._close()
             return
-        if self._owner.loop.time() - self._began > _CREDENTIAL_S:
+        if not self._at_once:
             again = self._app.begin(self._head)
             if isinstance(again, Answer):
                 self._refuse(again)

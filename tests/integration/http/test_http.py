@@ -132,13 +132,17 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(pulsar: PulsarSettin
         assert client.post("/topics/fleet/a/m", content=bytes(1001)).status_code == 413
         assert client.post("/topics/fleet/a/m", content=(bytes(600) for _ in range(2))).status_code == 413
         with socket.create_connection(service.running.listeners["http"][0], timeout=30) as raw:
-            raw.sendall(b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
+            raw.sendall(
+                b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
+            )
             assert raw.recv(100).startswith(b"HTTP/1.1 413 ")  # nothing of it was sent
         assert client.post("/topics/fleet/a/m", content=b"still here").status_code == 200
     assert payloads(pulsar) == [bytes(1000), b"still here"]
 
 
-def test_h39_beyond_the_bound_a_connection_is_answered_503_and_closed_before_it_sends(pulsar: PulsarSettings) -> None:
+def test_h39_beyond_the_bound_a_connection_is_answered_503_and_closed_before_it_sends(
+    pulsar: PulsarSettings,
+) -> None:
     with serving(pulsar, {"max_connections": 2}) as (client, service), ExitStack() as opened:
         address = service.running.listeners["http"][0]
         first, _second, third = (
@@ -162,7 +166,9 @@ def test_a_silent_client_is_answered_or_cut_and_takes_nothing_with_it(pulsar: Pu
             socket.create_connection(address, timeout=30) as half,
             socket.create_connection(address, timeout=30) as mute,
         ):
-            half.sendall(b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhalf")
+            half.sendall(
+                b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhalf"
+            )
             assert half.recv(100).startswith(b"HTTP/1.1 408 ")
             assert mute.recv(100) == b""
         with socket.create_connection(address, timeout=30) as head:

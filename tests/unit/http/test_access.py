@@ -64,7 +64,12 @@ def test_a_credential_speaks_for_what_its_filters_match(topic: str, ok: bool) ->
 
 CERTIFICATE = {
     "subject": ((("organizationName", "plant"),), (("commonName", "device-7"),)),
-    "subjectAltName": (("DNS", "device-7"), ("DNS", "d7.example"), ("IP Address", "10.0.0.7"), ("URI", "urn:d7")),
+    "subjectAltName": (
+        ("DNS", "device-7"),
+        ("DNS", "d7.example"),
+        ("IP Address", "10.0.0.7"),
+        ("URI", "urn:d7"),
+    ),
 }
 ENTRIES = (
     CertificateTopics(name="d7.example", topics=("gateways/#", "devices/{name}/#")),
