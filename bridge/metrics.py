@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from io import BufferedIOBase
 from socketserver import ThreadingMixIn
 from typing import Any, Final, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics, make_wsgi_app
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -27,11 +30,16 @@ from bridge.settings.metrics import MetricsSettings
 
 __all__ = ["Endpoint", "HealthCollector", "serving"]
 
+log = structlog.get_logger("metrics")
+
 _StartResponse: TypeAlias = Callable[..., Any]
 _App: TypeAlias = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
 
 _REQUEST_S: Final = 10.0
-"""How long one request may take to arrive, so that a silent peer does not keep a thread for ever."""
+"""How long a client may be silent, in seconds, so that it does not keep a thread for ever."""
+_MAX_CONNECTIONS: Final = 32
+_MAX_HEAD_BYTES: Final = 16 * 1024
+_NO_ROOM_S: Final = 0.5
 
 
 class HealthCollector(Collector):
@@ -104,15 +112,73 @@ def _answer(start_response: _StartResponse, status: str, body: Mapping[str, obje
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, ``_MAX_CONNECTIONS`` at most: a new one ends the oldest, as probes take little time."""
+
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        self._open: dict[Any, None] = {}  # oldest first
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; without a free descriptor rest a little, for the connection stays in the queue."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_NO_ROOM_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection. Its thread calls this."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what ended a connection; a client that goes away is no news."""
+        log.debug("a request for metrics or health failed", why=repr(sys.exc_info()[1]))
 
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
+class _Head:
+    """Reads lines of a request up to ``_MAX_HEAD_BYTES``; after them it ends."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = _MAX_HEAD_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(min(limit, self._left))
+        self._left -= len(line)
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _Quiet(WSGIRequestHandler):
     timeout = _REQUEST_S
+
+    def setup(self) -> None:
+        """Bound what a client can make us hold."""
+        super().setup()
+        self.rfile = _Head(self.rfile)  # type: ignore[assignment]
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a probe every few seconds is no news."""

@@ -1,189 +1,173 @@
-"""The ASGI application: one request, one message, and the answer that says what became of it.
+"""What becomes of a request: it is refused by its head alone, or its message is taken and answered once it is stored.
 
 ======  ======================================================================================================
-status  what it means
+status  meaning
 ======  ======================================================================================================
 200     Pulsar has stored the message
 202     at ``qos=1``: it is stored among the dead letters, with the reason; at ``qos=0``: it is taken, no more
-400     it is no message, or one for a topic that takes none: publishing it again will not help
-401     no token, or none of ours
-408     the body did not come in time
+400     it is not a message, or one for a topic that takes none: publishing it again does not help
+401     it carries no token, or none of ours
+403     its credential does not speak for the topic; or it comes from a web page, or names another server
+408     the body did not arrive in time
 413     the body is too large; it was not read to its end
-503     not taken, since too much is in flight or the service stops; or taken, and Pulsar did not confirm it in
+431     the request line and the headers are too large
+503     not taken, because too much is in flight or the service stops; or taken, and Pulsar did not confirm it in
         time: then it may still be stored, and publishing it again may store it twice
 ======  ======================================================================================================
+
+``begin`` judges the head before a byte of the body is read, ``take`` the message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import structlog
-from starlette.applications import Starlette
-from starlette.convertors import Convertor, register_url_convertor
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from bridge.http.access import Filters, Tokens, host_problem, page_problem, speaks_for
 from bridge.http.requests import PREFIX, Refusal, message_of
-from bridge.http.tokens import bears_token
 from bridge.ingest.awaited import AwaitedIntake, Outcome, SaturatedError
 from bridge.killpoints import reach
-from bridge.settings.http import HttpSettings
+from bridge.mqtt.types import Message
+from bridge.settings import Settings
+from bridge.topic_templates import Filter
 
-__all__ = ["HttpApp"]
+__all__ = ["Answer", "Head", "HttpApp", "busy"]
 
 log = structlog.get_logger("http")
 
-_RETRY_AFTER_S: Final = 1
 _TOKENS_KEPT_S: Final = 1.0
 
 
-class _AnyText(Convertor[str]):
-    regex = "(?s:.*)"  # Starlette's own path stops at a line end, which a topic may have
+class Answer(NamedTuple):
+    """A status, the members of the JSON body, and headers beside those that every answer has."""
 
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
+    status: int
+    body: Mapping[str, str]
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-register_url_convertor("pulsebridge_topic", _AnyText())
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Request line and headers; names of headers are in lower case.
 
+    ``certificate`` has the topics of the client's certificate, None on a connection that needed none.
+    """
 
-class _Answered(Exception):
-    """The request is answered before its message is complete."""
+    method: bytes
+    target: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    certificate: Filters | None
 
-    def __init__(self, response: Response) -> None:
-        self.response = response
+    def values(self, name: bytes) -> list[bytes]:
+        """Return the values of a header, in order."""
+        return [value for known, value in self.headers if known == name]
 
 
 class HttpApp:
-    """Answers requests out of an intake; both belong to one event loop.
+    """Answers requests out of an intake; both belong to one event loop."""
 
-    ``max_reading`` bounds the bodies that are being read, in bytes, ``connections`` tells how many are open.
-    """
-
-    def __init__(
-        self,
-        settings: HttpSettings,
-        intake: AwaitedIntake,
-        *,
-        max_reading: int,
-        connections: Callable[[], int] = lambda: 0,
-    ) -> None:
+    def __init__(self, settings: Settings, intake: AwaitedIntake) -> None:
         self.closing = False
         """Set when the service stops: nothing more is taken."""
-        self._settings = settings
+        self._http = settings.http
         self._intake = intake
-        self._max_reading = max_reading
-        self._connections = connections
-        self._reading = 0  # bytes of bodies that are not complete, of all requests
-        self._tokens: list[str] = settings.token_list()
-        self._tokens_at = time.monotonic()
-        self._guarded = settings.tokens is not None
-        self.asgi = Starlette(
-            routes=[Route("/topics/{topic:pulsebridge_topic}", self._publish, methods=["POST"])],
-            exception_handlers={HTTPException: _http_error, Exception: _failed},
-        )
-        self.asgi.router.redirect_slashes = False
+        resume = settings.ingest.resume_topic
+        self._resume = () if resume is None else (Filter.parse(resume),)
+        self._tokens = Tokens({})
+        self._tokens_at = 0.0
 
-    async def _publish(self, request: Request) -> Response:
+    # --- the head ---
+
+    def begin(self, head: Head) -> Message | Answer:
+        """Return the message without its payload, or why it is refused. Does not raise."""
         try:
-            return await self._answer(request)
-        except _Answered as e:
-            return e.response
-        except ClientDisconnect:
-            return _says(400, "the connection ended before the message was complete")
+            granted = self._granted(head)
+            return granted if isinstance(granted, Answer) else self._message(head, granted)
         except Exception as e:  # noqa: BLE001 a request must end in an answer, and take no other with it
-            log.error("a request failed for a reason of ours; report it", why=f"{type(e).__name__}: {e}")
-            return _says(500, "the message was not taken: a fault of the server")
+            return _fault(e)
 
-    async def _answer(self, request: Request) -> Response:
-        if self._guarded and not bears_token(
-            (v for n, v in request.scope["headers"] if n == b"authorization"), self._known_tokens()
-        ):
-            return _says(
-                401, "a token is needed: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"}
-            )
-        if self._connections() > self._settings.max_connections:
-            return _busy("too many connections; the message was not taken", close=True)
+    def _granted(self, head: Head) -> list[Filters] | Answer:
+        """Return the topics of the token and of the certificate; the request needs both where both are asked for."""
+        granted = [] if head.certificate is None else [head.certificate]
+        if self._http.tokens is not None:
+            filters = self._tokens_in_force().filters(head.values(b"authorization"))
+            if filters is None:
+                needed = "a token is needed: Authorization: Bearer …"
+                return Answer(401, {"message": needed}, (("WWW-Authenticate", "Bearer"),))
+            return [*granted, filters]
+        problem = page_problem(head.headers, self._http)
+        if problem is None and head.certificate is None:
+            problem = host_problem(head.headers, self._http)
+        return granted if problem is None else Answer(403, {"message": problem})
+
+    def _message(self, head: Head, granted: list[Filters]) -> Message | Answer:
+        path, _, query = head.target.partition(b"?")
+        if not path.startswith(PREFIX):
+            return Answer(404, {"message": "publish to /topics/{mqtt topic}"})
+        if head.method != b"POST":
+            return Answer(405, {"message": "publish with POST"}, (("Allow", "POST"),))
         if self.closing:
-            return _busy("the service is stopping; the message was not taken")
-        raw_path: bytes = request.scope["raw_path"]
-        if not raw_path.startswith(PREFIX):
-            return _says(404, "publish to /topics/{mqtt topic}")
-        body = await self._body(request)
-        message = message_of(raw_path, request.scope["query_string"], request.scope["headers"], body)
+            return busy("the service is stopping; the message was not taken")
+        message = message_of(path, query, head.headers, b"")
         if isinstance(message, Refusal):
-            return _says(400, message.why)
+            return Answer(400, {"message": message.why})
+        if not all(speaks_for(filters, message.topic) for filters in granted):
+            return Answer(403, {"message": "this token or certificate does not speak for the topic"})
+        if not self._http.allow_resume and speaks_for(self._resume, message.topic):
+            return Answer(
+                403, {"message": "requests to resume are not taken over HTTP; http.allow_resume allows them"}
+            )
+        return message
+
+    def _tokens_in_force(self) -> Tokens:
+        now = time.monotonic()
+        if now - self._tokens_at > _TOKENS_KEPT_S:  # they may stand in a file that was replaced
+            found, problems = self._http.token_topics()
+            self._tokens, self._tokens_at = Tokens(found), now
+            if problems:
+                log.warning(
+                    "tokens were left out. Action: correct the lines; they are read again",
+                    problems=problems,
+                    shown=1,
+                )
+        return self._tokens
+
+    # --- the message ---
+
+    def take(self, message: Message) -> asyncio.Future[Outcome] | Answer:
+        """Take a message whose body is complete; the future becomes its outcome. Does not raise."""
+        if self.closing:
+            return busy("the service is stopping; the message was not taken")
         try:
             future = self._intake.take(message)
         except SaturatedError as e:
-            return _busy(f"{e.what}; the message was not taken")
+            return busy(f"{e.what}; the message was not taken")
+        except Exception as e:  # noqa: BLE001 a request must end in an answer, and take no other with it
+            return _fault(e)
         reach("http_before_receipt")
         if message.qos == 0 and not future.done():
-            return _says(202, "taken, not yet stored")
-        try:
-            outcome = await asyncio.wait_for(asyncio.shield(future), self._settings.store_timeout_s)
-        except asyncio.TimeoutError:
-            return _told(Outcome(unknown=True))
+            return Answer(202, {"message": "taken, not yet stored"})
+        return future
+
+    def stored(self, outcome: Outcome) -> Answer:
+        """Return the answer to a message that was taken."""
+        if outcome.unknown:
+            return busy(
+                "Pulsar has not confirmed the message in time; it may still be stored, and publishing it again may "
+                "store it twice"
+            )
         reach("http_after_receipt")
-        return _told(outcome)
-
-    async def _body(self, request: Request) -> bytes:
-        limit = self._settings.max_body_bytes
-        told = request.headers.get("content-length", "")
-        if told.isascii() and told.isdigit() and int(told[:19]) > limit:
-            raise _Answered(_says(413, f"the body has {told[:19]} bytes, {limit} are taken"))
-        try:
-            return await asyncio.wait_for(self._collected(request, limit), self._settings.read_timeout_s)
-        except asyncio.TimeoutError:
-            raise _Answered(
-                _says(408, "the body did not come in time", headers={"Connection": "close"})
-            ) from None
-
-    async def _collected(self, request: Request, limit: int) -> bytes:
-        body = bytearray()
-        counted = 0
-        try:
-            async for chunk in request.stream():
-                body += chunk
-                self._reading += len(chunk)
-                counted += len(chunk)
-                if counted > limit:
-                    raise _Answered(_says(413, f"the body has more than {limit} bytes"))
-                if self._reading > self._max_reading:
-                    raise _Answered(_busy("too many bodies are being read; the message was not taken"))
-            return bytes(body)
-        finally:
-            self._reading -= counted
-
-    def _known_tokens(self) -> list[str]:
-        now = time.monotonic()
-        if now - self._tokens_at > _TOKENS_KEPT_S:  # they may stand in a file that was replaced
-            self._tokens, self._tokens_at = self._settings.token_list(), now
-        return self._tokens
-
-
-def _told(outcome: Outcome) -> Response:
-    if outcome.unknown:
-        return _busy(
-            "Pulsar has not confirmed the message in time; it may still be stored, and publishing it again may store "
-            "it twice"
-        )
-    if outcome.left_out is not None:
-        return _says(
-            400, f"no reading, so it is not stored: {_LEFT_OUT.get(outcome.left_out, outcome.left_out)}"
-        )
-    if outcome.dead_letter is not None:
-        return _says(202, "stored among the dead letters", reason=outcome.dead_letter)
-    return _says(200, "OK")
+        if outcome.left_out is not None:
+            why = _LEFT_OUT.get(outcome.left_out, outcome.left_out)
+            return Answer(400, {"message": f"not a reading, so it is not stored: {why}"})
+        if outcome.dead_letter is not None:
+            return Answer(202, {"message": "stored among the dead letters", "reason": outcome.dead_letter})
+        return Answer(200, {"message": "OK"})
 
 
 _LEFT_OUT: Final = {
@@ -192,20 +176,13 @@ _LEFT_OUT: Final = {
 }
 
 
-def _busy(why: str, *, close: bool = False) -> Response:
-    return _says(
-        503, why, headers={"Retry-After": str(_RETRY_AFTER_S)} | ({"Connection": "close"} if close else {})
+def busy(why: str) -> Answer:
+    """Return the answer that asks the client to try again."""
+    return Answer(503, {"message": why}, (("Retry-After", "1"),))
+
+
+def _fault(error: Exception) -> Answer:
+    log.error(
+        "a request failed for a reason of ours. Action: report it", why=f"{type(error).__name__}: {error}"
     )
-
-
-def _says(status: int, message: str, *, headers: dict[str, str] | None = None, **more: str) -> Response:
-    return JSONResponse({"message": message} | more, status, headers)
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _says(error.status_code, error.detail, headers=dict(error.headers or {}))
-
-
-async def _failed(_request: Request, error: Exception) -> Response:
-    return _says(500, "a fault of the server")
+    return Answer(500, {"message": "the message was not taken: a fault of the server"})

@@ -1,119 +1,366 @@
-"""The connections of the HTTP listeners: uvicorn's protocol objects, made for the service's event loop.
+"""The connections of the HTTP listeners: one h11 state machine each, on the service's event loop.
 
-It decides what uvicorn is told and how connections are ended; requests are answered by ``bridge.http.app``.
+A connection decides when it reads, how long it waits and what it holds; what a request means is decided by
+``bridge.http.app``. Before the app has taken a request's head, a client can make it hold ``max_head_bytes`` and no more;
+the body is read afterwards, within one time for the whole of it. While an answer is awaited nothing is read.
+
+Example of the phases: HEAD → BODY → STORING → HEAD … → ENDED; every refusal leads to ENDED.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import Any, Final
+import json
+import ssl
+from collections.abc import Callable
+from enum import Enum
+from http import HTTPStatus
+from typing import Final
 
 import h11
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
-__all__ = ["Connections"]
+from bridge.http.access import Filters, certificate_filters, certificate_names
+from bridge.http.app import Answer, Head, HttpApp, busy
+from bridge.ingest.awaited import Outcome
+from bridge.mqtt.types import Message
+from bridge.settings import Settings
 
-_MAX_HEAD_BYTES: Final = 256 * 1024
-"""Request line and headers: a topic of 65,535 bytes is three times as long when each byte is percent-encoded."""
+__all__ = ["REFUSAL", "Connections"]
+
+_CHUNK: Final = 16 * 1024
+"""Bytes that are read at once."""
+_LINGER_S: Final = 1.0
+"""How long a client may take to read the last answer, in seconds: closing over unread bytes could take it away."""
+
+REFUSAL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
+"""The answer on a connection that is not accepted."""
 
 
-class _Connection(H11Protocol):
-    """uvicorn's connection, which also ends when a client opens it, or begins a request, and falls silent."""
+class _Phase(Enum):
+    HEAD = "waits for a request, or for the rest of its head"
+    BODY = "reads the body of a request that may publish"
+    STORING = "waits for Pulsar, or until the client has read its answers"
+    ENDED = "has had its last answer; what still comes is dropped"
 
-    patience_s = 30.0
-    _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._arm()
+class _Connection(asyncio.BufferedProtocol):
+    """One client's connection."""
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._busy:
-            self._disarm()
-        elif self._timer is None:
-            self._arm()  # the head of a request has begun
+    def __init__(self, owner: Connections) -> None:
+        self.context: ssl.SSLContext | None = None
+        """What the client was authenticated with, None without TLS."""
+        self._owner = owner
+        self._app = owner.app
+        self._h11 = h11.Connection(h11.SERVER, owner.http.max_head_bytes)
+        self._phase = _Phase.HEAD
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport
+        self._certificate: Filters | None = None
+        self._head: Head | None = None
+        self._message: Message | None = None
+        self._at_once = False  # the request came in one piece
+        self._body = bytearray()
+        self._future: asyncio.Future[Outcome] | None = None
+        self._unwritten = False  # answers wait because the client does not read them
+        self._ended_reading = False
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        if not self._busy or self.cycle.more_body or self.scheme != "http":
-            return None
-        self.cycle.keep_alive = False
-        return True  # the client has said all that it had to say, and still listens
+    # --- called by the event loop ---
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._disarm()  # uvicorn's own timer ends an idle connection
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.context = transport.get_extra_info("sslcontext")
+        certificate = transport.get_extra_info("peercert")
+        if certificate:
+            self._certificate = self._owner.topics_of(certificate_names(certificate))
+        self._owner.open.add(self)
+        self._wait(self._owner.http.first_request_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
-
-    @property
-    def _busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _arm(self) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(self.patience_s, self._give_up)
-
-    def _disarm(self) -> None:
+        self._phase = _Phase.ENDED
+        self._drop_body()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._owner.lost(self)
 
-    def _give_up(self) -> None:
-        self._timer = None
-        if not self._busy:
-            self.transport.close()
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._owner.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._phase is not _Phase.ENDED:
+            self._h11.receive_data(bytes(self._owner.buffer[:nbytes]))
+            self._advance()
+
+    def eof_received(self) -> bool:
+        if self._phase is _Phase.ENDED:
+            return False
+        self._ended_reading = True
+        if self._phase is not _Phase.STORING:
+            self._h11.receive_data(b"")
+            self._advance()
+        # A client that has sent its request may still listen; TLS cannot be half closed.
+        return self._phase is _Phase.STORING and self.context is None
+
+    def pause_writing(self) -> None:
+        self._unwritten = True
+
+    def resume_writing(self) -> None:
+        self._unwritten = False
+        if self._phase is _Phase.STORING and self._future is None:
+            self._next()
+            self._advance()
+
+    # --- reading ---
+
+    def _advance(self) -> None:
+        self._at_once = False
+        try:
+            while self._phase in (_Phase.HEAD, _Phase.BODY):
+                event = self._h11.next_event()
+                if event is h11.NEED_DATA or event is h11.PAUSED:
+                    return
+                if isinstance(event, h11.Request):
+                    self._begin(event)
+                elif isinstance(event, h11.Data):
+                    self._grow(event.data)
+                elif isinstance(event, h11.EndOfMessage):
+                    self._take()
+                elif isinstance(event, h11.ConnectionClosed):
+                    self._close()
+        except h11.RemoteProtocolError as e:
+            self._refuse(Answer(e.error_status_hint, {"message": f"not a valid HTTP request: {e}"}))
+
+    def _begin(self, request: h11.Request) -> None:
+        self._head = Head(request.method, request.target, tuple(iter(request.headers)), self._certificate)
+        if not self._owner.is_current(self.context):
+            self._close()  # its authority may have been removed
+            return
+        taken = self._app.begin(self._head)
+        if isinstance(taken, Answer):
+            self._refuse(taken)
+            return
+        self._message = taken
+        self._at_once = True
+        self._phase = _Phase.BODY
+        self._wait(self._owner.http.read_timeout_s)
+        lengths = self._head.values(b"content-length")
+        if (
+            lengths and int(lengths[0]) > self._owner.http.max_body_bytes
+        ):  # h11 has made sure that it is a number
+            self._too_large()
+        elif self._h11.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self._transport.write(self._h11.send(go_on) or b"")
+
+    def _grow(self, data: bytes) -> None:
+        self._body += data
+        self._owner.reading += len(data)
+        if len(self._body) > self._owner.http.max_body_bytes:
+            self._too_large()
+        elif self._owner.reading > self._owner.max_reading:
+            self._refuse(busy("too many bodies are being read; the message was not taken"))
+
+    def _too_large(self) -> None:
+        self._refuse(
+            Answer(413, {"message": f"the body has more than {self._owner.http.max_body_bytes} bytes"})
+        )
+
+    def _take(self) -> None:
+        """The request is complete; a credential that was removed meanwhile does not count."""
+        assert self._head is not None
+        assert self._message is not None
+        if not self._owner.is_current(self.context):
+            self._close()
+            return
+        if not self._at_once:
+            again = self._app.begin(self._head)
+            if isinstance(again, Answer):
+                self._refuse(again)
+                return
+        message = self._message._replace(payload=bytes(self._body))
+        self._drop_body()
+        self._phase = _Phase.STORING
+        self._transport.pause_reading()
+        taken = self._app.take(message)
+        if isinstance(taken, Answer):
+            self._answer(taken)
+            return
+        self._future = taken
+        self._wait(self._owner.http.store_timeout_s)
+        taken.add_done_callback(self._stored)
+
+    def _drop_body(self) -> None:
+        self._owner.reading -= len(self._body)
+        self._body = bytearray()
+        self._message = None
+
+    # --- answering ---
+
+    def _stored(self, future: asyncio.Future[Outcome]) -> None:
+        if future is self._future and self._phase is _Phase.STORING and not future.cancelled():
+            self._answer(self._app.stored(future.result()))
+            self._advance()
+
+    def _answer(self, answer: Answer) -> None:
+        """Answer a complete request, and go on with the next one."""
+        self._future = None
+        self._write(answer, close=self._app.closing or self._ended_reading)
+        if self._h11.our_state is h11.MUST_CLOSE or self._ended_reading:
+            self._end()
+        elif self._unwritten:
+            self._wait(self._owner.http.read_timeout_s)
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        self._h11.start_next_cycle()
+        self._head = None
+        self._phase = _Phase.HEAD
+        self._wait(self._owner.http.read_timeout_s)
+        self._owner.answered()
+        self._transport.resume_reading()
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answer a request that is not read to its end, and end the connection."""
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._write(answer, close=True)
+        self._end()
+
+    def _write(self, answer: Answer, *, close: bool) -> None:
+        body = json.dumps(answer.body, separators=(",", ":")).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), *answer.headers]
+        if close:
+            headers.append(("Connection", "close"))
+        events: list[h11.Event] = [
+            h11.Response(
+                status_code=answer.status, headers=headers, reason=HTTPStatus(answer.status).phrase.encode()
+            )
+        ]
+        if self._head is None or self._head.method != b"HEAD":
+            events.append(h11.Data(data=body))
+        events.append(h11.EndOfMessage())
+        self._transport.write(b"".join(self._h11.send(event) or b"" for event in events))
+
+    # --- ending ---
+
+    def _end(self) -> None:
+        """Let the client read its last answer: it closes then, or is cut off soon."""
+        if self._ended_reading or self._transport.is_closing():
+            self._close()
+            return
+        self._phase = _Phase.ENDED
+        self._drop_body()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._wait(_LINGER_S)
+        self._owner.answered()
+
+    def _close(self) -> None:
+        self._phase = _Phase.ENDED
+        self._drop_body()
+        self._wait(_LINGER_S)  # TLS waits for the client's own end
+        self._transport.close()
+
+    def finish(self) -> None:
+        """Close if no request has begun; else the answer under way is the last one."""
+        if not self.busy and self._phase is not _Phase.ENDED:
+            self._close()
+
+    def abort(self) -> None:
+        """Close without waiting for the client."""
+        self._transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has begun that is not answered."""
+        return self._phase in (_Phase.BODY, _Phase.STORING)
+
+    # --- time ---
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._owner.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        if self._phase is _Phase.HEAD:
+            self._close()
+        elif self._phase is _Phase.BODY:
+            self._refuse(Answer(408, {"message": "the body did not come in time"}))
+        elif self._future is not None:
+            self._answer(self._app.stored(Outcome(unknown=True)))
+            self._advance()
+        else:
+            self._transport.abort()
 
 
 class Connections:
-    """Makes connections for an ASGI application, and ends them. Everything runs on the event loop."""
+    """Makes connections, and ends them. Everything runs on the event loop.
 
-    def __init__(self, asgi: Any, *, patience_s: float) -> None:
-        self._state = ServerState()
-        self._config = uvicorn.Config(
-            asgi,
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="critical",  # a port scan is no news; our own log tells faults
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-        )
-        self._config.load()
-        self._patience_s = patience_s
+    ``max_reading`` bounds the bodies that are being read, in bytes of all connections. ``is_current`` tells whether a
+    connection's TLS context is still in force, None standing for a connection without TLS.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        app: HttpApp,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        is_current: Callable[[ssl.SSLContext | None], bool] = lambda _context: True,
+    ) -> None:
+        self.app = app
+        self.http = settings.http
+        self.loop = loop
+        self.max_reading = settings.ingest.max_in_flight_bytes
+        self.reading = 0
+        """Bytes of bodies that are not complete."""
+        self.buffer = memoryview(bytearray(_CHUNK))
+        """One for all: what is in it is used before anything else is read."""
+        self.is_current = is_current
+        self.open: set[_Connection] = set()
+        self._name_limit = settings.max_name_bytes
+        self._changed = asyncio.Event()
 
     def connect(self) -> asyncio.BaseProtocol:
         """Return the protocol object of a new connection."""
-        made = _Connection(config=self._config, server_state=self._state, app_state={})
-        made.patience_s = self._patience_s
-        return made
+        return _Connection(self)
 
-    def __len__(self) -> int:
-        """How many are open."""
-        return len(self._state.connections)
+    def topics_of(self, names: tuple[str, ...]) -> Filters:
+        """Return the topics of a client certificate with these names."""
+        return certificate_filters(names, self.http.certificates, self._name_limit)
+
+    def lost(self, connection: _Connection) -> None:
+        """Forget a connection that is closed."""
+        self.open.discard(connection)
+        self._changed.set()
+
+    def answered(self) -> None:
+        """Note that a request has had its answer."""
+        self._changed.set()
+
+    def end_outdated(self) -> None:
+        """Close idle connections whose TLS context is not in force; the others close before their next request."""
+        for connection in list(self.open):
+            if not self.is_current(connection.context):
+                connection.finish()
 
     def finish(self) -> None:
         """Close idle connections; the others close after the answer that they wait for."""
-        for connection in list(self._state.connections):
-            with suppress(h11.LocalProtocolError):  # it is broken, and ends by itself
-                connection.shutdown()
+        for connection in list(self.open):
+            connection.finish()
 
     async def finished(self, timeout: float) -> None:
-        """Wait for the answers under way, at most ``timeout`` seconds, then close what is left."""
-        tasks = set(self._state.tasks)
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout)
-        for task in list(self._state.tasks):
-            task.cancel()
-        for connection in list(self._state.connections):
-            connection.transport.abort()
+        """Wait until clients have their answers, at most ``timeout`` seconds, then close what is left."""
+        end = self.loop.time() + timeout
+        while self.open and self.loop.time() < end:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), end - self.loop.time())
+            except asyncio.TimeoutError:
+                break
+        for connection in list(self.open):
+            connection.abort()

@@ -1,6 +1,6 @@
 """The protocol handler ``http``: listens, and gives each request's message to an intake of its own.
 
-Starlette and uvicorn are imported at INITIALIZE, so that a missing extra is told then, and nobody else needs them.
+h11 is imported at INITIALIZE, so that a missing extra is reported then, and no other handler needs it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,7 @@ __all__ = ["HttpHandler"]
 
 log = structlog.get_logger("http")
 
-_LOOK_S: Final = 2.0
+_LOOK_S: Final = 1.0
 """How often readiness and the certificate's files are looked at, in seconds."""
 _ANSWER_S: Final = 2.0
 """How long the last answers may take after everything is stored, in seconds."""
@@ -40,7 +41,7 @@ class HttpHandler(ProtocolHandler):
     def __init__(self) -> None:
         self._settings = Settings()
         self._tls: ssl.SSLContext | None = None
-        self._files: tuple[tuple[int, int], ...] = ()
+        self._files: tuple[tuple[int, ...], ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._was_ready = True
         self._service: Service | None = None
@@ -64,13 +65,14 @@ class HttpHandler(ProtocolHandler):
 
         self._settings = settings
         if self._http.tls_port is not None:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
-            self._load(self._tls)
             self._files = self._stamps()
+            self._tls = self._context()
 
-    def _load(self, context: ssl.SSLContext) -> None:
+    def _context(self) -> ssl.SSLContext:
+        """Return a context of what the files hold now; a context that has trusted an authority never forgets it."""
         http = self._http
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         assert http.tls_certificate is not None
         assert http.tls_private_key is not None
         try:
@@ -84,8 +86,17 @@ class HttpHandler(ProtocolHandler):
                 f"http.tls_certificate {http.tls_certificate}, tls_private_key or tls_client_ca cannot be used: {e}",
                 remedy="give readable PEM files that belong together, the key without a passphrase",
             ) from e
+        return context
 
-    def _stamps(self) -> tuple[tuple[int, int], ...]:
+    def _in_force(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls
+
+    def _is_current(self, context: ssl.SSLContext | None) -> bool:
+        """Return whether what a connection was authenticated with still counts."""
+        return context is None or self._http.tls_client_ca is None or context is self._tls
+
+    def _stamps(self) -> tuple[tuple[int, ...], ...]:
         http = self._http
         files = [f for f in (http.tls_certificate, http.tls_private_key, http.tls_client_ca) if f is not None]
         return tuple(_stamp(f) for f in files)
@@ -108,13 +119,8 @@ class HttpHandler(ProtocolHandler):
 
         http = self._http
         self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.max_in_flight)
-        self._app = HttpApp(
-            http,
-            self._intake,
-            max_reading=self._settings.ingest.max_in_flight_bytes,
-            connections=lambda: len(connections),
-        )
-        connections = self._connections = Connections(self._app.asgi, patience_s=http.read_timeout_s)
+        self._app = HttpApp(self._settings, self._intake)
+        self._connections = Connections(self._settings, self._app, service.loop, is_current=self._is_current)
         self._timer = service.loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
@@ -126,33 +132,40 @@ class HttpHandler(ProtocolHandler):
             self._was_ready = ready
             self._service.changed()
         if self._tls is not None:
-            self._look_at_files(self._tls)
+            self._look_at_files()
 
-    def _look_at_files(self, context: ssl.SSLContext) -> None:
-        """Take a certificate that was replaced; connections made from now on get it."""
+    def _look_at_files(self) -> None:
+        """Take files that were replaced: new connections get them, and with mTLS the old connections end."""
         files = self._stamps()
         if files == self._files:
             return
-        self._files = files
         try:
-            self._load(context)
+            self._tls = self._context()
         except ConfigError as e:
             log.warning(
-                "the new certificate is not taken, the old one stays; mend the files, they are read again",
+                "the new certificate is not valid, the old one stays in use. Action: correct the files; they are read again",
                 why=str(e),
+                shown=1,
             )
-        else:
-            log.info("the certificate was read anew", file=str(self._http.tls_certificate))
+            return
+        self._files = files
+        assert self._connections is not None
+        self._connections.end_outdated()
+        log.info("the certificate was replaced", file=str(self._http.tls_certificate))
 
     def listeners(self) -> Mapping[Address, Acceptor]:
         """Return the plain address, the one with TLS, or both."""
         assert self._connections is not None
+        from bridge.http.connections import REFUSAL
+
+        http = self._http
+        plain = Acceptor(self._connections.connect, max_connections=http.max_connections, refusal=REFUSAL)
         found: dict[Address, Acceptor] = {}
-        if self._http.port is not None:
-            found[Address(self._http.host, self._http.port)] = Acceptor(self._connections.connect)
-        if self._http.tls_port is not None:
-            found[Address(self._http.host, self._http.tls_port)] = Acceptor(
-                self._connections.connect, self._tls
+        if http.port is not None:
+            found[Address(http.host, http.port)] = plain
+        if http.tls_port is not None:
+            found[Address(http.host, http.tls_port)] = replace(
+                plain, tls=self._in_force, handshake_s=http.first_request_s
             )
         return found
 
@@ -180,9 +193,9 @@ class HttpHandler(ProtocolHandler):
         log.info("http stops", unstored=unstored)
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _stamp(file: Path) -> tuple[int, ...]:
     try:
         found = file.stat()
     except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_ino
+        return ()
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -95,7 +95,7 @@ def _query(query: bytes) -> dict[str, str]:
             for p in (part + b"=").split(b"=", 2)[:2]
         )
         if name not in _QUERY:
-            near = difflib.get_close_matches(name, _QUERY, n=1)
+            near = difflib.get_close_matches(name[:50], _QUERY, n=1)
             raise _Refused(
                 f"unknown query parameter {name[:50]!r}; "
                 + (f"did you mean {near[0]}?" if near else ", ".join(_QUERY))

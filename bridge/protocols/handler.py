@@ -37,10 +37,20 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acceptor:
-    """Makes the asyncio protocol of each accepted connection, on the service's event loop."""
+    """Makes the asyncio protocol of each accepted connection, and bounds what clients hold before it reads anything.
+
+    All of it is called on the service's event loop.
+    """
 
     connect: Callable[[], asyncio.BaseProtocol]
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """Returns the TLS context of the next connection, so that replaced files count from it on."""
+    max_connections: int = 1000
+    """Open connections of the handler, those in a TLS handshake included; further ones are closed at once."""
+    handshake_s: float = 10.0
+    """How long a TLS handshake may take in all, in seconds."""
+    refusal: bytes = b""
+    """What a connection without TLS beyond the limit gets before it is closed; at most a few hundred bytes."""
 
 
 class Service(Protocol):

@@ -1,15 +1,22 @@
 """The event loop of the listeners in a thread of its own, and the sockets that handlers ask for.
 
-It decides how sockets are bound and closed; what is spoken on a connection is its handler's protocol object.
+It decides how sockets are bound, which connections are accepted and how they end; what is spoken on a connection is
+decided by its handler's protocol object. A connection beyond ``Acceptor.max_connections`` is closed before a byte of it is
+read, and so is one that would take the last free file descriptors: MQTT and Pulsar need them to reconnect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
+
+import structlog
 
 from bridge.errors import TerminalError
 from bridge.health import Health
@@ -18,7 +25,13 @@ from bridge.protocols.handler import Acceptor, Address
 __all__ = ["Listening"]
 
 
+log = structlog.get_logger("protocols")
+
 _BEAT_S: Final = 1.0
+_FREE_DESCRIPTORS: Final = 256
+"""File descriptors that connections of the listeners leave to the rest of the process, a quarter of them at most."""
+_NO_ROOM_S: Final = 0.5
+"""How long a listener rests when the system has no descriptor or memory for a connection, in seconds."""
 
 
 class Listening:
@@ -33,7 +46,11 @@ class Listening:
         self._part = (health or Health()).part("listeners", loop=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
-        self._servers: dict[str, list[asyncio.Server]] = {}
+        self._sockets: dict[str, list[socket.socket]] = {}
+        self._accepting: dict[str, list[asyncio.Task[None]]] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._connections: dict[str, set[socket.socket]] = {}
+        """Sockets of each handler that were accepted; closed ones are forgotten when room is needed."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -73,34 +90,132 @@ class Listening:
         bound: list[Address] = []
         for address, acceptor in listeners.items():
             try:
-                server = await self.loop.create_server(
-                    acceptor.connect,
-                    address.host,
-                    address.port,
-                    ssl=acceptor.tls,
-                    reuse_address=True,
-                    reuse_port=self._shares_ports,
-                )
+                sockets = await self._bind(address)
             except OSError as e:
                 raise TerminalError(
                     f"{name} cannot listen on {address.host}:{address.port}: {e.strerror or e}",
                     remedy="choose another address, or end the process that has it",
                 ) from e
-            self._servers.setdefault(name, []).append(server)
-            bound += [Address(*s.getsockname()[:2]) for s in server.sockets]
+            for one in sockets:
+                bound.append(Address(*one.getsockname()[:2]))
+                self._sockets.setdefault(name, []).append(one)
+                task = self.loop.create_task(self._accept(name, one, acceptor))
+                self._accepting.setdefault(name, []).append(task)
         return bound
+
+    async def _bind(self, address: Address) -> list[socket.socket]:
+        """Return a listening socket for each address that the host has."""
+        found = await self.loop.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sockets: list[socket.socket] = []
+        try:
+            for family, _kind, _protocol, _name, where in dict.fromkeys(found):
+                sockets.append(socket.create_server(where[:2], family=family, reuse_port=self._shares_ports))
+                sockets[-1].setblocking(False)
+        except OSError:
+            for one in sockets:
+                one.close()
+            raise
+        return sockets
+
+    # --- accepting ---
+
+    async def _accept(self, name: str, listener: socket.socket, acceptor: Acceptor) -> None:
+        while True:
+            try:
+                connection, _ = await self.loop.sock_accept(listener)
+            except ConnectionError:
+                continue  # the client has gone
+            except OSError as e:
+                log.warning(
+                    "a listener cannot accept connections, it tries again. Action: raise the limit of open files (ulimit -n)",
+                    protocol=name,
+                    why=e.strerror or str(e),
+                    shown=1,
+                )
+                await asyncio.sleep(_NO_ROOM_S)
+                continue
+            problem = self._problem(name, connection, acceptor)
+            if problem is None:
+                task = self.loop.create_task(self._connect(name, connection, acceptor))
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+            else:
+                log.warning("a connection was refused. " + problem, protocol=name, shown=1)
+                with connection, suppress(OSError):
+                    if acceptor.tls is None:
+                        connection.send(acceptor.refusal)
+            await asyncio.sleep(
+                0
+            )  # accepting succeeds at once while clients wait: let the others have their turn
+
+    def _problem(self, name: str, connection: socket.socket, acceptor: Acceptor) -> str | None:
+        """Return why there is no room for a connection, with the action; None if it was added."""
+        found = self._connections.setdefault(name, set())
+        if len(found) >= acceptor.max_connections:
+            found.difference_update([one for one in found if one.fileno() < 0])
+        if len(found) >= acceptor.max_connections:
+            return f"Action: close idle clients, or raise {name}.max_connections, which is {acceptor.max_connections}"
+        most = _descriptors()
+        if connection.fileno() >= most:  # the system gives the lowest free number, so all below are in use
+            return f"Action: raise the limit of open files (ulimit -n), of which {most} are in use"
+        found.add(connection)
+        return None
+
+    async def _connect(self, name: str, connection: socket.socket, acceptor: Acceptor) -> None:
+        """Make the connection's transport and protocol, after the TLS handshake if there is one."""
+        try:
+            protocol = acceptor.connect()
+            tls = None if acceptor.tls is None else acceptor.tls()
+        except Exception as e:  # noqa: BLE001 a third party's handler may fail in any way
+            connection.close()
+            _report(name, e)
+            return
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else acceptor.handshake_s,
+            )
+        except OSError as e:  # ssl.SSLError is one
+            log.debug("a client did not complete its handshake", protocol=name, why=str(e))
+        except Exception as e:  # noqa: BLE001
+            _report(name, e)
 
     def close(self, name: str) -> None:
         """Stop listening for a handler; its connections live on."""
         asyncio.run_coroutine_threadsafe(self._close(name), self.loop).result()
 
     async def _close(self, name: str) -> None:
-        for server in self._servers.pop(name, []):
-            server.close()
+        tasks = self._accepting.pop(name, [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in self._sockets.pop(name, []):
+            one.close()
 
     def end(self) -> None:
         """Cancel what is left on the loop and end its thread."""
-        for name in list(self._servers):
+        for name in list(self._sockets):
             self.close(name)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+
+def _descriptors() -> int:
+    """Return how many file descriptors may be in use when a connection is accepted."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        most = 1 << 30
+    return most - min(_FREE_DESCRIPTORS, most // 4)
+
+
+def _report(name: str, error: Exception) -> None:
+    log.error(
+        "a protocol handler failed at a new connection. Action: report it to its authors",
+        protocol=name,
+        why=f"{type(error).__name__}: {error}",
+        shown=1,
+    )

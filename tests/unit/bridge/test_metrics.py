@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,6 +17,7 @@ from bridge.local.ports import free_ports, is_free
 from bridge.metrics import serving
 from bridge.settings.metrics import MetricsSettings
 from tests.support.endpoint import Endpoint
+from tests.support.waiting import poll_for
 
 
 def test_metrics_are_served_on_loopback_while_the_block_runs() -> None:
@@ -81,3 +85,33 @@ def test_other_paths_and_methods_are_refused() -> None:
             urllib.request.urlopen(request, timeout=10)
         refused.value.close()
         assert refused.value.code == 405
+
+
+def test_h39_clients_that_drip_hold_few_threads_and_keep_no_probe_out() -> None:
+    (port,) = free_ports(1)
+    with serving(MetricsSettings(port=port)), ExitStack() as opened:
+        before = threading.active_count()
+        dripping = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            for _ in range(100)
+        ]
+
+        def few_threads() -> bool:
+            for raw in dripping:
+                with suppress(OSError):  # it may be cut already
+                    raw.send(b"G")
+            return threading.active_count() - before <= 40
+
+        poll_for(few_threads, 15, "the end of the oldest connections")
+        assert Endpoint(port).asked("/healthz")[0] == 200
+
+
+def test_h39_a_long_head_is_not_read_to_its_end() -> None:
+    (port,) = free_ports(1)
+    with (
+        serving(MetricsSettings(port=port)),
+        socket.create_connection(("127.0.0.1", port), timeout=30) as raw,
+        suppress(ConnectionError),  # it closes over what it has not read
+    ):
+        raw.sendall(b"GET /healthz HTTP/1.1\r\n" + 20 * (b"X: " + b"x" * 60_000 + b"\r\n"))
+        assert raw.recv(100).startswith(b"HTTP/1.")

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.http.requests import Refusal, message_of
-from bridge.http.tokens import bears_token
 from bridge.mqtt.types import Message, PublishProperties
 
 Headers = list[tuple[bytes, bytes]]
@@ -174,27 +173,3 @@ def test_any_bytes_give_a_message_that_mqtt_could_carry_or_a_reason(
         for text in texts:
             assert "\0" not in text
             text.encode()
-
-
-# --- tokens ---
-
-
-@pytest.mark.parametrize(
-    ("authorization", "ok"),
-    [
-        ([b"Bearer two"], True),
-        ([b"bearer  one "], True),
-        ([b"Bearer three"], False),
-        ([b"Bearer "], False),
-        ([b"Basic two"], False),
-        ([b"two"], False),
-        ([], False),
-        ([b"Bearer one", b"Bearer one"], False),
-    ],
-)
-def test_one_of_the_tokens_must_be_borne(authorization: list[bytes], ok: bool) -> None:
-    assert bears_token(authorization, ["one", "two"]) is ok
-
-
-def test_without_tokens_nothing_is_borne() -> None:
-    assert not bears_token([b"Bearer "], [])

@@ -21,6 +21,7 @@ def http(**given: Any) -> HttpSettings:
     return load(None, {f"http.{name}": value for name, value in given.items()}).http
 
 
+DEVICES = [{"topics": ["devices/{name}/#"]}]
 TLS = {"tls_port": 8443, "tls_certificate": "c.pem", "tls_private_key": "k.pem"}
 
 
@@ -30,9 +31,10 @@ TLS = {"tls_port": 8443, "tls_certificate": "c.pem", "tls_private_key": "k.pem"}
         {},
         {"host": "::1"},
         {"host": "localhost"},
-        {"host": "0.0.0.0", "tokens": "one"},
-        {"host": "0.0.0.0", "allow_anonymous": True},
-        {"host": "0.0.0.0", "port": None, "tls_client_ca": "ca.pem", **TLS},
+        {"host": "0.0.0.0", "tokens": "one #"},
+        {"host": "0.0.0.0", "allow_anonymous": True, "allowed_hosts": ["gateway.example"]},
+        {"host": "gateway.example", "allow_anonymous": True},
+        {"host": "0.0.0.0", "port": None, "tls_client_ca": "ca.pem", "certificates": DEVICES, **TLS},
     ],
 )
 def test_loopback_or_guarded_is_taken(given: dict[str, Any]) -> None:
@@ -45,14 +47,22 @@ def test_loopback_or_guarded_is_taken(given: dict[str, Any]) -> None:
         ({"host": "0.0.0.0"}, "anybody could publish"),
         ({"host": "broker.example"}, "anybody could publish"),
         (
-            {"host": "0.0.0.0", "tls_client_ca": "ca.pem", **TLS},
+            {"host": "0.0.0.0", "tls_client_ca": "ca.pem", "certificates": DEVICES, **TLS},
             "anybody could publish",
         ),  # the plain port is open
+        ({"host": "0.0.0.0", "allow_anonymous": True}, "needs allowed_hosts"),
         ({"port": None}, "both null"),
         ({"tls_port": 8443}, "tls_port needs tls_certificate"),
         ({"tls_certificate": "c.pem"}, "belong together"),
         ({"tls_client_ca": "ca.pem"}, "needs tls_port"),
-        ({"tokens": " , "}, "holds no token"),
+        ({"tls_client_ca": "ca.pem", **TLS}, "name the topics of the clients"),
+        ({"certificates": DEVICES}, "belong together"),
+        ({"certificates": [{"topics": ["a/#/b"]}]}, "nothing may follow"),
+        ({"certificates": [{"topics": []}]}, "topics"),
+        ({"tokens": " \n# none"}, "holds no token"),
+        ({"tokens": "secret"}, "tokens, line 1: it names no topic filter"),
+        ({"tokens": "secret #\nsecret a/#"}, "tokens, line 2: an earlier line has the same token"),
+        ({"tokens": "secret a/#/b"}, "tokens, line 1: filter 'a/#/b'"),
     ],
 )
 def test_what_is_open_or_contradictory_is_refused(given: dict[str, Any], why: str) -> None:
@@ -61,10 +71,18 @@ def test_what_is_open_or_contradictory_is_refused(given: dict[str, Any], why: st
     assert why in str(caught.value)
 
 
-def test_tokens_come_from_a_file_and_follow_it() -> None:
-    Path("tokens").write_text("one\ntwo, three\n", encoding="utf-8")
+def test_tokens_come_from_a_file_and_follow_it_with_their_topics() -> None:
+    file = Path("tokens")
+    file.write_text("# the gateway\none #\ntwo plant/7/# plant/+/state\n", encoding="utf-8")
     made = http(tokens_file="tokens")
-    assert made.token_list() == ["one", "two", "three"]
+    assert topics(made) == ({"one": ["#"], "two": ["plant/7/#", "plant/+/state"]}, [])
     assert "one" not in made.model_dump_json()
-    Path("tokens").write_text("four", encoding="utf-8")
-    assert made.token_list() == ["four"]
+    file.write_text("four\nfive #\n", encoding="utf-8")
+    found, (problem,) = topics(made)
+    assert found == {"five": ["#"]}
+    assert "four" not in problem
+
+
+def topics(made: HttpSettings) -> tuple[dict[str, list[str]], list[str]]:
+    found, problems = made.token_topics()
+    return {token: [one.mqtt for one in filters] for token, filters in found.items()}, problems
