@@ -15,7 +15,10 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import psutil
 
 from bridge.errors import ContractError, TerminalError
 
@@ -214,6 +217,19 @@ class CheckpointLock:
         self._file.setLength(0)
         by = f"{self._by}, " if self._by else ""
         self._file.writeBytes(f"{by}pid {pid} on {socket.gethostname()}\n")
+
+    def ended(self) -> bool:
+        """Return whether the driver that took the folder last has ended, or no driver ever took it; False where that is
+        not known, as on an object store or another machine. Takes nothing.
+        """
+        if "://" in self.folder:
+            return False
+        try:
+            text = Path(f"{self.folder}/{_OURS}/{self._name}").read_text("utf-8")
+        except OSError:
+            return True
+        found = re.search(r"pid (\d+) on (\S+)", text)
+        return found is not None and found[2] == socket.gethostname() and not psutil.pid_exists(int(found[1]))
 
     def _refused(self, holder: str) -> TerminalError:
         return TerminalError(

@@ -6,7 +6,7 @@ are aggregated again from silver, and what ``device_latest`` says of them is loo
 until it is paid, so that the next rebuild or replay pays for one that was cut.
 
 1. *settled*: the query has read all of silver that came before the change, and is between two batches. One that takes
-   long to get there is asked to pause.
+   long to get there is asked to pause: its job ends the batch that was begun, and begins no other.
 2. *gold*: the windows of the days hold what silver has, up to where the query has read it: what came since is added by
    the query. Readings that had come too late are in their windows now, and leave the late table. *latest*: likewise.
 3. When the query has begun a batch meanwhile, both steps are done again: it may have written by what was before.
@@ -23,10 +23,12 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from bridge.errors import TransientError
 from streaming import device_changes, gold, latest
 from streaming.care import is_care, is_streamed, marked
-from streaming.checkpoints import Checkpoint
+from streaming.checkpoints import Checkpoint, CheckpointLock
 from streaming.holding import HoldFile, write_between
 from streaming.standing import batches_of, history_of, standing_of
 from streaming.tables import GOLD_COLUMNS, POSITION_COLUMNS, READING_FIELDS, Tables, insert_all, update_all
@@ -43,12 +45,13 @@ _PATIENCE_S: Final = 3.0
 """How long a query is waited for before it is asked to pause, in seconds."""
 _PAUSE_S: Final = 60.0
 _TRIES: Final = 10
-_MOVES: Final = 10
-"""So many times as long a query is waited for that begins and ends batches."""
+_ALIVE: Final = 10
+"""So many times as long one batch of a query is waited for whose driver may run: batches may take minutes."""
 _PLACE: Final = (*POSITION_COLUMNS, "element")
 _PAIR: Final = ["device", "metric"]
 _FIELDS: Final = [c.name for c in READING_FIELDS]
 _MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
+_log = structlog.get_logger("tables")
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ class Followed:
 
 @dataclass
 class Following:
-    """The owed days of a root. ``after`` is told each table that is done; ``wait_s``: how long to wait for
-    a query that begins and ends no batch, and ten times as long for one that does.
+    """The owed days of a root. ``after`` is told each table that is done; ``wait_s``: how long to wait for a query that
+    begins and ends no batch, and ten times as long unless its driver is known to have ended. A query that begins and
+    ends batches is waited for as long as it does.
     """
 
     spark: SparkSession
@@ -127,8 +131,10 @@ class Following:
 
     def _settled(self, query: str) -> tuple[int, int]:
         """Wait until the query is past the change and at rest; return silver's version to go by, and the last batch."""
+        driver = CheckpointLock(self.spark, self.tables.checkpoint(query))
         began = moved = time.monotonic()
         batches = (-1, -1)
+        warned = False
         while True:
             now = time.monotonic()
             if (latest := batches_of(self.spark, self.tables.checkpoint(query))) != batches:
@@ -136,11 +142,19 @@ class Following:
             found = self._version(query, latest)
             if found is not None:
                 return found
-            waited = now - began
-            if now - moved > self.wait_s or waited > _MOVES * self.wait_s:
-                raise self._behind(query, "has not read all of silver that came before the change")
+            if now - moved > self.wait_s:
+                if driver.ended() or now - moved > _ALIVE * self.wait_s:
+                    raise self._behind(query, "has not read all of silver that came before the change")
+                if not warned:
+                    warned = True
+                    _log.warning(
+                        "query has not read all of silver yet, and its batch takes long: see that "
+                        "`pulsebridge stream` runs with it",
+                        query=query,
+                        waited_s=round(now - moved),
+                    )
             # A query that has to read on must run: only one that does not rest is asked to pause.
-            if waited > _PATIENCE_S and self._version(query, latest, at_rest=False) is not None:
+            if now - began > _PATIENCE_S and self._version(query, latest, at_rest=False) is not None:
                 self._ask()
             time.sleep(_POLL_S)
 

@@ -9,6 +9,7 @@ the job with its error (exit 1), ``--available-now`` ends it when all that was t
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from streaming.quality_gate import BadShareGate
 from streaming.rule_fields import RuleFields, rule_fields
 from streaming.rules import AlertRule, load_rules
 from streaming.small_files import put_count_right
+from streaming.standing import batches_of
 from streaming.stopping import StopRequest, stop_between_batches
 from streaming.tables import Table, Tables
 
@@ -56,6 +58,8 @@ __all__ = ["Job", "Plan", "await_pulsar", "main", "plan_of", "topics_of"]
 _PULSAR_WARN_S: Final = 20.0
 _RESTARTS: Final = 5
 """How often a query is started again in the life of a driver before its failure ends the job."""
+_RECOMPUTED: Final = ("gold", "latest")
+"""Queries whose tables a change of silver recomputes, which it can do only between two batches (``following``)."""
 _SCHEMA_CHANGED: Final = "DELTA_SCHEMA_CHANGED"
 """Delta ends a stream so when its table gets a column, which silver may; nothing is wrong then."""
 _log = structlog.get_logger("stream")
@@ -192,7 +196,7 @@ class Job:
     def _watch(self, stop: StopRequest) -> bool:
         """Return True when all queries have ended, False when somebody asked to stop."""
         while True:
-            if self._held():
+            if self._held(stop):
                 if stop.wait(0.2):
                     return False
                 continue
@@ -205,22 +209,46 @@ class Job:
             if stop.wait(0.2):
                 return False
 
-    def _held(self) -> bool:
-        """Whether a change of tables wants the queries to pause: then they are stopped between two batches, and started
-        again when it is done.
+    def _held(self, stop: StopRequest) -> bool:
+        """Whether a change of tables wants the queries to pause: then they are stopped between two batches, however long
+        these take, and started again when it is done.
         """
-        if self._hold is not None and self._hold.wanted():
+        hold = self._hold
+        if hold is not None and hold.wanted():
+
+            def enough() -> bool:
+                return stop.asked or not hold.wanted()
+
             running = [q for q in self.queries if q.isActive]
-            stop_between_batches(running)
-            for query in running:
+            stop_between_batches(running, math.inf, enough=enough)
+            for query in [q for q in running if not q.isActive]:
                 self.queries.remove(query)
                 self._paused.append(str(query.name))
                 _log.info("paused for a change of tables", query=query.name)
+                if query.name in _RECOMPUTED:
+                    self._finish(str(query.name), enough)
             return True
         waiting, self._paused = self._paused, []
         for name in waiting:
             self._resume(name)
         return False
+
+    def _finish(self, name: str, enough: Callable[[], bool]) -> None:
+        """Run the batch that a paused query had begun when it was stopped, and no other. One that fails is left as it
+        is: it fails again when the query goes on.
+        """
+        done, begun = batches_of(self.spark, self.plan.tables.checkpoint(name))
+        if done == begun:
+            return
+        try:
+            self._start(name, once=True)
+        except TransientError as e:
+            _log.info("the begun batch of a paused query cannot end yet", query=name, error=str(e))
+            return
+        query = self.queries.pop()
+        while query.isActive and not enough():
+            time.sleep(0.05)
+        stop_between_batches([query])
 
     def _resume(self, name: str) -> None:
         """Start a query again; one that a server which is away keeps from it waits for the next turn."""
@@ -258,7 +286,8 @@ class Job:
         self.queries.remove(query)
         self._resume(name)
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, *, once: bool = False) -> None:
+        """Start a query; with ``once`` for one batch, which is the one that was begun before if there is one."""
         self._create_tables(name)
         for table in self._written_by(name):
             put_count_right(self.spark, table.path(self.spark))
@@ -266,7 +295,9 @@ class Job:
         streaming = self.plan.settings.streaming
         slow = {"gold": streaming.gold_trigger_s, "latest": streaming.latest_trigger_s}
         seconds = slow.get(name, streaming.trigger_s)
-        if self.available_now:
+        if once:
+            writer = writer.trigger(once=True)
+        elif self.available_now:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{seconds * 1000:.0f} milliseconds")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["StopRequest", "stop_between_batches"]
 
 
-def stop_between_batches(queries: Iterable[StreamingQuery], timeout_s: float = 60.0) -> None:
-    """Stop queries, each as soon as its batch has ended; no batch of another one waits for that.
+def stop_between_batches(
+    queries: Iterable[StreamingQuery],
+    timeout_s: float = 60.0,
+    *,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Stop queries, each as soon as its batch has ended; no batch of another one waits for that. After ``timeout_s`` a
+    query is stopped in its batch. When ``enough`` says so, those that still run are left running.
 
     A query that is behind begins the next batch within the same millisecond. So one that has begun a batch since is
     stopped too: it plans what to read, and what it has planned it reads when it starts again.
     """
     running = {query: _batch(query) for query in queries if query.isActive}
     deadline = time.monotonic() + timeout_s
-    while running:
+    while running and not enough():
         late = time.monotonic() >= deadline
         for query, batch in list(running.items()):
             if late or not query.isActive or not query.status["isTriggerActive"] or _batch(query) != batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import defaultdict
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -12,19 +13,22 @@ import pytest
 
 from bridge.errors import TransientError
 from bridge.settings import Settings, StreamingSettings
-from streaming import device_changes, gold, latest, tables_job
+from streaming import device_changes, gold, job, latest, tables_job
 from streaming.checkpoints import Checkpoint
 from streaming.following import Following
 from streaming.forgetting import Forgetting
 from streaming.quarantine.replay import Replay
 from streaming.quarantine.selection import Selection
 from streaming.rebuild import Rebuild, Span
+from streaming.standing import batches_of
+from streaming.stopping import StopRequest
 from tests.support import silver_rows
 from tests.support.bronze_rows import reading
 from tests.support.care_driver import DAY, killed_after
 from tests.support.device_messages import DeviceTopics, Seen
 from tests.support.lakehouse import Lakehouse
 from tests.support.silver_rows import AT, Silver
+from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,3 +188,53 @@ def test_what_a_batch_of_latest_brings_during_a_recomputation_is_not_put_back(
     rows = world.tables.device_latest.read(spark).orderBy("device").collect()
     assert [(r["device"], r["reading_id"]) for r in rows] == [("a", "a-3000"), ("b", "b-1")]
     assert rows[0]["presence"]["entry_id"] == 2
+
+
+def test_a_query_that_was_stopped_in_its_batch_ends_it_before_its_table_is_recomputed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(spark, tmp_path)
+    world.arrive(reading(1, "a", 1, 100), reading(2, "b", 1, 90))
+    world.silver().awaitTermination()
+    world.run_latest()
+    batches, stopping = [], threading.Event()
+    stop_between_batches = job.stop_between_batches
+
+    def stopped(*words: Any, **more: Any) -> None:
+        stopping.set()
+        stop_between_batches(*words, **more)
+
+    def written(query: str, table: str, rows: int) -> None:
+        batches.append(table)
+        if len(batches) == 2:  # as if the stop came in the middle of it
+            assert stopping.wait(patient(120))
+            raise RuntimeError("stopped between two tables")
+
+    monkeypatch.setattr(job, "stop_between_batches", stopped)
+    settings = StreamingSettings(
+        root=world.tables.root, gold_trigger_s=0.2, gold_window_s=WINDOW_S, gold_watermark_s=0
+    )
+    running = job.Job(spark, job.plan_of(Settings(streaming=settings)), ["gold"], written=written)
+    stop = StopRequest()
+    thread = threading.Thread(target=running.run, args=(stop,))
+    checkpoint = world.tables.checkpoint("gold")
+    running.prepare()
+    thread.start()
+    try:
+        poll_for(lambda: batches_of(spark, checkpoint) == (0, 0), 120, "the first batch")
+        world.add("a", 300)
+        poll_for(lambda: len(batches) == 2, 120, "the second batch to be in its middle")
+        following = Following(spark, world.tables, wait_s=30.0)
+        following.owe([date(2010, 3, 24), date(2010, 3, 25)])
+        assert following.pay().rows["gold"] == 0, "the batch had ended"
+        assert not stop.asked
+    finally:
+        stopping.set()
+        stop.ask()
+        thread.join(patient(120))
+        running.close()
+    assert not thread.is_alive()
+    done, begun = batches_of(spark, checkpoint)
+    assert done == begun >= 1
+    world.run_latest()
+    world.check({"a": "a-300", "b": "b-1"})
