@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 from bridge.contract import base_topic
 from bridge.errors import DeniedError, RefusedError, TransientError
-from bridge.provisioning_plan import Step, namespace_steps, rest_path, subscription_path, tenant_step
+from bridge.provisioning_plan import (
+    Step,
+    namespace_steps,
+    policies_lack,
+    rest_path,
+    subscription_path,
+    tenant_step,
+)
 from bridge.pulsar_http import AdminHttp
 from bridge.settings.pulsar import PulsarSettings
 
@@ -20,6 +28,8 @@ __all__ = ["PulsarAdmin", "rest_path", "subscription_path"]
 
 _BUSY_ATTEMPTS: Final = 8
 _BUSY_WAIT_S: Final = 0.1
+_VISIBLE_S: Final = 10.0
+_VISIBLE_EVERY_S: Final = 0.05
 _PASSES: Final = ("Subscription Busy", "unable to persist")
 """Of a 412: another process makes or moves the same subscription at this moment, or its cursor could not be written,
 as just after a restart of Pulsar."""
@@ -93,6 +103,18 @@ class PulsarAdmin:
         for namespace in s.all_namespaces:
             for step in namespace_steps(namespace, s):
                 self.do(step)
+            self._await_policies(namespace)
+
+    def _await_policies(self, namespace: str) -> None:
+        """Wait until the policies that were just set are visible: for a moment Pulsar may answer from a cache that is
+        older. What is missing after that is left to who reads them.
+        """
+        deadline = time.monotonic() + _VISIBLE_S
+        with suppress(DeniedError):  # this role may set and not read
+            while policies_lack(namespace, self.request("GET", f"/namespaces/{namespace}"), self.settings):
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_VISIBLE_EVERY_S)
 
     def has_tenant(self, tenant: str) -> bool:
         """Return whether the tenant is there; only its administrators may know, for others it counts as not."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +13,7 @@ import pytest
 
 from bridge import pulsar_admin
 from bridge.errors import RefusedError, TransientError
+from bridge.ingest.provisioning import verify_policies
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 
@@ -20,33 +23,45 @@ NOT_NOW = (
 """As Pulsar 4.0.8 answered a reset of a cursor, seconds after it had been killed and started again."""
 
 
+class _Handler(BaseHTTPRequestHandler):
+    def answer(self, status: int, body: bytes = b"") -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@contextmanager
+def admin_at(handler: type[_Handler]) -> Iterator[PulsarAdmin]:
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with PulsarAdmin(PulsarSettings(admin_url=f"http://127.0.0.1:{server.server_port}")) as admin:
+            yield admin
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @contextmanager
 def admin_that_answers(text: str, times: int) -> Iterator[tuple[PulsarAdmin, list[str]]]:
     """An admin that answers 412 with a text so many times, then 204; and the requests that came."""
     came: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(_Handler):
         def do_POST(self) -> None:
             came.append(self.path)
             body = f'{{"reason": "{text}"}}'.encode() if len(came) <= times else b""
-            self.send_response(412 if body else 204)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(412 if body else 204, body)
 
-        def log_message(self, *_args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        with PulsarAdmin(PulsarSettings(admin_url=f"http://127.0.0.1:{server.server_port}")) as admin:
-            yield admin, came
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with admin_at(Handler) as admin:
+        yield admin, came
 
 
 @pytest.mark.parametrize("text", [NOT_NOW, "Subscription Busy"])
@@ -66,3 +81,30 @@ def test_another_412_is_refused_at_once() -> None:
         with pytest.raises(RefusedError, match="Position is not there"):
             admin.request("POST", "/there/resetcursor")
         assert len(came) == 1
+
+
+def test_h54_policies_that_are_set_and_not_visible_yet_do_not_count_as_missing() -> None:
+    """Ingest and push start together on fresh namespaces; Pulsar answers a read from a cache for a moment."""
+    read: Counter[str] = Counter()
+    visible = {
+        "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+        "inactive_topic_policies": {"deleteWhileInactive": False},
+        "autoTopicCreationOverride": {"allowAutoTopicCreation": False},
+    }
+
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            if self.path.count("/") < 5:  # clusters, namespaces of a tenant
+                return self.answer(200, b"[]")
+            read[self.path] += 1
+            return self.answer(200, json.dumps(visible if read[self.path] > 3 else {}).encode())
+
+        def do_POST(self) -> None:
+            self.answer(204)
+
+        do_PUT = do_DELETE = do_POST
+
+    with admin_at(Handler) as admin:
+        admin.provision_namespaces()
+        verify_policies(admin)
+    assert len(read) == 2
