@@ -18,8 +18,8 @@ from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import LocalSettings, PulsarSettings
 from sources.options import connection_options
+from tests.bench.processes import bench_folder
 from tests.bench.results import Figure
-from tests.support.folders import own_folder
 from tests.support.memory import slope
 from tests.support.spark import build_session, stop_session
 from tests.support.waiting import poll_for
@@ -40,7 +40,7 @@ PARTITIONS = 4
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``source.idle_batches`` and the slopes ``source.idle_planner_slope`` and ``source.idle_heap_slope``."""
     seconds = float(os.environ.get(SECONDS, "600"))
-    with LocalStack(LocalSettings(quick_start=False)) as stack, own_folder("bench") as folder:
+    with LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack, bench_folder() as folder:
         settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
         topic = settings.readings_topic("bench-idle")
         with PulsarAdmin(settings) as admin:

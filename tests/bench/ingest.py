@@ -32,9 +32,8 @@ from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
 from tests.bench.ack_latency import PlayedBroker
 from tests.bench.flood import PROPERTIES, Load, Protocol, flood, prepared
-from tests.bench.processes import cpu_seconds, pulsebridge, running
+from tests.bench.processes import bench_folder, cpu_seconds, pulsebridge, running
 from tests.bench.results import Figure, percentile
-from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
@@ -73,7 +72,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     peer = os.environ.get(PEER)
     left_out = [] if peer else [f"another bridge beside ingest: name its binary in {PEER}"]
     with ExitStack() as run:
-        folder = run.enter_context(own_folder("bench"))
+        folder = run.enter_context(bench_folder())
         place = run.enter_context(_servers(folder, left_out))
         bench = _Bench(place, folder, peer)
         for name in ("mqtt311", "mqtt5", *(("peer",) if peer else ())):
@@ -93,7 +92,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     middle = {name: (statistics.median(rates[name]), statistics.median(costs[name])) for name in rates}
     figures = _figures(middle)
     pace = middle["peer" if peer else "mqtt311"][0] / 2
-    with own_folder("bench") as folder, ExitStack() as run:
+    with bench_folder() as folder, ExitStack() as run:
         place = run.enter_context(_servers(folder, []))
         figures += _ack_latency(place, folder, peer, pace)
     return figures, left_out
@@ -141,7 +140,7 @@ def _servers(folder: Path, left_out: list[str]) -> Iterator[_Place]:
                 )
             )
             urls["mqtt_url"] = f"mqtt://127.0.0.1:{port}"
-        stack = run.enter_context(LocalStack(LocalSettings(quick_start=False, **urls)))
+        stack = run.enter_context(LocalStack(LocalSettings(quick_start=False, start_timeout_s=300, **urls)))
         name = f"bench-{time.monotonic_ns()}"
         pulsar = PulsarSettings(
             service_url=stack.pulsar_url,

@@ -10,20 +10,27 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
+import psutil
 import yaml
 
+from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.errors import RefusedError, TransientError
+from bridge.local.ports import free_ports
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
-from bridge.settings import LocalSettings, MqttSettings
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings import LocalSettings, MqttSettings, PulsarSettings
 from bridge.settings.loading import conf_path
-from tests.bench.processes import pulsebridge, running
+from tests.bench.processes import bench_folder, pulsebridge, running, with_logs_of
 from tests.bench.results import Figure, percentile
-from tests.support.folders import own_folder
+from tests.support.endpoint import Endpoint
 from tests.support.waiting import poll_for
 
 __all__ = ["config_of", "measure"]
@@ -34,23 +41,30 @@ SECONDS = 60
 WARM_SECONDS = 20
 HIGH, LOW = 110.0, 60.0
 EVERY = 10
+LOOK_S = 1.0
+HOP_S = 180.0
+"""How long the first reading, and the command of it, may take from one hop to the next, in seconds."""
 
 
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``loop.device_to_device.p50`` and ``.p99``, beside Spark's own Kafka micro-batch latencies."""
     with (
-        own_folder("bench") as folder,
-        LocalStack(LocalSettings(quick_start=False)) as stack,
+        bench_folder() as folder,
+        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
+        with_logs_of(stack, folder),
         ExitStack() as run,
     ):
         config = config_of(stack, folder)
+        way = _Way(stack, folder)
         fleet = _Fleet(stack)
         run.callback(fleet.close)
-        for part in ("ingest", "push", "stream"):
-            command = pulsebridge(part, "--config", str(config))
-            run.enter_context(running(command, folder / f"{part}.log", ready=lambda: True))
+        for part in way.parts:
+            command = pulsebridge(part, "--config", str(config), *way.metrics(part))
+            way.processes[part] = run.enter_context(
+                running(command, folder / f"{part}.log", ready=lambda: True)
+            )
         fleet.start()
-        fleet.send(WARM_SECONDS, wait_first=True)
+        fleet.send(WARM_SECONDS, until=way.is_gone)
         fleet.forget()
         fleet.send(SECONDS)
         poll_for(fleet.complete, 90, "a command for each reading that calls for one")
@@ -75,6 +89,84 @@ def config_of(stack: LocalStack, folder: Path) -> Path:
     path = folder / "bench.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+class _Way:
+    """The way of a reading through the processes, hop by hop: where the first one is, and where it gets no further."""
+
+    parts = ("ingest", "push", "stream")
+
+    def __init__(self, stack: LocalStack, folder: Path) -> None:
+        self.processes: dict[str, psutil.Process] = {}
+        self._folder = folder
+        self._pulsar = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
+        self._endpoints = dict(zip(self.parts, map(Endpoint, free_ports(len(self.parts))), strict=True))
+        self._reached = 0
+        self._moved = self._looked = time.monotonic()
+        self._hops: dict[str, Callable[[], float]] = {
+            "ingest receives": partial(self._metric, "ingest", "pulsebridge_ingest_received_total"),
+            "ingest stores": partial(self._metric, "ingest", "pulsebridge_ingest_stored_total"),
+            **{
+                f"{query} reads": partial(
+                    self._metric, "stream", "pulsebridge_stream_rows_total", query=query
+                )
+                for query in ("bronze", "silver", "alerts")
+            },
+            "Pulsar has commands": self._commands,
+            "push pushes": partial(self._metric, "push", "pulsebridge_push_pushed_total"),
+        }
+
+    def metrics(self, part: str) -> list[str]:
+        """Return the words by which a process serves its metrics."""
+        return ["--set", f"metrics.port={self._endpoints[part].port}"]
+
+    def is_gone(self) -> None:
+        """Look once in a while. Raises TimeoutError that names the hop where readings get no further for so long, and
+        RuntimeError when a process has ended.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        for part, process in self.processes.items():
+            if process.status() == psutil.STATUS_ZOMBIE:
+                end = (self._folder / f"{part}.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"pulsebridge {part} ended by itself; its log ends:\n{end}")
+        counts = {hop: count() for hop, count in self._hops.items()}
+        reached = sum(1 for count in counts.values() if count)
+        if reached > self._reached:
+            self._reached, self._moved = reached, time.monotonic()
+        elif now - self._moved > HOP_S:
+            self._note()
+            lacks = next((hop for hop, count in counts.items() if not count), "the device receives")
+            said = ", ".join(f"{hop} {count:.0f}" for hop, count in counts.items())
+            raise TimeoutError(
+                f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({said})"
+            )
+
+    def _metric(self, part: str, name: str, **labels: str) -> float:
+        try:
+            return self._endpoints[part].total(name, **labels)
+        except OSError:
+            return 0.0  # not listening yet
+
+    def _commands(self) -> float:
+        topic = self._pulsar.system_topic(COMMANDS_TOPIC)
+        with PulsarAdmin(self._pulsar, timeout_s=30) as admin:
+            names = [partition_name(topic, n) for n in range(admin.partition_count(topic))]
+            found = 0.0
+            for name in names:
+                with suppress(RefusedError, TransientError):  # not made yet
+                    found += admin.stats(name)["msgInCounter"]
+            return found
+
+    def _note(self) -> None:
+        for part, endpoint in self._endpoints.items():
+            with suppress(OSError):
+                text = "".join(endpoint.get(path)[1] + "\n" for path in ("/readyz", "/metrics"))
+                (self._folder / f"{part}.txt").write_text(text)
+        states = self._folder.glob("lakehouse/checkpoints/*/*/[0-9]*")
+        (self._folder / "batches.txt").write_text("\n".join(sorted(str(path) for path in states)))
 
 
 class _Fleet:
@@ -102,17 +194,14 @@ class _Fleet:
         for device in self._devices:
             device.close()
 
-    def send(self, seconds: float, *, wait_first: bool = False) -> None:
-        """Publish at the set rate; with ``wait_first`` go on until the first command came back."""
+    def send(self, seconds: float, *, until: Callable[[], None] | None = None) -> None:
+        """Publish at the set rate; with ``until`` go on, calling it, until the first command came back."""
         begin, first = time.monotonic(), self._sequence
         count = int(seconds * RATE)
-        give_up = begin + 180
-        while self._sequence - first < count or (wait_first and not self._arrived):
+        while self._sequence - first < count or (until and not self._arrived):
             due = begin + (self._sequence - first) / RATE
-            if due > give_up:
-                raise TimeoutError(
-                    "no command came back within 180 s: see the logs of ingest, push and stream"
-                )
+            if until and not self._arrived:
+                until()
             threading.Event().wait(max(0.0, due - time.monotonic()))
             self._publish(due)
 

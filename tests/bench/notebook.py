@@ -18,8 +18,8 @@ import nbformat
 from nbclient import NotebookClient
 
 from bridge.local.ports import free_ports
+from tests.bench.processes import bench_folder
 from tests.bench.results import Figure
-from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
@@ -31,7 +31,7 @@ BAR_MS: Final = 120_000.0
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``notebook.first_plot``, JupyterLab's start in it where that is installed, and ``notebook.all``."""
     missing = [] if find_spec("jupyterlab") else ["JupyterLab's own start: `make notebook` installs it"]
-    with own_folder("bench") as folder:
+    with bench_folder() as folder:
         served = 0.0 if missing else _served(folder)
         plotted = _plotted(folder)
     print(f"  JupyterLab {served:.1f} s, plots after {', '.join(f'{s:.1f}' for s in plotted)} s", flush=True)

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
 from bridge.settings.ingest import TopicRule
+from tests.bench.processes import bench_folder
 from tests.bench.results import Figure
 from tests.support.fleet import Fleet
-from tests.support.folders import own_folder
 from tests.support.ingest import ingest_process, ingest_settings, stored
 from tests.support.memory import memory_samples, slope
 from tests.support.stack import mqtt_settings, provisioned
@@ -35,8 +35,8 @@ def measure() -> tuple[list[Figure], list[str]]:
     seconds = float(os.environ.get(SECONDS, "600"))
     slopes: dict[str, float] = {}
     with (
-        own_folder("bench") as folder,
-        LocalStack(LocalSettings(quick_start=False)) as stack,
+        bench_folder() as folder,
+        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
         ExitStack() as run,
     ):
         pids = []

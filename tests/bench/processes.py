@@ -1,20 +1,56 @@
-"""A child process under measurement: started with the stack's settings, its CPU summed over its whole tree."""
+"""A child process under measurement: started with the stack's settings, its CPU summed over its whole tree; and the
+folder of a measurement, whose logs stay when it fails.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from bridge.local.stack import LocalStack
+from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
-__all__ = ["cpu_seconds", "pulsebridge", "running"]
+__all__ = ["bench_folder", "cpu_seconds", "pulsebridge", "running", "with_logs_of"]
+
+KEPT = Path("build/bench-failed")
+"""Below here are the logs of measurements that failed, in a folder for each."""
+
+
+@contextmanager
+def bench_folder() -> Iterator[Path]:
+    """Make a folder for one measurement. What ends in .log, .txt or .yaml directly in it is kept when the block raises."""
+    with own_folder("bench") as folder:
+        try:
+            yield folder
+        except BaseException:
+            kept = KEPT / time.strftime("%Y%m%d-%H%M%S")
+            kept.mkdir(parents=True, exist_ok=True)
+            for file in (*folder.glob("*.log"), *folder.glob("*.txt"), *folder.glob("*.yaml")):
+                shutil.copy(file, kept)
+            print(f"  failed; its logs are in {kept.absolute()}", flush=True)
+            raise
+
+
+@contextmanager
+def with_logs_of(stack: LocalStack, folder: Path) -> Iterator[None]:
+    """Copy the logs of the stack's servers into ``folder`` when the block raises: the stack removes them."""
+    try:
+        yield
+    except BaseException:
+        for name, server in stack.servers.items():
+            if server.log.exists():
+                shutil.copy(server.log, folder / f"server-{name}.log")
+        raise
 
 
 def pulsebridge(*args: str) -> list[str]:

@@ -36,13 +36,12 @@ from bridge.pulsar_client import PulsarClient
 from bridge.settings import LocalSettings, Settings
 from bridge.settings.metrics import MetricsSettings
 from bridge.settings.push import PresenceRule
-from tests.bench.processes import cpu_seconds, pulsebridge, running
+from tests.bench.processes import bench_folder, cpu_seconds, pulsebridge, running
 from tests.bench.results import Figure, percentile
 from tests.support.bare_mqtt import bare_publisher
 from tests.support.command_writer import write_many
 from tests.support.device_fleet import DeviceEvent, FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
-from tests.support.folders import own_folder
 from tests.support.groups import write_group_commands, write_members
 from tests.support.push import provision, push_settings
 from tests.support.stack import mqtt_settings, provisioned
@@ -119,7 +118,9 @@ class Place:
 def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iterator[Place]:
     """A stack of its own, provisioned for push, which hears of the devices' births and wills."""
     server = os.environ.get(BROKER, "artemis")
-    with LocalStack(LocalSettings(quick_start=False, mqtt_server=server, mqtt_heap_mb=mqtt_heap_mb)) as stack:
+    with LocalStack(
+        LocalSettings(quick_start=False, start_timeout_s=300, mqtt_server=server, mqtt_heap_mb=mqtt_heap_mb)
+    ) as stack:
         mqtt = mqtt_settings(stack)
         presence = (PresenceRule(filter=status_topic(mqtt.client_id, "+device")),)
         settings = push_settings(provisioned(stack), mqtt, command_partitions=4, presence=presence)
@@ -133,7 +134,7 @@ def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iter
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``push.pulsar_to_device.p50`` and ``.p99``, ``push.rate``, ``push.idle_cpu`` and ``push.group_rate``."""
     idle = int(os.environ.get(IDLE, "10000"))
-    with own_folder("bench") as folder, place(folder, mqtt_heap_mb=_HEAP_MB) as at, ExitStack() as run:
+    with bench_folder() as folder, place(folder, mqtt_heap_mb=_HEAP_MB) as at, ExitStack() as run:
         process = run.enter_context(at.push())
         (folder / "live").mkdir()
         with device_processes(at.fleet(DEVICES), folder / "live") as fleet:

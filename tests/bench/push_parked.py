@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import psutil
 
 from bridge.local.ports import free_ports
-from tests.bench.processes import cpu_seconds
+from tests.bench.processes import bench_folder, cpu_seconds
 from tests.bench.push import Place, latencies_ms, place, write_open_loop
 from tests.bench.results import Figure, percentile
 from tests.support import mqtt_packets as mqtt
@@ -30,7 +30,6 @@ from tests.support.command_writer import write_many
 from tests.support.device_fleet import DeviceEvent, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.endpoint import Endpoint
-from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
@@ -58,7 +57,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     waking = min(WAKING, away)
     (port,) = free_ports(1)
     with (
-        own_folder("bench") as folder,
+        bench_folder() as folder,
         place(folder, metrics_port=port, mqtt_heap_mb=_HEAP_MB) as at,
         ExitStack() as run,
     ):

@@ -54,7 +54,7 @@ def show(figures: list[Figure], left_out: list[str]) -> None:
     console = Console()
     console.print(table)
     for line in left_out:
-        console.print(f"left out: {line}")
+        console.print(f"left out: {line}", markup=False)
 
 
 def write(figures: list[Figure], path: Path) -> None:

@@ -29,9 +29,8 @@ from streaming.predicates import Suite, load_suite, parse_suite
 from streaming.tables import Tables
 from tests.bench.flood import field, paced, publish
 from tests.bench.loop import config_of
-from tests.bench.processes import pulsebridge, running
+from tests.bench.processes import bench_folder, pulsebridge, running
 from tests.bench.results import Figure, percentile
-from tests.support.folders import own_folder
 from tests.support.spark import build_session, stop_session
 from tests.support.waiting import poll_for
 
@@ -62,7 +61,7 @@ def _shares() -> list[Figure]:
     shipped = load_suite(conf_path("expectations/silver.json"))
     suites = {"with": shipped, "without": parse_suite({"name": "none", "expectations": []}, "bench")}
     figures = []
-    with own_folder("bench") as folder:
+    with bench_folder() as folder:
         spark = build_session(folder, {"spark.eventLog.enabled": "false"})
         try:
             for size, (warm, timed) in SIZES.items():
@@ -133,8 +132,8 @@ def _batches(spark: SparkSession, suite: Suite, root: Path) -> silver.SilverBatc
 
 def _latencies() -> list[Figure]:
     with (
-        own_folder("bench") as folder,
-        LocalStack(LocalSettings(quick_start=False)) as stack,
+        bench_folder() as folder,
+        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
         ExitStack() as run,
     ):
         config = config_of(stack, folder)

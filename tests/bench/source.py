@@ -21,9 +21,9 @@ from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.pulsar_wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings
+from tests.bench.processes import bench_folder
 from tests.bench.results import Figure
 from tests.bench.source_latency import latency
-from tests.support.folders import own_folder
 from tests.support.spark import build_session, stop_session
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ PRUNED = "value binary, __key string, __publishTime timestamp"
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``source.all`` and ``source.pruned`` beside a bare reader, what a row costs as topics grow, the latency."""
     with (
-        LocalStack(LocalSettings(quick_start=False)) as stack,
-        own_folder("bench") as folder,
+        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
+        bench_folder() as folder,
     ):
         settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
         with PulsarAdmin(settings) as admin:
@@ -182,7 +182,7 @@ def _growth(one: _Reads) -> list[Figure]:
 
 def _pulsar_perf(stack: LocalStack, topic: str) -> float:
     """Return the rate at which Pulsar's own tool consumes the topic from its start."""
-    with own_folder("bench") as folder:
+    with bench_folder() as folder:
         command = [
             str(stack.homes["pulsar"] / "bin" / "pulsar-perf"), "consume", topic,
             "--service-url", stack.pulsar_url,
