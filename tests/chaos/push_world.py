@@ -36,7 +36,7 @@ from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.push import provision, push_settings
 from tests.support.reading_back import quiet, read_back
 from tests.support.stack import mqtt_settings, provisioned
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = ["PUSH_POINTS", "VICTIMS", "PushWorld", "Victim", "Writer", "push_world"]
 
@@ -93,7 +93,7 @@ class Writer:
     def stop(self) -> None:
         """Write no more, and wait until Pulsar has all of it."""
         self._stopping.set()
-        self._thread.join(120)
+        self._thread.join(patient(120))
         assert not self._thread.is_alive(), "Pulsar does not acknowledge what was written"
         assert not self._failed, self._failed[:3]
 
@@ -261,7 +261,7 @@ class PushWorld:
             poll_for(lambda one=one: self._waits(one), 60, "a worker that has begun")  # type: ignore[misc]
             one.process.terminate()
         for one in self._workers:
-            code = one.process.wait(60)
+            code = one.process.wait(patient(60))
             assert code == 0, f"push ended with {code}:\n{one.text()[-3000:]}"
 
     # --- kills ---

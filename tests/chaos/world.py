@@ -28,7 +28,7 @@ from tests.support.ingest import ingest_settings
 from tests.support.ledger import Ledger, read_ledger
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = ["VICTIMS", "Victim", "World", "world"]
 
@@ -102,7 +102,7 @@ class World:
         """Let it drain and end."""
         assert self.process is not None
         self.process.terminate()
-        assert self.process.wait(60) == 0, self.log.read_text()[-3000:]
+        assert self.process.wait(patient(60)) == 0, self.log.read_text()[-3000:]
 
     def end_or_kill(self) -> None:
         """Make room for another worker, whatever this one does."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 __all__ = ["Endpoint", "Sample"]
 
@@ -31,7 +31,7 @@ class Endpoint:
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=patient(10)) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as e:
             with e:

@@ -61,7 +61,7 @@ def parking_settings(stack: LocalStack, namespaces: PulsarSettings, **changes: o
     mqtt = mqtt_settings(stack)
     rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
     return push_settings(
-        namespaces, mqtt, **({"confirm": "device", "answer_timeout_s": 0.5, "presence": (rule,)} | changes)
+        namespaces, mqtt, **({"confirm": "device", "answer_timeout_s": 2.0, "presence": (rule,)} | changes)
     )
 
 
@@ -137,11 +137,20 @@ def all_acknowledged(settings: Settings) -> None:
 class Devices:
     """All devices of a test behind one MQTT connection; keeps what arrived, per device, in order."""
 
-    def __init__(self, settings: Settings, answering: Callable[[str, int], bool] | None = None) -> None:
-        """``answering`` tells whether a device answers when it has got so many messages."""
+    def __init__(
+        self,
+        settings: Settings,
+        answering: Callable[[str, int], bool] | None = None,
+        *,
+        failing: bool = False,
+    ) -> None:
+        """``answering`` tells whether a device answers when it has got so many messages; if not, it says nothing, or
+        with ``failing`` that it failed.
+        """
         self.got: dict[str, list[Message]] = defaultdict(list)
         self._prefix = settings.push.client_id
         self._answering = answering
+        self._failing = failing
         self._client = DeviceClient(
             settings.mqtt, f"{self._prefix}-devices", on_message=self._on_message, persistent=True
         )
@@ -159,6 +168,8 @@ class Devices:
         self.got[device].append(message)
         if self._answering is not None and self._answering(device, len(self.got[device])):
             self.answer(message, b"done " + message.payload)
+        elif self._failing:
+            self.answer(message, b"no", ("failed", "1"))
 
     def answer(self, message: Message, payload: bytes, *user: tuple[str, str]) -> None:
         """Answer as MQTT 5 has it: to the response topic, with the correlation data."""

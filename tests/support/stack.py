@@ -16,12 +16,14 @@ from bridge.settings import Settings
 from bridge.settings.local import LocalSettings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.waiting import patient
 
 
 def new_stack(**changes: Any) -> LocalStack:
     """Return a stack that is not started, with a temporary data folder and the user's download cache."""
     cache: Path | None = Settings().local.cache_dir
-    return LocalStack(LocalSettings(**({"cache_dir": cache} | changes)))
+    usual = {"cache_dir": cache, "start_timeout_s": patient(120)}
+    return LocalStack(LocalSettings(**(usual | changes)))
 
 
 def mosquitto_beside(stack: LocalStack) -> LocalStack:

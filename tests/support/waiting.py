@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 T = TypeVar("T")
 _MOST_S: Final = 0.5
-_PATIENCE: Final = 3 if os.environ.get("CI") else 1
-"""Continuous integration runs on machines that others load as well: what comes late there has come all the same."""
+_PATIENCE: Final = 3
+"""A limit is there to end a hang. On a machine that others load as well, what a test waits for comes later."""
 
 
 def patient(seconds: float) -> float:
-    """Return how long to wait for what takes at most ``seconds``, as ``poll_for`` does, in continuous integration too."""
+    """Return after how long to give up what takes at most ``seconds`` on a machine of one's own, as ``poll_for`` does."""
     return seconds * _PATIENCE
 
 
@@ -26,8 +25,7 @@ def poll_for(
     It is not asked more often than the machine can bear: what takes long to find out is asked again after twice the
     time that it took, at most half a second, else every ``every`` seconds.
 
-    Raises AssertionError that names ``what`` and the last value after ``timeout`` seconds, three times as many in
-    continuous integration. Errors of the condition are the test's: they are not caught.
+    Raises AssertionError that names ``what`` and the last value after ``patient(timeout)`` seconds. Errors of the condition are the test's: they are not caught.
     """
     timeout = patient(timeout)
     deadline = time.monotonic() + timeout

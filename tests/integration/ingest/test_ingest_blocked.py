@@ -26,6 +26,9 @@ from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
 
+PATIENT_S = 8
+"""After which a topic counts as blocked: longer than a busy Pulsar takes for a topic that is not."""
+
 
 @pytest.fixture
 def one_partition(stack: LocalStack) -> PulsarSettings:
@@ -140,7 +143,7 @@ def test_h4_a_topic_over_its_quota_holds_its_link_and_is_named_with_what_to_do(
 def test_h4_a_blocked_topic_goes_to_the_dead_letters_until_a_replay_over_a_restart(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:
-    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_s=2)
+    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_s=PATIENT_S)
     with device(scene.mqtt, "dev", window=1) as dev:
         with (
             ingest_process(scene.settings, tmp_path) as process,
@@ -172,7 +175,7 @@ def test_h4_what_comes_while_a_block_ends_is_not_overtaken(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:
     """A device publishes all the while: before, during and after the replay, each message once and in order."""
-    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_s=1)
+    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_s=PATIENT_S)
     with (
         device(scene.mqtt, "dev", window=1) as dev,
         ingest_process(scene.settings, tmp_path),

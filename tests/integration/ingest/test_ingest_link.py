@@ -111,7 +111,7 @@ def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack)
             assert len(seen.messages) == 1  # the rest stays in the buffer
             proxy.cut()
             link.publish(f"{mqtt.client_id}-other", b"finds out that the connection is gone")
-            poll_for(lambda: len(seen.connected) == 2, 60, "a new connection")
+            poll_for(lambda: len(seen.connected) >= 2, 60, "a new connection")
             assert link.paused
             assert len(seen.messages) == 1
             link.resume()

@@ -51,7 +51,7 @@ def test_h7_a_session_that_nobody_serves_is_an_error_in_status_until_it_is_drain
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1")
     old, new = mqtt.client_id, f"{mqtt.client_id}-renamed"
-    before = ingest_settings(mqtt, namespaces, rules=(rule_for(old),), advertise_s=0.5, resume_topic=None)
+    before = ingest_settings(mqtt, namespaces, rules=(rule_for(old),), advertise_s=5, resume_topic=None)
     with running_ingest(before):
         poll_for(lambda: set(remembered(namespaces)) == {old}, 30, "the session to be remembered")
     renamed = before.model_copy(update={"mqtt": mqtt.model_copy(update={"client_id": new})})

@@ -28,7 +28,7 @@ from tests.support.ingest import (
 )
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -105,7 +105,7 @@ def test_a_session_that_somebody_subscribed_at_qos_2_is_taken_over(
     former.connect(mqtt.host, mqtt.port, clean_start=False, properties=kept)
     former.loop_start()
     former.subscribe(f"{mqtt.client_id}/+/+", qos=2)
-    assert granted.wait(30)
+    assert granted.wait(patient(30))
     former.disconnect()
     former.loop_stop()
     with bare_publisher(mqtt, "pub") as client:

@@ -69,7 +69,7 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = parking_settings(
-        stack, namespaces, attempts=1, answer_timeout_s=0.3, command_partitions=2, park_after=99
+        stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99
     )
     provision(settings)
     commands = [command(settings, "d", n) for n in range(3)]
@@ -78,7 +78,7 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
     def answering(_device: str, _count: int) -> bool:
         return devices.ids("d")[-1] in works
 
-    with Devices(settings, answering) as devices, push_in_thread(settings):
+    with Devices(settings, answering, failing=True) as devices, push_in_thread(settings):
         write_commands(settings, commands)
         poll_for(lambda: len(receipts(settings)) == 3, 30, "all three ended")
         assert {one: rows[-1].state for one, rows in receipts(settings).items()} == {
@@ -262,7 +262,7 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = parking_settings(
-        stack, namespaces, attempts=1, answer_timeout_s=0.3, command_partitions=2, park_after=99
+        stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99
     )
     provision(settings)
     given, unheard = group_command(settings, 1), group_command(settings, 2, "unheard")
@@ -272,7 +272,7 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
     def answering(device: str, _count: int) -> bool:
         return device != "fails" or devices.ids("fails")[-1].endswith("~2")
 
-    with Devices(settings, answering) as devices, push_in_thread(settings):
+    with Devices(settings, answering, failing=True) as devices, push_in_thread(settings):
         write_group_commands(settings, [given, unheard])
         poll_for(
             lambda: {fails.command_id, works.command_id, "unheard-2"} <= set(receipts(settings)),
