@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -243,6 +244,17 @@ def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
     assert not thread.is_alive()
     if failures:
         raise failures[0]
+
+
+def await_owned(settings: Settings, metrics: PushMetrics) -> None:
+    """Wait until a push worker owns every partition: what expires soon is written after that."""
+    count = settings.pulsar.command_partitions
+    poll_for(lambda: metrics.takeovers._value.get() >= count, 60, "every partition to be owned")
+
+
+def soon_ms() -> int:
+    """Return when something expires that comes through first on a busy machine as well, ms since the epoch."""
+    return time.time_ns() // 1_000_000 + 8000
 
 
 def push_arguments(settings: Settings) -> list[str]:

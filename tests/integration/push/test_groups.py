@@ -33,6 +33,7 @@ from tests.support.push import (
     read_topic,
     receipts,
     says,
+    soon_ms,
     write_commands,
 )
 from tests.support.stack import mqtt_settings
@@ -93,7 +94,7 @@ def test_a_late_member_gets_what_has_not_expired_and_one_that_left_gets_no_more(
     with Devices(settings) as devices, push_in_thread(settings) as metrics:
         write_group_commands(settings, [commands[0]])
         devices.await_all(entries(commands[0], NAMES[:3]))
-        soon = group_command(settings, 9, expires_at_ms=int(time.time() * 1000) + 3000)
+        soon = group_command(settings, 9, expires_at_ms=soon_ms())
         write_group_commands(settings, [soon, commands[1]])
         devices.await_all(entries(commands[1], NAMES[:3]))
         poll_for(

@@ -20,6 +20,7 @@ from tests.support.push import (
     Devices,
     PushProcess,
     all_acknowledged,
+    await_owned,
     command,
     parking_settings,
     provision,
@@ -27,6 +28,7 @@ from tests.support.push import (
     read_topic,
     receipts,
     says,
+    soon_ms,
     user,
     write_commands,
 )
@@ -226,10 +228,11 @@ def test_what_expires_or_overflows_while_a_device_is_away_has_its_receipt(
 ) -> None:
     settings = parking_settings(stack, namespaces, parked_max=4)
     provision(settings)
-    soon = int(time.time() * 1000) + 3000
-    commands = [command(settings, "d", n, expires_at_ms=soon if n < 2 else 0) for n in range(6)]
     says(settings, "d", b"offline", retain=True)
-    with push_in_thread(settings):
+    with push_in_thread(settings) as metrics:
+        await_owned(settings, metrics)
+        soon = soon_ms()
+        commands = [command(settings, "d", n, expires_at_ms=soon if n < 2 else 0) for n in range(6)]
         write_commands(settings, commands)
         all_acknowledged(settings)
         poll_for(lambda: len(receipts(settings)) == 4, 30, "receipts of those that do not wait any more")

@@ -28,6 +28,7 @@ from tests.support.groups import entries, group_command, write_group_commands, w
 from tests.support.push import (
     Devices,
     all_acknowledged,
+    await_owned,
     command,
     parking_settings,
     provision,
@@ -36,6 +37,7 @@ from tests.support.push import (
     read_topic,
     receipts,
     says,
+    soon_ms,
     write_commands,
 )
 from tests.support.push_commands import asked, run
@@ -229,15 +231,16 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
 ) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
-    group = group_command(settings, 1, expires_at_ms=int(time.time() * 1000) + 4000)
-    away, there = entries(group, ["away", "there"])
     lost = entry_of(
         group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.group_topic
     )
     says(settings, "away", b"offline", retain=True)
     write_members(settings, "presses", ["away", "there"])
     with Devices(settings, lambda _device, _count: True) as devices:
-        with push_in_thread(settings):
+        with push_in_thread(settings) as metrics:
+            await_owned(settings, metrics)
+            group = group_command(settings, 1, expires_at_ms=soon_ms())
+            away, there = entries(group, ["away", "there"])
             write_group_commands(settings, [group])
             devices.await_all([there])
             poll_for(lambda: receipts(settings)[away.command_id], 60, "one has expired")
@@ -307,16 +310,16 @@ def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time
     settings = parking_settings(stack, namespaces, command_partitions=2)
     provision(settings)
     names = ["d0", "d1", "d2", "d3"]
-    now_us = time.time_ns() // 1000
-    group = group_command(
-        settings, 1, expires_at_ms=now_us // 1000 + 3000, emitted_at_us=now_us - 3_600_000_000
-    )
-    members, own = entries(group, names), command(settings, "d0", 1, expires_at_ms=1)
+    own = command(settings, "d0", 1, expires_at_ms=1)
     for name in names:
         says(settings, name, b"offline", retain=True)
     write_members(settings, "presses", names)
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
         write_commands(settings, [own])
+        poll_for(lambda: receipts(settings), 60, "its receipt")
+        emitted_us = time.time_ns() // 1000 - 3_600_000_000
+        group = group_command(settings, 1, expires_at_ms=soon_ms(), emitted_at_us=emitted_us)
+        members = entries(group, names)
         write_group_commands(settings, [group])
         poll_for(lambda: len(receipts(settings)) == 6, 60, "all have expired, and the group has its receipt")
         chosen = ("--group", "presses", "--state", "expired", "--expires-in", "1h")
