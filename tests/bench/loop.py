@@ -42,6 +42,7 @@ WARM_SECONDS = 20
 HIGH, LOW = 110.0, 60.0
 EVERY = 10
 LOOK_S = 1.0
+START_S = 300.0
 HOP_S = 180.0
 """How long the first reading, and the command of it, may take from one hop to the next, in seconds."""
 
@@ -63,8 +64,9 @@ def measure() -> tuple[list[Figure], list[str]]:
             way.processes[part] = run.enter_context(
                 running(command, folder / f"{part}.log", ready=lambda: True)
             )
+        way.await_up()
         fleet.start()
-        fleet.send(WARM_SECONDS, until=way.is_gone)
+        fleet.send(WARM_SECONDS, until=way.look)
         fleet.forget()
         fleet.send(SECONDS)
         poll_for(fleet.complete, 90, "a command for each reading that calls for one")
@@ -120,7 +122,23 @@ class _Way:
         """Return the words by which a process serves its metrics."""
         return ["--set", f"metrics.port={self._endpoints[part].port}"]
 
-    def is_gone(self) -> None:
+    def await_up(self) -> None:
+        """Wait until every process answers: on a busy machine Spark's start takes minutes, and is not measured."""
+
+        def up() -> bool:
+            self._look_for_ends()
+            return all(self._metric(part, "pulsebridge_build_info") for part in self.parts)
+
+        poll_for(up, START_S, "ingest, push and the Spark driver to answer", every=1.0)
+        self._moved = time.monotonic()
+
+    def _look_for_ends(self) -> None:
+        for part, process in self.processes.items():
+            if process.status() == psutil.STATUS_ZOMBIE:
+                end = (self._folder / f"{part}.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"pulsebridge {part} ended by itself; its log ends:\n{end}")
+
+    def look(self) -> None:
         """Look once in a while. Raises TimeoutError that names the hop where readings get no further for so long, and
         RuntimeError when a process has ended.
         """
@@ -128,10 +146,7 @@ class _Way:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        for part, process in self.processes.items():
-            if process.status() == psutil.STATUS_ZOMBIE:
-                end = (self._folder / f"{part}.log").read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"pulsebridge {part} ended by itself; its log ends:\n{end}")
+        self._look_for_ends()
         counts = {hop: count() for hop, count in self._hops.items()}
         reached = sum(1 for count in counts.values() if count)
         if reached > self._reached:
