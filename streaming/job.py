@@ -58,6 +58,10 @@ __all__ = ["Job", "Plan", "await_pulsar", "main", "plan_of", "topics_of"]
 _PULSAR_WARN_S: Final = 20.0
 _RESTARTS: Final = 5
 """How often a query is started again in the life of a driver before its failure ends the job."""
+_LATE_WORKER: Final = "Python worker failed to connect back"
+"""Spark waits ten seconds for a Python worker and no setting changes that; on a busy machine one takes longer."""
+_LATE_WORKERS: Final = 60
+"""How often a query is started again for that: ten minutes at least."""
 _RECOMPUTED: Final = ("gold", "latest")
 """Queries whose tables a change of silver recomputes, which it can do only between two batches (``following``)."""
 _SCHEMA_CHANGED: Final = "DELTA_SCHEMA_CHANGED"
@@ -274,6 +278,8 @@ class Job:
         if changed:
             counted = f"{name}, new columns"
             allowed += self.plan.settings.streaming.max_added_columns
+        elif _LATE_WORKER in cause.text:
+            counted, allowed = f"{name}, late workers", _LATE_WORKERS
         self._restarts[counted] = self._restarts.get(counted, 0) + 1
         if cause.terminal or self._restarts[counted] > allowed:
             raise TerminalError(f"query {name} failed: {cause.text}")
