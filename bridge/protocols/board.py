@@ -20,7 +20,8 @@ from bridge.protocols.records import InstanceRecord
 from bridge.provisioning import move_hold
 from bridge.provisioning_plan import INSTANCES_HOLD, compact_step
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, OK, Producer, PulsarClient, ReceiveTimeout, our_errors
+from bridge.pulsar_client import EARLIEST, OK, Producer, PulsarClient, ReceiveTimeout, key_of, our_errors
+from bridge.unreadable import leave_out
 
 __all__ = ["Advertiser", "read_board", "tidy"]
 
@@ -159,18 +160,22 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
                     message = reader.read_next(_READ_MS)
                 except ReceiveTimeout:
                     break  # what was left is compacted away
-                _take(found, message.partition_key(), message.data())
+                _take(found, partition, key_of(message), message.data())
     finally:
         with our_errors(f"closing the reader of {partition}"):
             reader.close()
     return [found[name] for name in sorted(found)]
 
 
-def _take(found: dict[str, InstanceRecord], key: str, payload: bytes) -> None:
+def _take(found: dict[str, InstanceRecord], topic: str, key: str | None, payload: bytes) -> None:
+    if key is None:
+        leave_out(topic, "its key is no UTF-8")
+        return
     if not payload:
         found.pop(key, None)
         return
     try:
         found[key] = InstanceRecord.decode(payload)
-    except ContractError as e:  # of another version of Pulsebridge
-        log.debug("an instance's record is left out", instance=key, why=e.what)
+    except ContractError as e:
+        found.pop(key, None)
+        leave_out(topic, e.what, key=key)
