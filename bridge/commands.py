@@ -37,6 +37,7 @@ __all__ = [
     "MAX_CAUSE_BYTES",
     "MAX_COMMAND_BYTES",
     "MAX_NAME_BYTES",
+    "NOWHERE",
     "Command",
     "CommandPosition",
     "GroupRef",
@@ -104,6 +105,10 @@ class CommandPosition(NamedTuple):
         except ValueError as e:
             raise ContractError(f"{text!r} is no position of a command") from e
         return generation, partition, CommandPosition(ledger, entry, index)
+
+
+NOWHERE: Final = CommandPosition(-1, -1, -1)
+"""Before every position."""
 
 
 @dataclass(frozen=True, slots=True)

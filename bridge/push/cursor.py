@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
-from bridge.commands import CommandPosition
+from bridge.commands import NOWHERE, CommandPosition
 from bridge.contract import CURSOR_VERSION
 from bridge.decoding import (
     LAST_US,
@@ -44,9 +44,6 @@ __all__ = [
     "read_term",
     "term_record",
 ]
-
-NOWHERE: Final = CommandPosition(-1, -1, -1)
-"""Before every position."""
 
 OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""

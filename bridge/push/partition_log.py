@@ -40,7 +40,6 @@ from bridge.pulsar_client import (
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import Cursor, OwnerRecord
-from bridge.push.ends import end_of
 from bridge.push.gate import Gate
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
@@ -50,6 +49,7 @@ from bridge.push.requests import Requests
 from bridge.push.taken import Taken, foreign, record_key, taken
 from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_end import end_of
 from bridge.unreadable import leave_out
 
 __all__ = ["Arrived", "Cursors", "Failed", "PartitionLog", "Stored"]

@@ -60,9 +60,7 @@ def unpacker(decoder: Decoder) -> Callable[[bytes, str], Unpacked]:
         what = decoder.compression or decoder.format
         try:
             check_size(len(payload), decoder.max_bytes)
-            body = (
-                expand(payload, decoder.compression, decoder.max_bytes) if decoder.compression else payload
-            )
+            body = expand(payload, decoder.compression, decoder.max_bytes) if decoder.compression else payload
             if read is None:
                 return Unpacked(body=body)
             what = decoder.format

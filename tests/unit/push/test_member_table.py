@@ -10,11 +10,11 @@ import pytest
 from bridge.errors import TransientError
 from bridge.groups import MEMBER, member_key
 from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
-from bridge.push.ends import Ledgers
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.table import MemberTable
 from bridge.settings import PulsarSettings
+from bridge.topic_end import Ledgers
 
 
 class Record:

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge import topic_end
 from bridge.commands import Command, CommandPosition, encode_command
 from bridge.errors import DeniedError, TransientError
 from bridge.pulsar_client import PulsarClient, ReceiveTimeout, message_id
-from bridge.push import ends
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
-from bridge.push.ends import EVERYTHING, Ledgers, end_of
 from bridge.push.requests import Requests
 from bridge.settings import PulsarSettings
+from bridge.topic_end import EVERYTHING, Ledgers, end_of
 from tests.support.stored_message import StoredMessage
 
 
@@ -68,7 +68,7 @@ def test_h24_a_broker_that_says_nothing_is_there_is_not_believed(
             assert isinstance(shown, dict)
             return shown
 
-    monkeypatch.setattr(ends, "PulsarAdmin", Admin)
+    monkeypatch.setattr(topic_end, "PulsarAdmin", Admin)
     assert end_of(PulsarSettings(), "commands-partition-0", message_id(0, *said, -1))[:2] == end
 
 
@@ -122,7 +122,7 @@ def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there
             raise TransientError("the admin does not answer")
         return None if shown is None else Ledgers(stats(shown))
 
-    monkeypatch.setattr("bridge.push.ends.ledgers_of", asked)
+    monkeypatch.setattr("bridge.topic_end.ledgers_of", asked)
     client = cast(PulsarClient, Consumer(5, 2))
     requests = Requests(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
     until = CommandPosition(3, 4, -1)
