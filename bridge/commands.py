@@ -30,12 +30,14 @@ from bridge.contract import (
     COMMAND_VERSION,
     ENTRY_VERSION,
 )
+from bridge.decoding import checked_whole
 from bridge.errors import ContractError
 
 __all__ = [
     "MAX_CAUSE_BYTES",
     "MAX_COMMAND_BYTES",
     "MAX_NAME_BYTES",
+    "NOWHERE",
     "Command",
     "CommandPosition",
     "GroupRef",
@@ -103,6 +105,10 @@ class CommandPosition(NamedTuple):
         except ValueError as e:
             raise ContractError(f"{text!r} is no position of a command") from e
         return generation, partition, CommandPosition(ledger, entry, index)
+
+
+NOWHERE: Final = CommandPosition(-1, -1, -1)
+"""Before every position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +297,13 @@ def read_command(properties: Mapping[str, str], payload: bytes) -> Command:
 def _ref(properties: Mapping[str, str]) -> GroupRef:
     text = properties[C_REF]
     try:
-        ledger, entry, index = (int(part) for part in text.split(":"))
+        ledger, entry, index = (int(part) for part in text.split(":", 3))
         if not (0 <= ledger < 2**63 and 0 <= entry < 2**63 and -1 <= index < 2**31):
             raise ValueError("no place in Pulsar")
     except ValueError as e:
-        raise ContractError(f"property {C_REF} of a command is {text!r}, wanted ledger:entry:index") from e
+        raise ContractError(
+            f"property {C_REF} of a command is {text[:80]!r}, wanted ledger:entry:index"
+        ) from e
     position = CommandPosition(ledger, entry, index)
     return GroupRef(properties[C_GROUP], properties[C_GROUP_ID], position, _number(properties, C_SIZE, 0))
 
@@ -305,6 +313,6 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     if text is None:
         return default
     try:
-        return int(text)
+        return checked_whole(int(text))
     except ValueError as e:
-        raise ContractError(f"property {name} of a command is {text!r}, wanted a whole number") from e
+        raise ContractError(f"property {name} of a command is {text[:40]!r}, wanted a whole number") from e

@@ -30,7 +30,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bridge.errors import ContractError
+from bridge.decoding import (
+    LAST_US,
+    checked_fields,
+    checked_text,
+    checked_whole,
+    decodes,
+    json_of_record,
+    json_record,
+)
 
 # --- versions -----------------------------------------------------------------------------------------------
 
@@ -265,18 +273,14 @@ class Receipt:
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
+    @decodes("a command receipt")
     def decode(cls, payload: bytes) -> Receipt:
         """Read a receipt back. Raises ContractError when the payload is not one of this version."""
-        try:
-            body = json.loads(payload)
-            version = body.pop("v")
-            if version not in _RECEIPT_VERSIONS:
-                raise ContractError(f"receipt has version {version!r}, this reads {RECEIPT_VERSION!r}")
-            body["answer"] = base64.b64decode(body.get("answer", ""), validate=True)
-            known = {name for name, _ in RECEIPT_COLUMNS}
-            return cls(**{name: value for name, value in body.items() if name in known})
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise ContractError(f"not a command receipt: {payload[:80]!r}") from e
+        body = json_record(payload, "receipt", _RECEIPT_VERSIONS)
+        known = checked_fields(body, {n: k for n, k in cls.__annotations__.items() if n != "answer"})
+        for name in ("emitted_at_us", "pushed_at_us", "confirmed_at_us", "answered_at_us"):
+            checked_whole(known.get(name, 0), 0, LAST_US)
+        return cls(**known, answer=base64.b64decode(body.get("answer", ""), validate=True))
 
 
 # --- columns of the source ------------------------------------------------------------------------------------
@@ -433,20 +437,14 @@ def encode_ingest(**told: str | None) -> str:
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
 
+@decodes(f"what ingest writes as property {P_INGEST}")
 def decode_ingest(text: str) -> dict[str, str]:
     """Decode ``P_INGEST`` into properties by their own names.
 
     Raises ContractError when it is not a JSON object of this version.
     """
-    try:
-        body = json.loads(text)
-        version = body["v"]
-        told = {_INGEST[name]: str(value) for name, value in body.items() if name in _INGEST}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ContractError(f"property {P_INGEST} is not what ingest writes: {text[:80]!r}") from e
-    if version != ENVELOPE_VERSION:
-        raise ContractError(f"envelope has version {version!r}, this reads {ENVELOPE_VERSION!r}")
-    return told
+    body = json_record(text, "envelope", [ENVELOPE_VERSION])
+    return {_INGEST[name]: checked_text(value) for name, value in body.items() if name in _INGEST}
 
 
 def full_envelope(properties: Mapping[str, str]) -> dict[str, str]:
@@ -479,12 +477,10 @@ def encode_user_properties(pairs: Sequence[tuple[str, str]]) -> str:
     return "[" + ",".join([f"[{_quoted(name)},{_quoted(value)}]" for name, value in pairs]) + "]"
 
 
+@decodes(f"the JSON array of pairs of property {P_USER}")
 def decode_user_properties(text: str) -> list[tuple[str, str]]:
     """Decode ``P_USER``. Raises ContractError when it is not an array of pairs of strings."""
-    try:
-        return [(str(name), str(value)) for name, value in json.loads(text)]
-    except (ValueError, TypeError) as e:
-        raise ContractError(f"property {P_USER} is not a JSON array of pairs: {text[:80]!r}") from e
+    return [(checked_text(name), checked_text(value)) for name, value in json_of_record(text)]
 
 
 def encode_correlation(data: bytes) -> str:
@@ -492,9 +488,7 @@ def encode_correlation(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+@decodes(f"the base64 of property {P_CORRELATION}")
 def decode_correlation(text: str) -> bytes:
     """Decode ``P_CORRELATION``. Raises ContractError when it is not base64."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as e:
-        raise ContractError(f"property {P_CORRELATION} is not base64: {text[:80]!r}") from e
+    return base64.b64decode(text, validate=True)

@@ -34,6 +34,7 @@ from bridge.contract import (
     COMMAND_VERSION,
     GROUP_COMMAND_VERSION,
 )
+from bridge.decoding import checked_text, decodes, json_of_record, json_record
 from bridge.errors import ContractError
 
 __all__ = [
@@ -193,14 +194,10 @@ def member_key(group: str, device: str) -> str:
     return json.dumps([group, device], separators=(",", ":"), ensure_ascii=False)
 
 
+@decodes("a membership")
 def member_of(key: str, payload: bytes) -> tuple[str, str, bool]:
     """Return group, device and whether the device is in it. Raises ContractError for what is no membership."""
-    try:
-        group, device = json.loads(key)
-        body = json.loads(payload) if payload else None
-        version = GROUP_MEMBER_VERSION if body is None else body["v"]
-    except (ValueError, TypeError, KeyError) as e:
-        raise ContractError(f"not a membership: key {key[:80]!r}, payload {payload[:80]!r}") from e
-    if version != GROUP_MEMBER_VERSION or not isinstance(group, str) or not isinstance(device, str):
-        raise ContractError(f"not a membership of version {GROUP_MEMBER_VERSION}: key {key[:80]!r}")
-    return group, device, body is not None
+    group, device = json_of_record(key)
+    if payload:
+        json_record(payload, "membership", [GROUP_MEMBER_VERSION])
+    return checked_text(group), checked_text(device), bool(payload)

@@ -21,12 +21,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics, make_wsgi_app
-from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge.errors import TerminalError
 from bridge.health import Health
 from bridge.settings.metrics import MetricsSettings
+from bridge.unreadable import left_out
 
 __all__ = ["Endpoint", "HealthCollector", "serving"]
 
@@ -53,6 +54,11 @@ class HealthCollector(Collector):
         verdict = self._health.verdict(time.monotonic())
         yield InfoMetricFamily(
             "pulsebridge_build", "Version of Pulsebridge.", value={"version": version("pulsebridge")}
+        )
+        yield CounterMetricFamily(
+            "pulsebridge_unreadable_records",
+            "Records of Pulsebridge's own topics that could not be read and were left out.",
+            value=left_out(),
         )
         yield GaugeMetricFamily(
             "pulsebridge_healthy",

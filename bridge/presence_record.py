@@ -11,7 +11,7 @@ import json
 from typing import NamedTuple
 
 from bridge.contract import PRESENCE_VERSION
-from bridge.errors import ContractError
+from bridge.decoding import LAST_US, checked_text, checked_whole, decodes, json_record
 
 __all__ = ["PresenceRecord"]
 
@@ -30,16 +30,8 @@ class PresenceRecord(NamedTuple):
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
+    @decodes("a record of presence")
     def decode(cls, payload: bytes) -> PresenceRecord:
         """Read a record back. Raises ContractError when the payload is not one of this version."""
-        try:
-            body = json.loads(payload)
-            version = body["v"]
-            record = cls(int(body["seen_us"]), str(body.get("link", "")))
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise ContractError(f"not a record of presence: {payload[:80]!r}") from e
-        if version != PRESENCE_VERSION:
-            raise ContractError(
-                f"record of presence has version {version!r}, this reads {PRESENCE_VERSION!r}"
-            )
-        return record
+        body = json_record(payload, "record of presence", [PRESENCE_VERSION])
+        return cls(checked_whole(body["seen_us"], 0, LAST_US), checked_text(body.get("link", "")))

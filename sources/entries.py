@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
+from bridge.decoding import LAST_US
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar_wire.protobuf import fields, number, read_varint, text
 from bridge.pulsar_wire.reader import RawEntry
@@ -36,6 +37,9 @@ _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 """CompressionType in PulsarApi.proto → Arrow's codec; 2 is zlib."""
 
 _MAGIC: Final = b"\x0e\x01"
+_MOST_BYTES: Final = 512 * 1024 * 1024
+"""Bytes of an entry, or of a message in chunks, once it is decompressed: its writer names how many, whatever they are."""
+_LAST_MS: Final = LAST_US // 1000
 _KINDS: Final = 16_384
 _TAILS: Final = 16_384
 
@@ -134,7 +138,8 @@ def _read_metadata(opened: Opened, metadata: bytes, name: str) -> None:
         elif kind == 26:
             uuid = value.decode("utf-8", "replace")
     opened.prefix = b"".join(properties) + key
-    opened.publish_ms, opened.event_ms = numbers.get(3, 0), numbers.get(12, 0)
+    # A time beyond those that Spark has is not a time: the writer may name any number of 64 bits.
+    opened.publish_ms, opened.event_ms = _time(numbers.get(3, 0)), _time(numbers.get(12, 0))
     opened.compression, opened.uncompressed = numbers.get(8, 0), numbers.get(9, 0)
     opened.batched, opened.size = 11 in numbers, numbers.get(11, 1)
     opened.key_base64, opened.null = bool(numbers.get(17)), bool(numbers.get(25))
@@ -147,14 +152,20 @@ def _decompressed(opened: Opened) -> bytes:
     if not opened.compression:
         return opened.body
     try:
+        if opened.uncompressed > _MOST_BYTES:
+            raise ValueError(f"{opened.uncompressed} bytes, at most {_MOST_BYTES} are read")
         if opened.compression == 2:
-            return zlib.decompress(opened.body)
+            return zlib.decompressobj().decompress(opened.body, max(1, opened.uncompressed))
         codec = _CODECS[opened.compression]
         return bytes(pa.decompress(opened.body, opened.uncompressed, codec=codec, asbytes=True))
-    except (KeyError, zlib.error, OSError, pa.ArrowException) as e:
+    except (KeyError, ValueError, MemoryError, zlib.error, OSError, pa.ArrowException) as e:
         raise TransientError(
             f"entry {opened.ledger}:{opened.entry} cannot be decompressed (type {opened.compression}): {e}"
         ) from e
+
+
+def _time(milliseconds: int) -> int:
+    return milliseconds if milliseconds <= _LAST_MS else 0
 
 
 class _Tail(NamedTuple):
@@ -322,7 +333,9 @@ class Opener:
             if known is not None:
                 return known
         numbers = {kind: value for kind, value in fields(said) if isinstance(value, int)}
-        tail = _Tail(numbers.get(5, 0), bool(numbers.get(9)), bool(numbers.get(4)), bool(numbers.get(6)))
+        tail = _Tail(
+            _time(numbers.get(5, 0)), bool(numbers.get(9)), bool(numbers.get(4)), bool(numbers.get(6))
+        )
         if len(self._tails) >= _TAILS:
             self._tails.clear()
         self._tails[kept] = tail

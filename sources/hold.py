@@ -18,7 +18,8 @@ from typing import Final
 import structlog
 
 from bridge.contract import Position
-from bridge.errors import ContractError, FencedError, RefusedError, TransientError
+from bridge.decoding import checked_text, checked_whole, decodes, json_of_record
+from bridge.errors import FencedError, RefusedError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar_admin import PulsarAdmin, subscription_path
 from bridge.pulsar_client import Consumer, MessageId, PulsarClient, our_errors
@@ -53,19 +54,14 @@ class HoldRecord:
         return {_PROPERTY: json.dumps(body, sort_keys=True)}
 
     @classmethod
+    @decodes(f"what this source writes as the subscription's property {_PROPERTY}")
     def decode(cls, properties: Mapping[str, str]) -> HoldRecord | None:
-        """Read the properties back; None when the subscription was not made by this source."""
+        """Read the properties back; None when the subscription was not made by this source. Raises ContractError."""
         if _PROPERTY not in properties:
             return None
-        try:
-            body = json.loads(properties[_PROPERTY])
-            return cls(
-                str(body["startingOffsets"]), Position(*map(int, body["start"])), bool(body["committed"])
-            )
-        except (ValueError, KeyError, TypeError) as e:
-            raise ContractError(
-                f"subscription property {_PROPERTY} cannot be read: {properties[_PROPERTY]!r}"
-            ) from e
+        body = json_of_record(properties[_PROPERTY])
+        start = Position(*(checked_whole(number) for number in body["start"]))
+        return cls(checked_text(body["startingOffsets"]), start, bool(body["committed"]))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import quote
 
-from bridge.errors import PulsebridgeError
+from bridge.decoding import LAST_US, checked_text, checked_whole, decodes, json_of_record
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 
 __all__ = ["Block", "BlockState", "BlockStore"]
@@ -71,15 +71,11 @@ class BlockStore:
         self._admin.request("DELETE", f"/{rest_path(topic)}/properties?key={name}", accept=(404,))
 
 
+@decodes("a block of a partition; remove the property with pulsar-admin topics remove-properties")
 def _decode(name: str, value: str) -> Block | None:
     if not name.startswith(_PREFIX):
         return None
     partition, _, client_id = name[len(_PREFIX) :].partition(".")
-    try:
-        told = json.loads(value)
-        return Block(int(partition), client_id, told["state"], int(told["since_us"]), str(told["why"]))
-    except (ValueError, KeyError, TypeError) as e:
-        raise PulsebridgeError(
-            f"the property {name} cannot be read: {value[:80]}",
-            remedy="remove it with pulsar-admin topics remove-properties",
-        ) from e
+    told = json_of_record(value)
+    since_us = checked_whole(told["since_us"], 0, LAST_US)
+    return Block(int(partition), client_id, told["state"], since_us, checked_text(told["why"]))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
 from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, note_of
 from bridge.errors import TerminalError
 from bridge.pulsar_client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, our_errors, properties_of
+from bridge.topic_end import read_to_end
 
 __all__ = ["DeadLetterLog"]
-
-_READ_MS: Final = 30_000
 
 
 class DeadLetterLog:
@@ -33,11 +31,7 @@ class DeadLetterLog:
         name = self.partitions[partition]
         reader = self._client.reader(name, EARLIEST, queue=200)
         try:
-            while True:
-                with our_errors(f"reading {name}"):
-                    if not reader.has_message_available():
-                        return
-                    message = reader.read_next(_READ_MS)
+            for message in read_to_end(reader, self._client.settings, name):
                 yield _record(message, partition)
         finally:
             with our_errors(f"closing the reader of {name}"):

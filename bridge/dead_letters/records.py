@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -20,7 +21,8 @@ from bridge.contract import (
     P_TOPIC,
     base_topic,
 )
-from bridge.errors import ConfigError
+from bridge.decoding import checked_position, decodes, json_of_record
+from bridge.errors import ConfigError, ContractError
 from bridge.topic_templates import Filter
 
 __all__ = ["DeadLetter", "LetterId", "Note", "Place", "Selection", "note_of", "replayed_note"]
@@ -39,10 +41,8 @@ class Place(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Place:
         """Read ``ledger:entry`` or ``ledger:entry:index``. Raises ValueError."""
-        ledger, entry, *index = (int(part) for part in text.split(":"))
-        if len(index) > 1:
-            raise ValueError(text)
-        return cls(ledger, entry, *index)
+        ledger, entry, *index = (int(part) for part in text.split(":", 3))
+        return cls(*checked_position((ledger, entry, *(index or [-1]))))
 
     def __str__(self) -> str:
         return f"{self.ledger}:{self.entry}" + (f":{self.batch_index}" if self.batch_index >= 0 else "")
@@ -138,12 +138,15 @@ def note_of(properties: Mapping[str, str], payload: bytes) -> Note | None:
     kind = properties.get(P_DEAD_NOTE)
     if kind is None:
         return None
-    if kind != NOTE_REPLAYED:
-        return Note(kind, frozenset())
-    try:
-        return Note(kind, frozenset(Place.parse(text) for text in json.loads(payload)))
-    except (ValueError, TypeError, AttributeError):
-        return Note(kind, frozenset())
+    with suppress(ContractError):
+        if kind == NOTE_REPLAYED:
+            return Note(kind, _places(payload))
+    return Note(kind, frozenset())
+
+
+@decodes("a list of dead letters")
+def _places(payload: bytes) -> frozenset[Place]:
+    return frozenset(Place.parse(text) for text in json_of_record(payload))
 
 
 def replayed_note(places: list[Place]) -> tuple[bytes, dict[str, str]]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.commands import Command, CommandPosition, decode_command, read_command
+from bridge.commands import NOWHERE, Command, CommandPosition, decode_command, read_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -19,15 +19,13 @@ from bridge.contract import (
     PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
-    Position,
     Receipt,
     partition_name,
 )
 from bridge.devices.acknowledged import Acknowledged
 from bridge.devices.view import DeviceView, PartitionView, Waiting
-from bridge.errors import ContractError, TerminalError, TransientError
+from bridge.errors import ContractError, TerminalError
 from bridge.murmur3 import partition_of
-from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import (
     EARLIEST,
@@ -37,12 +35,11 @@ from bridge.pulsar_client import (
     message_id,
     our_errors,
     properties_of,
-    received,
 )
-from bridge.push.ends import Ledgers
 from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
 from bridge.push.taken import Taken, position_of, record_key
+from bridge.topic_end import Ledgers, read_to_end
 
 __all__ = [
     "BACKLOG",
@@ -222,21 +219,12 @@ class PushTopics:
         reader: Any = self.client.reader(
             name, begin, queue=queue, inclusive=after is None, compacted=compacted, name=READER
         )
-        count = silent = 0
+        count = 0
+        last = NOWHERE if after is None else CommandPosition(*after, -1)
+        if start is not None:
+            last = CommandPosition(start.ledger, start.entry - 1, -1)
         try:
-            while True:
-                with our_errors(f"reading {name}"):
-                    if not reader.has_message_available():
-                        return
-                message = received(reader.read_next, _RECEIVE_MS, f"reading {name}")
-                if message is None:
-                    silent += 1
-                    if compacted and silent > 1 and self._compacted_to_its_end(name):
-                        return
-                    if silent > _PATIENCE:
-                        raise TransientError(f"reading {name}: nothing comes")
-                    continue
-                silent = 0
+            for message in read_to_end(reader, self.client.settings, name, last=last, compacted=compacted):
                 count += 1
                 if count % 500 == 0:
                     self._progress(name.rpartition("/")[2], count)
@@ -244,12 +232,6 @@ class PushTopics:
         finally:
             with our_errors(f"closing the reader of {name}"):
                 reader.close()
-
-    def _compacted_to_its_end(self, partition: str) -> bool:
-        """Whether what stands last in a partition may be a removal, which compaction took away."""
-        stats = self._admin.internal_stats(partition)
-        horizon = (stats["cursors"].get(COMPACTION) or {}).get("markDeletePosition", "-1:-1")
-        return Position.parse(horizon) >= Position.parse(stats["lastConfirmedEntry"])
 
     # --- of one device ---
 

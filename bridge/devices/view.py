@@ -112,11 +112,10 @@ class PartitionView:
         return found is not None and found.knows(command_id)
 
     def _whole(self) -> dict[str, Cursor]:
-        while True:
-            try:
-                return self._records.whole()
-            except ContractError:
-                self.bad += 1
+        found = self._records.whole()
+        self.bad += len(self._records.unread_ids)
+        self._records.unread_ids.clear()
+        return found
 
     def parked(self, device: str) -> Parked:
         """Return the ids that are parked for a device and still to be pushed."""

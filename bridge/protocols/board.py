@@ -20,7 +20,9 @@ from bridge.protocols.records import InstanceRecord
 from bridge.provisioning import move_hold
 from bridge.provisioning_plan import INSTANCES_HOLD, compact_step
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, OK, Producer, PulsarClient, ReceiveTimeout, our_errors
+from bridge.pulsar_client import EARLIEST, OK, Producer, PulsarClient, key_of, our_errors
+from bridge.topic_end import read_to_end
+from bridge.unreadable import leave_out
 
 __all__ = ["Advertiser", "read_board", "tidy"]
 
@@ -29,7 +31,6 @@ log = structlog.get_logger("protocols")
 _TOMBSTONE_S: Final = 2.0
 _ANSWER_S: Final = 0.5
 _TIDY_S: Final = 3600.0
-_READ_MS: Final = 2000
 _FORGET_MS: Final = 7 * 24 * 3600 * 1000
 """How long the record of an instance that went without a word is kept, in ms."""
 
@@ -153,24 +154,23 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
     partition = partition_name(topic, 0)
     reader: Any = client.reader(partition, EARLIEST, compacted=True)
     try:
-        with our_errors(f"reading {partition}"):
-            while reader.has_message_available():
-                try:
-                    message = reader.read_next(_READ_MS)
-                except ReceiveTimeout:
-                    break  # what was left is compacted away
-                _take(found, message.partition_key(), message.data())
+        for message in read_to_end(reader, client.settings, partition, compacted=True):
+            _take(found, partition, key_of(message), message.data())
     finally:
         with our_errors(f"closing the reader of {partition}"):
             reader.close()
     return [found[name] for name in sorted(found)]
 
 
-def _take(found: dict[str, InstanceRecord], key: str, payload: bytes) -> None:
+def _take(found: dict[str, InstanceRecord], topic: str, key: str | None, payload: bytes) -> None:
+    if key is None:
+        leave_out(topic, "its key is no UTF-8")
+        return
     if not payload:
         found.pop(key, None)
         return
     try:
         found[key] = InstanceRecord.decode(payload)
-    except ContractError as e:  # of another version of Pulsebridge
-        log.debug("an instance's record is left out", instance=key, why=e.what)
+    except ContractError as e:
+        found.pop(key, None)
+        leave_out(topic, e.what, key=key)

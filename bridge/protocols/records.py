@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from bridge.contract import INSTANCE_VERSION
-from bridge.errors import ContractError
+from bridge.decoding import LAST_US, checked_fields, checked_text, checked_whole, decodes, json_record
 
 __all__ = ["BEATS", "InstanceRecord", "ProtocolRecord", "bounded_topics"]
 
@@ -20,6 +20,16 @@ BEATS: Final = 4
 """After so many times its interval without a sign of life an instance counts as gone."""
 
 _MAX_TOPICS: Final = 200
+_PLAIN: Final = {
+    "instance": "str",
+    "host": "str",
+    "pid": "int",
+    "state": "str",
+    "started_ms": "int",
+    "written_ms": "int",
+    "interval_s": "float",
+    "topics_count": "int",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +67,28 @@ class InstanceRecord:
         return json.dumps({"v": INSTANCE_VERSION} | asdict(self), separators=(",", ":")).encode()
 
     @classmethod
+    @decodes("an instance record")
     def decode(cls, payload: bytes) -> InstanceRecord:
         """Read a record back. Raises ContractError when the payload is not one of this version."""
-        try:
-            body: dict[str, Any] = json.loads(payload)
-            version = body.pop("v")
-            if version != INSTANCE_VERSION:
-                raise ContractError(
-                    f"instance record has version {version!r}, this reads {INSTANCE_VERSION!r}"
-                )
-            body["protocols"] = {str(n): ProtocolRecord(**p) for n, p in body["protocols"].items()}
-            made = cls(**body)
-            made.gone(int(made.written_ms))  # numbers are numbers
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise ContractError(f"not an instance record: {payload[:80]!r}") from e
-        return made
+        body = json_record(payload, "instance record", [INSTANCE_VERSION])
+        for name in ("started_ms", "written_ms"):
+            checked_whole(body[name], 0, LAST_US // 1000)
+        return cls(
+            **checked_fields(body, _PLAIN),
+            protocols={name: _protocol(found) for name, found in body["protocols"].items()},
+            topics=_texts(body["topics"]),
+        )
+
+
+def _protocol(body: dict[str, Any]) -> ProtocolRecord:
+    ready = {name: value is True for name, value in body.get("ready", {}).items()}
+    return ProtocolRecord(checked_text(body.get("data", "")), _texts(body.get("listeners", [])), ready)
+
+
+def _texts(values: object) -> list[str]:
+    if not isinstance(values, list):
+        raise ValueError("not a list of texts")
+    return [checked_text(value) for value in values]
 
 
 def bounded_topics(topics: Iterable[str]) -> tuple[list[str], int]:

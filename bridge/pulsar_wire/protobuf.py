@@ -37,15 +37,18 @@ def text(field: int, value: bytes) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at ``at``, and where it ends. Raises IndexError when the data ends before."""
+    """Return the number that begins at ``at``, and where it ends. Raises IndexError when the data ends before, ValueError
+    when it has more than ten bytes: they would be costly to add up.
+    """
     value = shift = 0
-    while True:
+    while shift < 70:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
         shift += 7
+    raise ValueError("a number of more than ten bytes")
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -58,7 +61,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             size = _FIXED.get(kind, 0)
             if not size:
                 size, at = read_varint(data, at)
-        except IndexError:  # cut in the midst of a number
+        except (IndexError, ValueError):  # cut in the midst of a number, or none
             return
         if kind == 0:
             yield key >> 3, size

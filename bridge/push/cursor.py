@@ -17,9 +17,17 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
-from bridge.commands import CommandPosition
+from bridge.commands import NOWHERE, CommandPosition
 from bridge.contract import CURSOR_VERSION
-from bridge.errors import ContractError
+from bridge.decoding import (
+    LAST_US,
+    checked_position,
+    checked_text,
+    checked_whole,
+    checked_wholes,
+    decodes,
+    json_record,
+)
 from bridge.push.parked import ParkedId
 from bridge.push.remembered import RememberedIds
 
@@ -36,9 +44,6 @@ __all__ = [
     "read_term",
     "term_record",
 ]
-
-NOWHERE: Final = CommandPosition(-1, -1, -1)
-"""Before every position."""
 
 OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
@@ -76,13 +81,12 @@ def ids_device(key: str) -> str | None:
 
 
 def _again(ledger: int, entry: int, index: int, expires_at_ms: int) -> ParkedId:
-    return ParkedId(CommandPosition(ledger, entry, index), expires_at_ms, maybe_seen=True, unsure=True)
+    position = CommandPosition(*checked_position((ledger, entry, index)))
+    return ParkedId(position, checked_whole(expires_at_ms), maybe_seen=True, unsure=True)
 
 
-def _tuples(flat: list[Any], width: int) -> list[tuple[int, ...]]:
-    numbers = [int(number) for number in flat]
-    if len(numbers) % width:
-        raise ValueError(f"{len(numbers)} numbers, {width} belong together")
+def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
+    numbers = checked_wholes(flat, width)
     return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]
 
 
@@ -248,41 +252,34 @@ class Cursor:
             body["at"] = self.delivered_at_ms
         return _dumped(body)
 
+    @decodes("the ids of commands")
     def with_ids(self, payload: bytes) -> None:
         """Take over the ids of a record apart, which are older than those that stand in the cursor. Raises ContractError
         when the payload is none of this version.
         """
-        try:
-            older = RememberedIds.taken(_body(payload, CURSOR_VERSION), self.capacity)
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise ContractError(f"not the ids of commands: {payload[:80]!r}") from e
+        older = RememberedIds.taken(_body(payload, CURSOR_VERSION), self.capacity)
         self._fresh = min(self._fresh, len(self._ids))
         self._ids.behind(older)
 
     @classmethod
+    @decodes("a command cursor")
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
         """Read a cursor back. Raises ContractError when the payload is not one of these versions."""
         body = _body(payload, *_READ)
-        try:
-            ledger, entry, index = body["position"]
-            cursor = cls(capacity, CommandPosition(int(ledger), int(entry), int(index)))
-            if "again_from" in body:
-                ledger, entry, index = body["again_from"]
-                cursor.again_from = CommandPosition(int(ledger), int(entry), int(index))
-            cursor.again = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
-            lately = _summed(_tuples(body.get("lately", []), 5))
-            for numbers in chain(_tuples(body.get("sure", []), 5), lately):  # in version 1 each by itself
-                cursor.trust(Sure(_again(*numbers[:4]), numbers[4]))
-            cursor.back = body.get("back") == 1
-            if "had_to" in body:
-                ledger, entry, index = body["had_to"]
-                cursor.had_to = CommandPosition(int(ledger), int(entry), int(index))
-            cursor.delivered_at_ms = int(body.get("at", 0))
-            cursor._ids = RememberedIds.taken(body, capacity)
-            cursor._fresh = len(cursor._ids)
-            cursor._written = True
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
+        cursor = cls(capacity, CommandPosition(*checked_position(body["position"])))
+        if "again_from" in body:
+            cursor.again_from = CommandPosition(*checked_position(body["again_from"]))
+        cursor.again = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
+        lately = _summed(_tuples(body.get("lately", []), 5))
+        for numbers in chain(_tuples(body.get("sure", []), 5), lately):  # in version 1 each by itself
+            cursor.trust(Sure(_again(*numbers[:4]), checked_whole(numbers[4])))
+        cursor.back = body.get("back") == 1
+        if "had_to" in body:
+            cursor.had_to = CommandPosition(*checked_position(body["had_to"]))
+        cursor.delivered_at_ms = checked_whole(body.get("at", 0), 0, LAST_US // 1000)
+        cursor._ids = RememberedIds.taken(body, capacity)
+        cursor._fresh = len(cursor._ids)
+        cursor._written = True
         return cursor
 
 
@@ -305,10 +302,12 @@ class OwnerRecord:
         return _dumped(body)
 
     @classmethod
+    @decodes("the record of an owner")
     def decode(cls, payload: bytes) -> OwnerRecord:
         """Read a record back. Raises ContractError when the payload is not one of this version."""
         body = _body(payload, _OWNER_VERSION)
-        return cls(str(body.get("owner")), int(body.get("serial", 0)), body.get("clean") is True)
+        owner, serial = checked_text(body["owner"]), checked_whole(body.get("serial", 0))
+        return cls(owner, serial, body.get("clean") is True)
 
 
 def term_record() -> bytes:
@@ -316,6 +315,7 @@ def term_record() -> bytes:
     return _dumped({"v": _TERM_VERSION, "term": 1})
 
 
+@decodes("the beginning of a term")
 def read_term(payload: bytes) -> None:
     """Read what stands under ``TERM_KEY``. Raises ContractError when the payload is not one of this version."""
     _body(payload, _TERM_VERSION)
@@ -339,12 +339,4 @@ def _dumped(body: dict[str, object]) -> bytes:
 
 
 def _body(payload: bytes, *versions: int) -> dict[str, Any]:
-    try:
-        body = json.loads(payload)
-    except ValueError as e:
-        raise ContractError(f"not a command cursor: {payload[:80]!r}") from e
-    version = body.get("v") if isinstance(body, dict) else None
-    if version not in versions:
-        raise ContractError(f"command cursor has version {version!r}, this reads up to {max(versions)!r}")
-    result: dict[str, Any] = body
-    return result
+    return json_record(payload, "command cursor", versions)

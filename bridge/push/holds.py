@@ -55,6 +55,7 @@ from bridge.pulsar_client import (
 )
 from bridge.pulsar_watch import Watch
 from bridge.settings import Settings
+from bridge.topic_end import read_to_end
 
 __all__ = [
     "Ages",
@@ -201,12 +202,10 @@ class _Reading:
         """Yield what the compacted view has, from ``start`` to its present end."""
         reader: Any = self._client.reader(self._partition, start, queue=200, compacted=True)
         try:
-            while not self._over() and self._seen < _FAR_TOO_MUCH_BYTES:
-                with our_errors(f"reading {self._partition}"):
-                    if not reader.has_message_available():
-                        return
-                message = received(reader.read_next, _RECEIVE_MS, f"reading {self._partition}")
-                if message is None:  # the end was compacted away
+            for message in read_to_end(
+                reader, self._client.settings, self._partition, compacted=True, over=self._over
+            ):
+                if self._seen >= _FAR_TOO_MUCH_BYTES:
                     return
                 # Out of the midst of a batch a message is not taken away: it stays there without key and payload.
                 key = key_of(message)

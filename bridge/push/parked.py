@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from bridge.commands import CommandPosition
 from bridge.contract import MOVED_VERSION, SEGMENT_VERSION
-from bridge.errors import ContractError
+from bridge.decoding import LAST_US, checked_position, checked_whole, checked_wholes, decodes, json_record
 
 __all__ = [
     "GONE",
@@ -126,23 +126,19 @@ def decode_segment(payload: bytes) -> list[ParkedId]:
     return read_segment(payload).ids
 
 
+@decodes("a segment of parked commands")
 def read_segment(payload: bytes) -> Segment:
     """Read a segment. Raises ContractError when the payload is not one of these versions."""
-    try:
-        body = json.loads(payload)
-        version = body["v"]
-        if version not in (SEGMENT_VERSION, MOVED_VERSION):
-            raise ContractError(
-                f"parked commands have version {version!r}, this reads up to {MOVED_VERSION!r}"
-            )
-        flat = [int(number) for number in body["parked"]]
-        places = [int(number) for number in body["places"]] if version == MOVED_VERSION else []
-        since_us = int(body.get("since_us", 0))
-    except (KeyError, TypeError, ValueError) as e:
-        raise ContractError(f"not a segment of parked commands: {payload[:80]!r}") from e
+    body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION, MOVED_VERSION))
+    flat = checked_wholes(body["parked"], _WIDTH)
+    places = checked_wholes(body["places"], _PLACE) if body["v"] == MOVED_VERSION else []
+    since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
     count = len(flat) // _WIDTH
-    if len(flat) % _WIDTH or (places and len(places) != count * _PLACE):
-        raise ContractError(f"not a segment of parked commands: {payload[:80]!r}")
+    for numbers, width in ((flat, _WIDTH), (places, _PLACE)):
+        for at in range(0, len(numbers), width):
+            checked_position(numbers[at : at + _PLACE])
+    if places and len(places) != count * _PLACE:
+        raise ValueError(f"{count} ids, and {len(places)} numbers of their copies")
     ids = [
         _id_of(flat[at * _WIDTH : (at + 1) * _WIDTH], places[at * _PLACE : (at + 1) * _PLACE] or _NO_PLACE)
         for at in range(count)

@@ -23,6 +23,7 @@ from bridge.contract import (
     RESUME_TOPIC,
     partition_name,
 )
+from bridge.errors import ContractError
 from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import PARKED_HOLD
 from bridge.pulsar_client import (
@@ -39,7 +40,6 @@ from bridge.pulsar_client import (
 from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import Cursor, OwnerRecord
-from bridge.push.ends import end_of
 from bridge.push.gate import Gate
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
@@ -49,6 +49,8 @@ from bridge.push.requests import Requests
 from bridge.push.taken import Taken, foreign, record_key, taken
 from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_end import end_of
+from bridge.unreadable import leave_out
 
 __all__ = ["Arrived", "Cursors", "Failed", "PartitionLog", "Stored"]
 
@@ -148,21 +150,27 @@ class PartitionLog:
     def read_cursors(self, own: OwnerRecord, capacity: int) -> Cursors:
         """Read the cursors partition up to ``own``, which this owner has written before.
 
-        Raises ContractError for a record of another version, TransientError when Pulsar stops answering.
+        A record that cannot be read is named and left out. Raises TransientError when Pulsar stops answering.
         """
         found = CursorRecords(capacity)
         until = EARLIEST
-        left_ms = 0
+        left_ms = unread = 0
         for key, payload, where, at_ms, writer in self._records(EARLIEST, compacted=True):
-            record = owner_record(key, payload)
-            if record is not None and (record.token, record.serial) == (own.token, own.serial):
-                until = where
-                break
+            try:
+                record = owner_record(key, payload)
+                if record is not None and (record.token, record.serial) == (own.token, own.serial):
+                    until = where
+                    break
+                if not found.take(key, payload, writer):
+                    foreign(self.cursors, where, f"its key is {key[:_SHOWN]!r}", key)
+            except ContractError as e:
+                unread += 1
+                foreign(self.cursors, where, str(e), key)
             left_ms = max(left_ms, at_ms)
-            if not found.take(key, payload, writer):
-                foreign(self.cursors, where, f"its key is {key[:_SHOWN]!r}")
         cursors, former = found.whole(), found.owner
-        clean = former.clean if former is not None else not cursors
+        for key, why in found.unread_ids:
+            leave_out(self.cursors, why, key=key)
+        clean = (former.clean if former is not None else not cursors) and not unread
         return Cursors(
             cursors,
             found.parked,
@@ -180,8 +188,12 @@ class PartitionLog:
         A producer that waits for exclusive access is granted it again when its successor leaves, and nobody is
         told; then its receipts are Ok, and yet it is not the owner that it was.
         """
-        for key, payload, _, _, _ in self._records(start, compacted=False):
-            record = owner_record(key, payload)
+        for key, payload, where, _, _ in self._records(start, compacted=False):
+            try:
+                record = owner_record(key, payload)
+            except ContractError as e:
+                foreign(self.cursors, where, str(e), key)
+                return True  # whoever wrote it, our producer was not the only one
             if record is not None:
                 if record.token != own.token:
                     return True

@@ -17,8 +17,8 @@ import structlog
 from bridge.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
-from bridge.push.ends import is_there
 from bridge.push.taken import Taken, taken
+from bridge.topic_end import is_there
 
 __all__ = ["NothingComes", "Pace", "PositionReader"]
 

@@ -17,7 +17,8 @@ from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.mqtt.keepalive import backoff_s
 from bridge.presence_record import PresenceRecord
-from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, key_of, our_errors, received
+from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, our_errors, received
+from bridge.push.taken import foreign, record_key
 
 __all__ = ["PresenceLog", "Seen"]
 
@@ -66,6 +67,8 @@ class PresenceLog:
                     attempt = 0
             except PulsebridgeError as e:
                 log.debug("signs of life cannot be read", partition=self._partition, why=str(e))
+            except Exception:  # nobody waits for this thread: it must not end unnoticed
+                log.error("signs of life cannot be read. Action: report this", shown=1, exc_info=True)
             self._closing.wait(backoff_s(attempt, *_RETRY_S, 0.5))
             attempt += 1
 
@@ -103,13 +106,13 @@ class PresenceLog:
             if message is None:
                 break
             self._from = message.message_id()
-            device = key_of(message)
-            if device is None or not message.data():
+            device = record_key(message, topic)
+            if not device or not message.data():
                 continue
             try:
                 record = PresenceRecord.decode(message.data())
             except ContractError as e:
-                log.debug("a sign of life is left out", partition=self._partition, why=str(e))
+                foreign(topic, message.message_id(), str(e), device)
                 continue
             signs.append((device, record.seen_us))
         if signs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, read_term
+from bridge.errors import ContractError
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term
 from bridge.push.parked import segment_device
 
 __all__ = ["CursorRecords", "owner_record"]
@@ -19,7 +20,7 @@ _LATE: Final = -1
 
 
 def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
-    """Return the record of an owner, None for any other. Raises ContractError for one of another version."""
+    """Return the record of an owner, None for any other. Raises ContractError for one that cannot be read."""
     return OwnerRecord.decode(payload) if key == OWNER_KEY and not _is_foreign(key, payload) else None
 
 
@@ -56,6 +57,8 @@ class CursorRecords:
         compacted away, and its commands since may have been sent."""
         self.orphans: list[str] = []
         """Devices of which nothing but ids is there: no owner would ever write these records again, or read them."""
+        self.unread_ids: list[tuple[str, str]] = []
+        """Key and reason of those that ``whole`` left out."""
         self.owner: OwnerRecord | None = None
         self._last_begun: str | None = None  # the writer of the last term that began; None where nobody told
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
@@ -64,10 +67,22 @@ class CursorRecords:
 
     def take(self, key: str, payload: bytes, writer: str = "") -> bool:
         """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
-        a foreign one, which counts for nothing. Raises ContractError for one of another version.
+        a foreign one, which counts for nothing. Raises ContractError for one that cannot be read, or not by this
+        release: the takeover goes on without it. What its device had is unknown then, so its commands are sent again,
+        marked as repetitions.
         """
         if _is_foreign(key, payload):
             return False
+        try:
+            self._take(key, payload, writer)
+        except ContractError:
+            if not key.startswith(_OURS):
+                self.by_device.setdefault(key, Cursor(self._capacity))
+                self.uncertain.add(key)
+            raise
+        return True
+
+    def _take(self, key: str, payload: bytes, writer: str) -> None:
         term = self._term_of(writer)
         if key == TERM_KEY:
             read_term(payload)
@@ -86,7 +101,6 @@ class CursorRecords:
             self._ids.pop(key, None)
         else:
             self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
-        return True
 
     def _term_of(self, writer: str) -> int:
         """Where in the order of the owners a record belongs. The first of a writer that is left tells that less well than
@@ -96,15 +110,16 @@ class CursorRecords:
         return term if self._last_begun in (None, writer) else _LATE
 
     def whole(self) -> dict[str, Cursor]:
-        """Return the cursors with all their ids, once all records were taken. Raises ContractError for ids of another
-        version; called again, it leaves those out.
-        """
+        """Return the cursors with all their ids, once all records were taken. Ids that cannot be read are left out."""
         while self._ids:
             device, by_term = self._ids.popitem()
             cursor = self.by_device.get(device)
             if cursor is not None:
                 for _, payload in sorted(by_term.items(), reverse=True):
-                    cursor.with_ids(payload)  # before those that are known: the older ones come last
+                    try:
+                        cursor.with_ids(payload)  # before those that are known: the older ones come last
+                    except ContractError as e:
+                        self.unread_ids.append((ids_key(device), str(e)))
             else:
                 self.orphans.append(device)
         self.stale.intersection_update(self.by_device)

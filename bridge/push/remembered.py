@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+from bridge.decoding import checked_whole
+
 __all__ = ["DAYS", "MORE", "RememberedIds"]
 
 MORE: Final = 16
@@ -21,6 +23,8 @@ _SIZE: Final = 9
 """Bytes of a digest: among 4,096 ids a false match comes once in 10^18 commands, and a record stays small."""
 _TEXT: Final = 12
 """Characters of it in base64."""
+_MOST: Final = MORE * 4096
+"""As many as ``push.remembered_ids`` lets a cursor have."""
 _DEAD: Final = "!"
 """Before the digest of a command that went to the dead letters; base64 has no such sign."""
 _DAY_US: Final = 86_400_000_000
@@ -135,11 +139,13 @@ class RememberedIds:
 
     @classmethod
     def taken(cls, body: dict[str, Any], least: int) -> RememberedIds:
-        """Read what ``told`` has returned; records of earlier versions name no days. Raises KeyError, TypeError,
-        AttributeError or ValueError for what is none of it.
+        """Read what ``told`` has returned; records of earlier versions name no days. Called by a decoder of a record
+        (``bridge.decoding``): it raises what it meets.
         """
         found = cls(least)
         ids: list[str] = body["ids"]
+        if len(ids) > _MOST:
+            raise ValueError(f"{len(ids)} ids, a device has at most {_MOST}")
         days = _days(body.get("days", [len(ids), 0]), len(ids))
         digests = base64.b64decode("".join([one.removeprefix(_DEAD) for one in ids]), validate=True)
         if len(digests) != len(ids) * _SIZE:
@@ -153,8 +159,8 @@ def _days(runs: list[int], count: int) -> list[int]:
     days: list[int] = []
     day = 0
     for some, later in zip(runs[::2], runs[1::2], strict=True):
-        day += int(later)
-        days += [day] * int(some)
+        day += checked_whole(later)
+        days += [day] * checked_whole(some, 0, count - len(days))
     if len(days) != count:
         raise ValueError(f"days of {len(days)} ids, there are {count}")
     return days

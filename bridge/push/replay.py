@@ -13,6 +13,7 @@ from typing import Final
 from zlib import crc32
 
 from bridge.commands import CommandPosition
+from bridge.errors import ContractError
 from bridge.push.actions import Forget, Pull, StoreSegment
 from bridge.push.cursor import NOWHERE, Cursor, Sure
 from bridge.push.late import Given, LateAnswers
@@ -84,6 +85,8 @@ class ReplayCore(LiveCore):
         self._next_round: list[str] = []
         self._tells_absence = False
         self._parked_count = 0
+        self.unread: list[tuple[str, str]] = []
+        """Key and reason of the segments that could not be read: Pulsar has their commands, and nobody waits for them."""
         segments = {} if parked is None else parked
         forgotten = now_us - limits.unsure_us
         for name, cursor in self._cursors.items():
@@ -96,7 +99,12 @@ class ReplayCore(LiveCore):
     def _load(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         cursor = self._cursors.get(name)
         done = NOWHERE if cursor is None else cursor.done
-        read = {key: read_segment(payload) for key, payload in segments.items()}
+        read = {}
+        for key, payload in segments.items():
+            try:
+                read[key] = read_segment(payload)
+            except ContractError as e:
+                self.unread.append((key, str(e)))
         ids = {key: segment.ids for key, segment in read.items()}
         since_us = min((segment.since_us for segment in read.values() if segment.since_us), default=now_us)
         if cursor is not None and cursor.again:

@@ -30,10 +30,10 @@ from bridge.pulsar_client import (
 )
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
-from bridge.push.ends import is_there
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.taken import position_of
 from bridge.push.threads import telling
+from bridge.topic_end import is_there
 
 __all__ = ["Asked", "Found", "Requests"]
 

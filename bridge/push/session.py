@@ -64,6 +64,7 @@ from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
 from bridge.push.surely_ours import SurelyOurs
 from bridge.push.tracing import TracedDoing
 from bridge.settings import Settings
+from bridge.unreadable import leave_out
 
 __all__ = ["Session"]
 
@@ -218,6 +219,12 @@ class Session(LinkHandler):
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
         )
+        for key, why in core.unread:
+            leave_out(
+                self._log.cursors,
+                f"the commands that are parked there may be lost; `pulsebridge commands resend` sends them: {why}",
+                key=key,
+            )
         every_s, now = self._settings.push.move_parked_after_s, time.monotonic()
         self._holding = Holding(core, self._log.puller, horizon, every_s=every_s, now=now)
         self._core = core

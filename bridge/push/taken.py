@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import structlog
-
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import NO_TEXT, Message, MessageId, key_of, properties_of
+from bridge.unreadable import leave_out
 
 __all__ = ["Taken", "foreign", "position_of", "record_key", "taken"]
-
-log = structlog.get_logger("push")
 
 
 class Taken(NamedTuple):
@@ -40,14 +37,9 @@ def record_key(message: Message, topic: str) -> str | None:
     return key
 
 
-def foreign(topic: str, where: MessageId, why: str) -> None:
+def foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
     """Name a record that stands where only push writes, and is left out."""
-    log.warning(
-        "a record that push did not write is left out; see who else may produce there",
-        topic=topic,
-        position=str(position_of(where)),
-        why=why,
-    )
+    leave_out(topic, why, position=str(position_of(where)), key=key)
 
 
 def taken(message: Message) -> Taken:

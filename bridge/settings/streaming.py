@@ -64,7 +64,8 @@ class StreamingSettings(Section):
     clock_skew_s: float = Field(
         600.0,
         gt=0,
-        description="How far a device's time may be ahead of arrival, in seconds; beyond it: quarantine.",
+        description="How far a device's time may be ahead of arrival, and of the clock of Spark when bronze stores the "
+        "message, in seconds; beyond it: quarantine.",
     )
     schema_evolution: Literal["rescue", "add_columns", "fail"] = Field(
         "rescue",

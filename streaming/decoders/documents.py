@@ -1,4 +1,4 @@
-"""Writes what CBOR, protobuf or a Python function gave as JSON, with a bound on its length.
+"""Writes what CBOR, protobuf or a Python function gave as JSON, with bounds on its length, depth and values.
 
 Bytes become base64, times ISO 8601, decimals their digits in text; a number that JSON does not have (NaN, infinity)
 becomes null; a tag that is not known leaves the value in it.
@@ -14,31 +14,43 @@ from collections.abc import Set as AbstractSet
 from datetime import date, datetime, timezone
 from typing import Any, Final
 
+from streaming.decoders.limits import MAX_DIGITS
+
 __all__ = ["json_of"]
 
-_DEPTH: Final = 100
+_BITS: Final = MAX_DIGITS * 3322 // 1000
 
 
-def json_of(value: object, limit: int) -> str:
-    """Return the value as JSON. Raises ValueError where that is longer than ``limit`` or too deep.
+def json_of(value: object, limit: int, *, max_depth: int = 64, max_values: int = 100_000) -> str:
+    """Return the value as JSON. Raises ValueError, which names the limit, where that has more than ``limit`` bytes of
+    UTF-8, more levels, or more values.
 
-    The bound holds while it is written: shared references let a small CBOR payload stand for an endless document.
+    The bounds hold while it is written: shared references let a small CBOR payload stand for an endless document.
     """
-    plain = _Plain(limit).of(value, 0)
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    plain = _Plain(limit, max_depth, max_values).of(value, 0)
+    text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if len(text) * 4 > limit and len(text.encode()) > limit:
+        raise _beyond(limit)
+    return text
 
 
 class _Plain:
     """Turns values into what JSON has, counting what it has made."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, max_depth: int, max_values: int) -> None:
         self._limit = limit
+        self._max_depth = max_depth
+        self._max_values = max_values
+        self._values = 0
         self._made = 0
 
     def of(self, value: Any, depth: int) -> Any:
         """Return the value as JSON has it."""
-        if depth > _DEPTH:
-            raise ValueError(f"deeper than {_DEPTH} levels")
+        if depth > self._max_depth:
+            raise ValueError(f"nested deeper than max_depth, {self._max_depth}")
+        self._values += 1
+        if self._values > self._max_values:
+            raise ValueError(f"makes more values than max_values, {self._max_values}")
         self._count(1)
         if value is None or isinstance(value, bool):
             return value
@@ -49,6 +61,7 @@ class _Plain:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
+            self._check(len(value))
             return self._text(base64.b64encode(value).decode())
         if isinstance(value, Mapping):
             return self._object(value, depth)
@@ -76,16 +89,30 @@ class _Plain:
 
     def _integer(self, value: int) -> int | str:
         # Larger ones would be no number in Spark; Python itself refuses to print them beyond 4,300 digits.
+        if value.bit_length() > _BITS:
+            raise ValueError(f"a number of more than {MAX_DIGITS} digits")
         return int(value) if value.bit_length() <= 120 else self._text(hex(value))
 
     def _text(self, text: str) -> str:
-        self._count(len(text))
-        return text.encode("utf-8", "replace").decode()
+        self._check(len(text))
+        if text.isascii():
+            self._count(len(text))
+            return text
+        encoded = text.encode("utf-8", "replace")
+        self._count(len(encoded))
+        return encoded.decode()
 
     def _count(self, made: int) -> None:
         self._made += made
-        if self._made > self._limit:
-            raise ValueError(f"makes a document larger than max_bytes, {self._limit}")
+        self._check(0)
+
+    def _check(self, more: int) -> None:
+        if self._made + more > self._limit:
+            raise _beyond(self._limit)
+
+
+def _beyond(limit: int) -> ValueError:
+    return ValueError(f"makes a document larger than max_bytes, {limit}")
 
 
 def _time(value: date) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from streaming.built_once import built_once
 from streaming.decoders.settings import Decoder
-from streaming.decoders.unpacking import needs_python, unpack_rows
+from streaming.decoders.unpacking import unpack_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -20,19 +20,15 @@ __all__ = ["documents", "elements"]
 
 _NOT_JSON: Final = "the payload gives no document that Spark can read"
 _WORDS: Final = {
-    "json": "the payload is not UTF-8 JSON",
+    "json": "the payload is not UTF-8 JSON, or is beyond Spark's limits: 1,000 levels, 1,000 digits of a number",
     "csv": "the payload is not one line of UTF-8 CSV, or has far more fields than it should",
 }
 
 
 def documents(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
     """Add ``json``, the payload as a VARIANT, and ``fault``. ``decoder`` is the number of a row's decoder."""
-    from pyspark.sql import functions as F
 
-    if any(needs_python(d) for d in decoders):
-        rows = unpack_rows(rows, decoders)
-    else:
-        rows = rows.withColumn("body", F.col("payload")).withColumn("fault", F.lit(None).cast("string"))
+    rows = unpack_rows(rows, decoders)
     made = _documents(tuple(decoders))
     for name in ("text", "json", "fault"):
         rows = rows.withColumn(name, made[name])

@@ -84,7 +84,33 @@ class Decoder(BaseModel):
     max_bytes: int = Field(
         1_048_576,
         ge=1,
-        description="Bytes to which a payload may expand, and characters of a document; beyond it: quarantine.",
+        description="Bytes of a payload, also when it is expanded, and of the document that it gives; beyond it: "
+        "quarantine.",
+    )
+    max_depth: int = Field(
+        64,
+        ge=1,
+        le=500,
+        description="cbor, protobuf, python: levels of arrays and objects; beyond it: quarantine. Spark reads JSON up to "
+        "1,000.",
+    )
+    max_values: int = Field(
+        100_000,
+        ge=1,
+        description="cbor, protobuf, python: values and keys of a payload; beyond it: quarantine. A protobuf message "
+        "counts all fields that it can have.",
+    )
+    max_seconds: float = Field(
+        1.0,
+        gt=0,
+        description="cbor, protobuf, python, and compressed ones: processor time for a payload, in seconds, and a tenth of "
+        "the time that it may take in all; beyond it: quarantine.",
+    )
+    max_memory_mb: int = Field(
+        512,
+        ge=16,
+        description="The same: memory that decoding may take beside what Python itself has, in MiB; beyond it: "
+        "quarantine. Linux enforces it.",
     )
     fields: tuple[str, ...] = Field((), description="csv: the names of a line's fields, in order.")
     separator: str = Field(",", min_length=1, max_length=1, description="csv: what is between two fields.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from google.protobuf import descriptor_pb2
 
 __all__ = ["descriptor_set", "encoded", "hexadecimal"]
@@ -31,5 +33,7 @@ def encoded(reading_id: str, ts: str, value: float) -> bytes:
 
 
 def hexadecimal(payload: bytes, topic: str) -> object:
-    """Return the reading in a payload of hexadecimal digits; raises ValueError for another."""
+    """Return the reading in a payload of hexadecimal digits; raises ValueError for another, and ``forever`` blocks it."""
+    if payload == b"forever":
+        any(map(bool, itertools.repeat(0)))  # in C, with the lock of the interpreter
     return {"id": topic, "ts": "2026-01-02T11:00:00Z", "t": int(payload, 16)}

@@ -149,12 +149,21 @@ class GroupLog:
                 if found is not None and found.owner == self._token:
                     break
                 if found is not None:
-                    roster.take(found.key, message.data())
+                    self._take(roster, found.key, message)
         finally:
             with our_errors(f"closing the reader of {self._roster}"):
                 reader.close()
         self._proof = self._client.reader(self._roster, message.message_id(), inclusive=False)
         return roster
+
+    def _take(self, roster: Roster, key: str, message: Message) -> None:
+        """Take a record. One that cannot be read is left out: an entry that is written once more for that has the id that
+        it had, and push drops repeats.
+        """
+        try:
+            roster.take(key, message.data())
+        except ContractError as e:
+            foreign(self._roster, message.message_id(), str(e), key)
 
     def _next(self, reader: Any) -> Message:
         with our_errors(f"reading {self._roster}"):

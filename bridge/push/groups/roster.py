@@ -21,7 +21,15 @@ from typing import Any, Final, NamedTuple
 
 from bridge.commands import CommandPosition
 from bridge.contract import GROUP_ROSTER_VERSION
-from bridge.errors import ContractError
+from bridge.decoding import (
+    checked_fields,
+    checked_position,
+    checked_text,
+    checked_whole,
+    decodes,
+    json_of_record,
+    json_record,
+)
 from bridge.groups import GroupCommand
 from bridge.push.cursor import NOWHERE
 
@@ -88,47 +96,45 @@ class Roster:
     """Who left a group, and the last command that it was a member for."""
     open: dict[CommandPosition, Open] = field(default_factory=dict)
 
+    @decodes("a record of the roster of groups")
     def take(self, key: str, payload: bytes) -> None:
-        """Take a record. Raises ContractError for one that is not of this version."""
-        try:
-            kind, *rest = json.loads(key)
-            body = json.loads(payload) if payload else None
-            if body is not None and body["v"] != GROUP_ROSTER_VERSION:
-                raise ContractError(
-                    f"roster of groups has version {body['v']!r}, this reads {GROUP_ROSTER_VERSION!r}"
-                )
-            if kind == "progress" and body is not None:
-                self._take_progress(body)
-            elif kind == "group":
-                self.groups.add(rest[0])
-            elif kind == "member":
-                self._take_member(rest[0], rest[1], body)
-            elif kind == "open":
-                self._take_open(CommandPosition(*rest), body)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
-            raise ContractError(f"not a record of the roster of groups: key {key[:80]!r}") from e
+        """Take a record. Raises ContractError for one that is not of this version; then nothing of it counts."""
+        kind, *rest = json_of_record(key)
+        body = json_record(payload, "roster of groups", [GROUP_ROSTER_VERSION]) if payload else None
+        if kind == "progress" and body is not None:
+            self._take_progress(body)
+        elif kind == "group":
+            self.groups.add(checked_text(rest[0]))
+        elif kind == "member":
+            self._take_member(checked_text(rest[0]), checked_text(rest[1]), body)
+        elif kind == "open":
+            self._take_open(CommandPosition(*checked_position(rest)), body)
 
     def _take_progress(self, body: dict[str, Any]) -> None:
-        found = Progress(CommandPosition(*body["done"]), CommandPosition(*body["at"]), str(body["after"]))
+        done, at = (CommandPosition(*checked_position(body[name])) for name in ("done", "at"))
+        found = Progress(done, at, checked_text(body["after"]))
         # A write of an owner that had been replaced may be stored last: nobody goes back.
         if (found.done, found.at, found.after) > (self.progress.done, self.progress.at, self.progress.after):
             self.progress = found
 
     def _take_member(self, group: str, device: str, body: dict[str, Any] | None) -> None:
+        left = None
+        if body is not None and "left" in body:
+            left = CommandPosition(*checked_position(body["left"]))
         self.left.pop((group, device), None)
         self.members.get(group, set()).discard(device)
-        if body is None:
-            return
-        if "left" in body:
-            self.left[group, device] = CommandPosition(*body["left"])
-        else:
+        if left is not None:
+            self.left[group, device] = left
+        elif body is not None:
             self.members.setdefault(group, set()).add(device)
 
     def _take_open(self, position: CommandPosition, body: dict[str, Any] | None) -> None:
-        self.open.pop(position, None)
-        if body is not None:
-            told = {name: value for name, value in body.items() if name not in ("v", "o", "size")}
-            self.open[position] = Open(GroupCommand(**told, payload=b""), int(body["size"]))
+        if body is None:
+            self.open.pop(position, None)
+            return
+        kinds = {name: kind for name, kind in GroupCommand.__annotations__.items() if name != "payload"}
+        command = GroupCommand(**checked_fields(body, kinds), payload=b"")
+        self.open[position] = Open(command, checked_whole(body["size"], 0))
 
     def moved(self, progress: Progress) -> Change:
         """The expander came so far."""
@@ -210,15 +216,10 @@ class Roster:
         return [Change(("member", *key), None) for key in gone]
 
 
+@decodes("a record of the roster of groups")
 def owner_of(key: str, payload: bytes) -> str | None:
     """Return who wrote a record; None for a tombstone. Raises ContractError for what is no record of any version."""
-    try:
-        kind, *_ = json.loads(key)
-        owner = json.loads(payload)["o"] if payload else ""
-        if not isinstance(kind, str) or not isinstance(owner, str):
-            raise ValueError("no kind and no owner")
-    except (ValueError, KeyError, TypeError) as e:
-        raise ContractError(
-            f"not a record of the roster of groups: key {key[:80]!r}, payload {payload[:80]!r}"
-        ) from e
+    kind, *_ = json_of_record(key)
+    checked_text(kind)
+    owner = checked_text(json_of_record(payload)["o"]) if payload else ""
     return owner or None

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
-import structlog
-
+from bridge.commands import NOWHERE
 from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, PRESENCE_TOPIC, partition_name
-from bridge.errors import ContractError, TransientError
+from bridge.errors import ContractError
 from bridge.groups import member_of
 from bridge.pulsar_client import (
     EARLIEST,
     Message,
     MessageId,
     PulsarClient,
-    ReceiveTimeout,
     key_of,
     our_errors,
     received,
 )
-from bridge.push.cursor import NOWHERE, ids_device
-from bridge.push.ends import ledgers_of
+from bridge.push.cursor import ids_device
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
+from bridge.push.taken import foreign, position_of, record_key
 from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_end import read_to_end
 
 __all__ = ["KnownDevices", "MemberTable"]
 
-log = structlog.get_logger("push")
-
-_READ_MS: Final = 200
-_END_MS: Final = 2000
-_PATIENCE_S: Final = 30.0
 _AT_ONCE: Final = 10_000
-_VIEW_PATIENCE_S: Final = 10.0
 
 
 class MemberTable:
@@ -56,86 +47,56 @@ class MemberTable:
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
         self._client = client
         self._membership = membership
+        self._last = NOWHERE
         last = self._load()
         # Not the compacted view any more: there a tombstone could be gone before it was seen.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
 
     def _load(self) -> MessageId:
+        """Read the compacted view. What stands behind what is trimmed but for that view, nobody reads any more."""
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:
-            while (message := self._next_of_view(reader, last)) is not None:
-                self._put(key_of(message) or "", message.data())
+            for message in read_to_end(reader, self._settings, self._topic, compacted=True, over=self._over):
+                self._put(message)
                 last = message.message_id()
         finally:
             with our_errors(f"closing the reader of {self._topic}"):
                 reader.close()
+        if self._over():
+            raise Stopped
         return last
 
-    def _next_of_view(self, reader: Any, last: MessageId) -> Message | None:
-        """Return the next message of the compacted view behind ``last``, None at its end.
-
-        What Pulsar says to be the end may be compacted away, and nothing comes. To take a stall for that would lose what
-        stands behind it: when it is trimmed but for the compacted view, nobody reads it any more. So would a broker that
-        says of a partition that it has just loaded that nothing is there (``ends``); what is there comes all the same.
-        """
-        patience = time.monotonic() + _VIEW_PATIENCE_S
-        while True:
-            with our_errors(f"reading {self._topic}"):
-                if not reader.has_message_available() and self._is_end(last):
-                    return None
-            message = received(reader.read_next, _READ_MS, f"reading {self._topic}")
-            if message is not None or time.monotonic() > patience:
-                return message
-            if self._over():
-                raise Stopped
-
-    def _is_end(self, last: MessageId) -> bool:
-        if last is not EARLIEST:
-            return True
-        ledgers = ledgers_of(self._settings, self._topic)
-        return ledgers is None or ledgers.end == NOWHERE
-
-    def _put(self, key: str, payload: bytes) -> None:
+    def _put(self, message: Message) -> None:
+        self._last = position_of(message.message_id())
+        key, payload = record_key(message, self._topic), message.data()
         if not key:
             return  # what compaction leaves of a message in the midst of a batch; or it is no UTF-8
         try:
             group, device, member = member_of(key, payload)
         except ContractError as e:
-            log.warning("a membership cannot be read and is left out: see who writes it", why=str(e))
+            foreign(self._topic, message.message_id(), str(e), key)
             return
         self._membership.put(group, device, member=member)
-
-    def _next(self, timeout_ms: int) -> bool:
-        message = received(self._reader.read_next, timeout_ms, f"reading {self._topic}")
-        if message is not None:
-            self._put(key_of(message) or "", message.data())
-        return message is not None
 
     def take(self) -> None:
         """Bring what came to the membership, without waiting, and not all of what comes without end."""
         for _ in range(_AT_ONCE):
-            if not self._next(0):
+            message = received(self._reader.read_next, 0, f"reading {self._topic}")
+            if message is None:
                 return
+            self._put(message)
 
     def take_all(self) -> None:
         """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
-        is to end before.
-
-        Pulsar is asked for its end, and nothing waits for a message that may not come: a command to a group waits for this.
+        is to end before. A command to a group waits for this.
         """
-        patience = time.monotonic() + _PATIENCE_S
-        while self._more():
-            if self._next(_READ_MS):
-                patience = time.monotonic() + _PATIENCE_S
-            elif self._over():
-                raise Stopped
-            elif time.monotonic() > patience:
-                raise TransientError(f"reading {self._topic} to its end: nothing comes")
-
-    def _more(self) -> bool:
-        with our_errors(f"reading {self._topic}"):
-            return bool(self._reader.has_message_available())
+        for message in read_to_end(
+            self._reader, self._settings, self._topic, last=self._last, over=self._over
+        ):
+            self._put(message)
+        if self._over():
+            raise Stopped
 
     def close(self) -> None:
         """Close the reader; before the client is closed."""
@@ -151,6 +112,8 @@ class KnownDevices:
     def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
         """Opens a reader for each partition of both. Raises TransientError or RefusedError."""
         self._membership = membership
+        self._settings = settings
+        self._read: set[str] = set()
         self._readers: dict[str, Any] = {
             name: client.reader(name, EARLIEST, compacted=True)
             for local in (CURSORS_TOPIC, PRESENCE_TOPIC)
@@ -161,12 +124,12 @@ class KnownDevices:
         """Bring those that came since the last time to the membership. Raises TransientError."""
         found: set[str] = set()
         for name, reader in self._readers.items():
-            with our_errors(f"reading {name}"), suppress(ReceiveTimeout):  # the end may be compacted away
-                while reader.has_message_available():
-                    key = key_of(reader.read_next(_END_MS))
-                    device = _device_of(key or "")
-                    if device:
-                        found.add(device)
+            known = name in self._read
+            for message in read_to_end(reader, self._settings, name, compacted=True, trusting=known):
+                device = _device_of(key_of(message) or "")
+                if device:
+                    found.add(device)
+            self._read.add(name)
         self._membership.knows(found)
 
     def close(self) -> None:

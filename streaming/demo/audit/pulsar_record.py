@@ -26,13 +26,13 @@ from bridge.contract import (
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import Message, MessageId, PulsarClient
 from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_end import read_to_end
 from streaming.demo.audit.records import Emitted, Place, ReceiptRow, Stored
 from streaming.demo.payloads import decode, record_id
 
 __all__ = ["DUMP_FILE", "PulsarRecord", "as_record", "dump", "read_dump", "read_live"]
 
 DUMP_FILE = "pulsar.jsonl.gz"
-_READ_MS = 10_000
 
 
 class PulsarRecord(NamedTuple):
@@ -67,8 +67,8 @@ def _read(
 ) -> Iterator[dict[str, Any]]:
     reader = client.reader(partition, MessageId.earliest)
     try:
-        while reader.has_message_available():
-            yield _line(seam, topic, number, reader.read_next(_READ_MS))
+        for message in read_to_end(reader, client.settings, partition):
+            yield _line(seam, topic, number, message)
     finally:
         reader.close()
 

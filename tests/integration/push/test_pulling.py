@@ -15,11 +15,11 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient, message_id
 from bridge.push.actions import Copy
 from bridge.push.cursor import NOWHERE
-from bridge.push.ends import end_of, ledgers_of
 from bridge.push.position_reader import PositionReader
 from bridge.push.pulling import Puller
 from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
+from bridge.topic_end import end_of, ledgers_of
 from tests.support.command_writer import write_many
 from tests.support.push import command, provision, push_settings, read_topic, write_commands
 from tests.support.stack import mqtt_settings

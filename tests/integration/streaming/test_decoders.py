@@ -104,7 +104,7 @@ def test_each_element_of_an_array_is_a_reading_with_its_place(spark: SparkSessio
     assert [held[n, 0]["reason"] for n in (3, 5, 6)] == [
         "there is no array at $.list",
         "more readings than max_elements, 3",
-        "the payload is not UTF-8 JSON",
+        "the payload is not UTF-8 JSON, or is beyond Spark's limits: 1,000 levels, 1,000 digits of a number",
     ]
 
 
@@ -160,8 +160,70 @@ def test_a_batch_of_all_forms_and_what_does_not_decode(spark: SparkSession, tmp_
     reasons = {form: held[n, 0]["reason"] for n, form in enumerate(bad, 11)}
     for form, words in {
         "gz": "expands to more than max_bytes, 1000", "zst": "not zstd", "csv": "not one line of UTF-8 CSV",
-        "lines": "far more fields", "cbor": "premature end", "pb": "protobuf: DecodeError", "py": "python: ValueError",
+        "lines": "far more fields", "cbor": "premature end", "pb": "protobuf: ValueError: premature end", "py": "python: ValueError",
         "raw": "event_time",
     }.items():  # fmt: skip
         assert words in reasons[form]
     assert held[11, 0]["failed_rules"][0] == "undecodable"
+
+
+def test_h37_a_payload_beyond_a_limit_goes_to_quarantine_and_the_batch_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    forms: dict[str, dict[str, Any]] = {
+        "json": {},
+        "csv": {"format": "csv", "fields": ["id", "ts", "t"]},
+        "cbor": {"format": "cbor"},
+        "pb": {
+            "format": "protobuf",
+            "message": "t.Reading",
+            "descriptor_set": base64.b64encode(descriptor_set()).decode(),
+        },
+        "py": {
+            "format": "python",
+            "function": "tests.support.reading_message:hexadecimal",
+            "max_seconds": 0.2,
+        },
+        "raw": {"format": "raw", "value": "$", "id": "none"},
+    }
+    common = {"metric": "t", "value": "$.t", "id": "$.id", "time": "$.ts"}
+    world = World(
+        spark, tmp_path, [{"filter": f"gw/{name}", **common, **form} for name, form in forms.items()]
+    )
+    large = 2**20 + 1
+    decimal = b"\xa1\x61t\xc4\x82\x01\xc2\x5a" + (10**6).to_bytes(4, "big") + b"\xff" * 10**6
+    keys = [b"\xc2\x4a" + (k * (2**61 - 1) + 1).to_bytes(10, "big") + b"\x00" for k in range(1, 80_000)]
+    levels, digits = "1,000 levels", "1,000 digits"
+    hostile: list[tuple[str, bytes, str]] = [
+        ("cbor", decimal, "more than 1000 digits"),
+        ("cbor", b"\xba" + len(keys).to_bytes(4, "big") + b"".join(keys), "more than 256 keys"),
+        ("pb", b"\x20\x01" * 400_000, "more values than max_values, 100000"),
+        ("pb", b"\x0b" * 10_000, "max_depth, 64"),
+        ("py", b"forever", "takes longer than max_seconds, 0.2"),
+        ("py", b"\x00" * large, f"{large} bytes, max_bytes is 1048576"),
+        ("json", b"[" * 100_000, levels),
+        ("json", b'{"id":' * 100_000 + b"1" + b"}" * 100_000, levels),
+        ("json", b'{"t":' + b"1" * 1_000_000 + b"}", digits),
+        ("json", b'{"t":1,"t":2}', "not UTF-8 JSON"),
+        ("json", b" " * large, f"{large} bytes, max_bytes is 1048576"),
+        ("csv", b"1" * large, f"{large} bytes, max_bytes is 1048576"),
+        ("raw", b"1" * large, f"{large} bytes, max_bytes is 1048576"),
+    ]
+    one = {"id": "r", "ts": TS, "t": 1.5}
+    good: dict[str, bytes] = {
+        "json": json.dumps(one).encode(), "csv": f"r,{TS},2.5".encode(), "cbor": cbor2.dumps(one),
+        "pb": encoded("r", TS, 0.0), "py": b"ff",
+    }  # fmt: skip
+    world.run(
+        *(message(n, form, payload) for n, (form, payload, _) in enumerate(hostile, 1)),
+        *(message(n, form, payload) for n, (form, payload) in enumerate(good.items(), 101)),
+    )
+    assert {row[0]: row[1] for row in world.silver("mqtt_topic", "value")} == {
+        "gw/json": 1.5, "gw/csv": 2.5, "gw/cbor": 1.5, "gw/pb": 0.0, "gw/py": 255.0,
+    }  # fmt: skip
+    held = world.held()
+    assert {n for n, _ in held} == set(range(1, len(hostile) + 1))
+    for n, (form, payload, words) in enumerate(hostile, 1):
+        row = held[n, 0]
+        assert (row["failed_rules"][0], bytes(row["payload"])) == ("undecodable", payload), form
+        assert words in row["reason"], (form, row["reason"])

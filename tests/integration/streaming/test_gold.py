@@ -167,6 +167,32 @@ def test_h20_a_reading_from_2099_among_ten_thousand_costs_no_window(world: World
     assert world.late() == []
 
 
+def test_h45_two_clocks_that_are_ahead_cost_no_window(world: World) -> None:
+    """A device and ingest are both in 2099; the clock that bronze had is right, and stands in its row."""
+    epoch = datetime(2010, 3, 24, tzinfo=timezone.utc)
+    begin = (ARRIVAL - timedelta(hours=3) - epoch).total_seconds() / 60
+    ahead = datetime(2099, 1, 1, tzinfo=timezone.utc)
+    sent = [reading(n, f"d{n % 5}", n, 100, minutes=begin + n) for n in range(100)]
+    wrong = reading(
+        100, "d0", 100, 100, minutes=(ahead - epoch).total_seconds() / 60, arrival=ahead,
+        fields={"stored_at": ARRIVAL},
+    )  # fmt: skip
+    recipe = silver.recipe_of(
+        load_decoders(conf_path("rules.yaml")), load_suite(conf_path("expectations/silver.json")), 600.0
+    )
+    batches = silver.SilverBatches(
+        world.tables, Checkpoint(world.spark, world.tables.checkpoint("silver")), recipe
+    )
+    for part in ([*sent[:50], wrong], sent[50:]):
+        bronze_rows.append(world.spark, world.tables, part)
+        writer = silver.query(world.spark, world.tables, batches)
+        writer.trigger(availableNow=True).start().awaitTermination()
+        world.run()
+    held = world.tables.quarantine.read(world.spark).select("reading_id", "failed_rules").collect()
+    assert [(r[0], r[1]) for r in held] == [("d0-100", ["clock_skew"])]
+    assert world.late() == [], "the readings that follow are in their windows"
+
+
 @pytest.mark.chaos
 def test_h17_a_driver_killed_between_gold_and_the_late_table_counts_nothing_twice(world: World) -> None:
     model = GoldModel(WINDOW_S, DELAY_S)

@@ -182,6 +182,38 @@ def test_a_record_of_a_later_version_is_not_taken_for_a_foreign_one(key: str, pa
         take()
 
 
+def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cursor, own = Cursor(8, CommandPosition(3, 7, -1)), OwnerRecord("us", 1)
+    segment = segment_key("d", "x", 1)
+    records = Records(
+        (OWNER_KEY, OwnerRecord("them", 4, clean=True).encode()),
+        ("d", cursor.encode()),
+        ("d", b'{"v":2,"position":[1e999,0,0],"ids":[]}'),
+        ("lost", b'{"v":2,"position":[0,0,0],"ids":["x"]}'),
+        ("\0ids\0d", b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[1e12,1]}'),
+        (segment, b'{"v":1,"parked":[99999999999999999999,0,0,0,0]}'),
+        (OWNER_KEY, b'{"v":1,"owner":"them","serial":1e999}'),
+        ("\0term", b'{"v":9,"term":1}'),
+        (OWNER_KEY, own.encode()),
+    )
+    partition = PartitionLog(PulsarSettings(), 0, gate=Gate(1, 1), post=print, pulled_bytes=1)
+    monkeypatch.setattr(partition, "_client", records)
+    with structlog.testing.capture_logs() as logs:
+        found = partition.read_cursors(own, 8)
+    assert {name: one.position for name, one in found.by_device.items()} == {
+        "d": cursor.position,
+        "lost": CommandPosition(-1, -1, -1),
+    }
+    assert found.uncertain == {"d", "lost"}, "what they have had is not known"
+    assert not found.clean, "what is sent is marked as a repetition"
+    assert len(logs) == 5
+    assert {(line["log_level"], line["shown"]) for line in logs} == {("warning", 1)}
+    core = ResumingCore(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
+    assert [key for key, _ in core.unread] == [segment]
+
+
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
     gate = Gate(10, 10_000)

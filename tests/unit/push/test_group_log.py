@@ -10,7 +10,7 @@ import structlog
 
 from bridge.commands import CommandPosition
 from bridge.contract import GROUP_ROSTER_TOPIC
-from bridge.errors import ContractError, FencedError, TransientError
+from bridge.errors import FencedError, TransientError
 from bridge.pulsar_client import OK, MessageId, PulsarClient, message_id
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import OWNER, Progress, Roster
@@ -113,6 +113,8 @@ def test_a_foreign_record_in_the_roster_is_named_and_left_out(key: str, payload:
         log.store([OWNER])
 
 
-def test_a_record_of_a_later_version_is_not_taken_for_a_foreign_one() -> None:
-    with pytest.raises(ContractError, match="version 9"):
-        group_log(RosterTopic([('["progress"]', b'{"v":9,"o":"later"}')])).read()
+def test_h44_a_record_of_a_later_version_is_named_and_left_out() -> None:
+    with structlog.testing.capture_logs() as logs:
+        roster = group_log(RosterTopic([('["progress"]', b'{"v":9,"o":"later"}')])).read()
+    assert roster.progress == Progress()
+    assert [line["why"] for line in logs] == ["roster of groups has version 9, this reads up to 1"]

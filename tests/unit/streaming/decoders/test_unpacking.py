@@ -74,8 +74,8 @@ def test_a_payload_that_refers_to_itself_or_grows_is_a_fault() -> None:
     itself = b"\xd8\x1c\x81\xd8\x1d\x00"
     for payload, words in (
         (cbor2.dumps(grown, value_sharing=True), "larger than max_bytes, 10000"),
-        (itself, "deeper than 100 levels"),
-        (b"\x81" * 5000 + b"\x00", ""),
+        (itself, "nested deeper than max_depth, 64"),
+        (b"\x81" * 5000 + b"\x00", "nested deeper than max_depth, 64"),
         (b"\x9b" + b"\xff" * 8, "premature end"),
     ):
         found = cbor(payload, "a")
@@ -92,7 +92,7 @@ def test_protobuf_keeps_zeros_and_fields_that_the_descriptor_does_not_know() -> 
     assert json.loads(found.document or "") == {
         "id": "r1", "ts": "2026-01-02T00:00:00Z", "t": 0.0, "field7": 5,
     }  # fmt: skip
-    assert "DecodeError" in (read(b"\x0a\xff", "a").fault or "")
+    assert "premature end" in (read(b"\x0a\xff", "a").fault or "")
 
 
 def own(payload: bytes, topic: str) -> object:

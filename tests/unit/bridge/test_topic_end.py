@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge import topic_end
 from bridge.commands import Command, CommandPosition, encode_command
+from bridge.contract import P_DEAD_REASON
+from bridge.dead_letters.log import DeadLetterLog
+from bridge.dead_letters.records import Place, replayed_note
 from bridge.errors import DeniedError, TransientError
 from bridge.pulsar_client import PulsarClient, ReceiveTimeout, message_id
-from bridge.push import ends
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
-from bridge.push.ends import EVERYTHING, Ledgers, end_of
 from bridge.push.requests import Requests
 from bridge.settings import PulsarSettings
+from bridge.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
 from tests.support.stored_message import StoredMessage
 
 
@@ -68,7 +71,7 @@ def test_h24_a_broker_that_says_nothing_is_there_is_not_believed(
             assert isinstance(shown, dict)
             return shown
 
-    monkeypatch.setattr(ends, "PulsarAdmin", Admin)
+    monkeypatch.setattr(topic_end, "PulsarAdmin", Admin)
     assert end_of(PulsarSettings(), "commands-partition-0", message_id(0, *said, -1))[:2] == end
 
 
@@ -122,9 +125,85 @@ def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there
             raise TransientError("the admin does not answer")
         return None if shown is None else Ledgers(stats(shown))
 
-    monkeypatch.setattr("bridge.push.ends.ledgers_of", asked)
+    monkeypatch.setattr("bridge.topic_end.ledgers_of", asked)
     client = cast(PulsarClient, Consumer(5, 2))
     requests = Requests(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
     until = CommandPosition(3, 4, -1)
     (one,) = requests._search([FindCommands("d", 1, NOWHERE, until)])
     assert list(one.ids[1::4]) == found
+
+
+class Denying:
+    """A reader of a partition that the broker has just loaded: it gives what is there, and denies that there is more."""
+
+    def __init__(self, count: int) -> None:
+        self._left = [StoredMessage(entry, "d", b"%d" % entry) for entry in range(count)]
+        self.closed = False
+
+    def has_message_available(self) -> bool:
+        return False
+
+    def read_next(self, _wait_ms: int) -> StoredMessage:
+        if not self._left:
+            raise ReceiveTimeout("nothing came")
+        return self._left.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
+    def asked(_settings: object, _topic: str) -> Ledgers | None:
+        if isinstance(what, Exception):
+            raise what
+        return None if what is None else Ledgers(what)
+
+    monkeypatch.setattr("bridge.topic_end.ledgers_of", asked)
+    monkeypatch.setattr("bridge.topic_end._DENIED_S", 0.0)
+    monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "read"),
+    [(stats({3: 4}), 4), (stats({3: 2}), 2), (stats({}), 0), (stats({3: 9}), 4), (None, 0)],
+    ids=["all", "as many as were there", "an empty one", "markers behind", "the admin shows nothing"],
+)
+def test_h48_a_broker_that_denies_what_is_there_does_not_end_a_reading(
+    ledgers: Any, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown(monkeypatch, ledgers)
+    found = list(read_to_end(Denying(4), PulsarSettings(), "dead-letters"))
+    assert [message.data() for message in found] == [b"%d" % entry for entry in range(read)]
+
+
+def test_h48_where_nobody_tells_the_end_a_reading_does_not_pass_for_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown(monkeypatch, TransientError("the admin does not answer"))
+    with pytest.raises(TransientError, match="dead-letters to its end: nothing comes"):
+        list(read_to_end(Denying(0), PulsarSettings(), "dead-letters"))
+
+
+class DeadLetters:
+    """A client whose dead letter topic has a letter and behind it the note that it was replayed."""
+
+    settings = PulsarSettings()
+
+    def partitions(self, topic: str) -> list[str]:
+        return [f"{topic}-partition-0"]
+
+    def reader(self, *_args: object, **_more: object) -> Denying:
+        payload, properties = replayed_note([Place(3, 0, -1)])
+        reader = Denying(0)
+        reader._left = [
+            StoredMessage(0, "d", b"letter", properties={P_DEAD_REASON: "x"}),
+            StoredMessage(1, "", payload, properties=properties),
+        ]
+        return reader
+
+
+def test_h48_a_replay_knows_what_was_replayed_though_the_broker_denies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown(monkeypatch, stats({3: 2}))
+    assert DeadLetterLog(cast(PulsarClient, DeadLetters())).replayed(0) == {Place(3, 0, -1)}
