@@ -93,7 +93,8 @@ class Link(LoopThread):
         self.receive_maximum = receive_maximum  # from the next CONNECT on
         self._outbox = Outbox(window)
         self._accepted = 0  # the epoch of the present connection, 0 before its CONNACK
-        self._attempt = 0
+        self.attempts = 0
+        """How many attempts in a row brought no connection, or one that ended within ``AT_ONCE_S``."""
         self._next_attempt = 0.0
         self._connack_deadline = 0.0
         self._lost: Disconnected | None = None
@@ -386,9 +387,9 @@ class Link(LoopThread):
         self._outbox.connection_lost()
         # A broker that accepts us and closes at once, for whatever reason, must not be dialled without a pause.
         lasted = event.epoch > 0 and time.monotonic() - self._accepted_at >= AT_ONCE_S
-        self._attempt = 0 if lasted else self._attempt + 1
+        self.attempts = 0 if lasted else self.attempts + 1
         self._next_attempt = time.monotonic() + backoff_s(
-            self._attempt, self.settings.reconnect_min_s, self.settings.reconnect_max_s, random.random()
+            self.attempts, self.settings.reconnect_min_s, self.settings.reconnect_max_s, random.random()
         )
         self.handler.on_disconnected(event)
 

@@ -68,7 +68,7 @@ class PahoClient:
         persistent: bool,
         will: Will | None,
         max_packet_bytes: int,
-        closing: Callable[[BufferedSocket], None],
+        closing: Callable[[Any], None],
     ) -> None:
         """``closing`` is called with each socket that paho is about to close."""
         self._settings = settings

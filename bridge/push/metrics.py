@@ -35,6 +35,9 @@ class PushMetrics:
         self.repeated = counter("repeated", "Commands pushed with repeat=1.")
         self.refused = counter("refused", "PUBACKs that were no success.")
         self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
+        self.malformed = counter(
+            "malformed", "Messages of devices that MQTT calls malformed; they are skipped."
+        )
         self.stray_answers = counter("stray_answers", _STRAY)
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
         self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
