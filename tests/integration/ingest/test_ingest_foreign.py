@@ -46,7 +46,7 @@ def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(
     topic = text("plant/w-1/x")
     bodies = {
         "contains U+0000": topic + b"\0\1\x07\x26" + text("k") + text("\0") + b"p",
-        "not UTF-8": topic + b"\0\2\x07\x26" + text("k") + b"\0\1\xff" + b"p",
+        "properties is not UTF-8": topic + b"\0\2\x07\x26" + text("k") + b"\0\1\xff" + b"p",
         "property 3 twice": topic + b"\0\3\x08\x03" + text("a") + b"\x03" + text("b") + b"p",
         "topic alias": topic + b"\0\4\x03\x23\0\1p",
         "its topic is empty": b"\0\0\0\5\0p",
