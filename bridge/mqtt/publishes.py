@@ -75,7 +75,7 @@ class PublishDecoder:
         Returns where it stopped, and why: 0 for the limit, MORE when the packet there is not complete, BAD when it
         has no end, else the length of the packet there, which is of another type.
         """
-        known, add, new, rare = self._topics.get, found.append, tuple.__new__, self._rare
+        known, add, new, new_topic = self._topics.get, found.append, tuple.__new__, self._topic
         mqtt5, after_topic, flags_of, size = self._mqtt5, self._after_topic, _FLAGS.get, len(data)
         said = self._said
         for _ in range(limit):
@@ -101,43 +101,35 @@ class PublishDecoder:
             if end > size:
                 return at, MORE
             flags = flags_of(data[at])
-            if flags is None:
-                if data[at] >> 4 != 3:
-                    return at, end - at
-                add(rare(data, at, body, end))
-                at = end
-                continue
-            qos, retain, dup = flags
-            start = body + 2
-            cut = end if start > end else start + (data[body] << 8) + data[body + 1]
-            if cut + after_topic[qos] > end:
-                add(rare(data, at, body, end))
-                at = end
-                continue
-            raw = data[start:cut]
-            topic = known(raw)
-            if topic is None:
-                topic = self._topic(raw)
-            mid = 0
-            if qos:
-                mid = data[cut] << 8 | data[cut + 1]
-                cut += 2
-            if topic is None or mid < qos:
-                add(rare(data, at, body, end))
-                at = end
-                continue
-            properties = None
-            if mqtt5:
-                if data[cut]:
-                    try:
+            if flags is None and data[at] >> 4 != 3:
+                return at, end - at
+            try:
+                if flags is None:
+                    raise _MalformedError  # or of QoS 2: not for here
+                qos, retain, dup = flags
+                start = body + 2
+                cut = end if start > end else start + (data[body] << 8) + data[body + 1]
+                if cut + after_topic[qos] > end:
+                    raise _MalformedError
+                raw = data[start:cut]
+                topic = known(raw)
+                if topic is None:
+                    topic = new_topic(raw)
+                mid = 0
+                if qos:
+                    mid = data[cut] << 8 | data[cut + 1]
+                    cut += 2
+                    if not mid:
+                        raise _MalformedError
+                properties = None
+                if mqtt5:
+                    if data[cut]:
                         properties, cut = said(data, cut, end)
-                    except _MalformedError:
-                        add(rare(data, at, body, end))
-                        at = end
-                        continue
-                else:
-                    cut += 1
-            add(new(Message, (topic, data[cut:end], qos, retain, dup, mid, properties, "")))
+                    else:
+                        cut += 1
+                add(new(Message, (topic, data[cut:end], qos, retain, dup, mid, properties, "")))
+            except _MalformedError:
+                add(self._rare(data, at, body, end))
             at = end
         return at, 0
 
@@ -182,12 +174,9 @@ class PublishDecoder:
             return Message(shown, data[body:end], qos if mid else 0, retain, dup, mid, None, str(e))
         return Message(topic, data[cut:end], qos, retain, dup, mid, properties)
 
-    def _topic(self, raw: bytes) -> str | None:
-        """Return a topic that is not in the cache, None when it is malformed."""
-        try:
-            topic = _topic_of(raw)
-        except _MalformedError:
-            return None
+    def _topic(self, raw: bytes) -> str:
+        """Return a topic that is not in the cache."""
+        topic = _topic_of(raw)
         if len(raw) <= _LONG:
             if len(self._topics) >= self._max_topics:
                 self._topics.clear()  # those in use come back within a turn or two

@@ -18,6 +18,7 @@ _STRAY: Final = "Answers to no command that waits for one: late, given twice, or
 _RESUMES: Final = (
     "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one."
 )
+_LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -84,10 +85,7 @@ class PushMetrics:
         self.parked = gauge("parked", "Commands that wait in Pulsar for devices that are away.")
         self.parked_devices = gauge("parked_devices", "Devices for which commands wait in Pulsar.")
         self.groups = GroupMetrics(registry)
-        self.lag = gauge(
-            "lag_commands",
-            "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then.",
-        )
+        self.lag = gauge("lag_commands", _LAG)
 
     def partition(self, number: int) -> PartitionMetrics:
         """Return the metrics of one partition."""
