@@ -168,9 +168,9 @@ class Intake:
         event_ms, extra_of = time.time_ns() // 1_000_000, self._envelope.extra
         taken = taken_bytes = payloads = 0
         for message in messages:
-            topic, payload, qos, retain, dup, mid, properties = message
+            topic, payload, qos, retain, dup, mid, properties, malformed = message
             way = known(topic)
-            if way is not None:
+            if way is not None and not malformed:
                 told, head, length = way.properties, way.head, len(payload)
                 size = length + way.text
                 if qos != 1 or retain or dup or properties is not None:
@@ -194,7 +194,7 @@ class Intake:
                             self._heard(seen, arrived)
                         seen.heard = arrived
                     continue
-            reading = Reading(epoch, mid if qos == 1 else 0, arrived)  # paho has ended the handshake of QoS 2
+            reading = Reading(epoch, mid, arrived)
             self.take(reading, message)
             add(reading)
         self.in_flight += taken
@@ -211,7 +211,10 @@ class Intake:
         self._turn_count += 1
         self._turn_bytes += len(message.payload)
         way: _Way | NoRoute | LeftOut | None = self._ways.get(message.topic)
-        if way is None:
+        if message.malformed:
+            self.metrics.malformed.inc()
+            way = NoRoute(f"malformed PUBLISH: {message.malformed}", "")
+        elif way is None:
             way = self._way(message)
         asks = isinstance(way, _Way) and way.topic == self._resume_topic
         skip = message.retain and (self._skip_retained or asks)  # a device asks now, or does not
@@ -307,6 +310,7 @@ class Intake:
                 "message goes to the dead letters; see pulsebridge dead-letters list",
                 mqtt_topic=mqtt_topic[:200],
                 why=reason,
+                shown=1,
             )
         size = len(reading.payload)
         reading.payload, reading.properties = dead_letter(

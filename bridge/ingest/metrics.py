@@ -40,6 +40,9 @@ class IngestMetrics:
         self.cut = counter(
             "cut", "Dead letters too large even for that: only their head is kept, the rest is lost."
         )
+        self.malformed = counter(
+            "malformed", "Messages that MQTT calls malformed; their packets are dead letters."
+        )
         self.left_out = counter(
             "left_out",
             "Messages acknowledged and not written: command (would have looped back), broker ($ topics), retained "
@@ -127,6 +130,7 @@ class LinkMetrics:
         self.stored = of.stored.labels(link)
         self.dead_letters = of.dead_letters.labels(link)
         self.cut = of.cut.labels(link)
+        self.malformed = of.malformed.labels(link)
         self.left_out = {reason: of.left_out.labels(link, reason) for reason in LEFT_OUT}
         self.receipts = {result: of.receipts.labels(link, result) for result in RECEIPTS}
         self.presence = {result: of.presence.labels(link, result) for result in PRESENCE}

@@ -32,12 +32,20 @@ from bridge.contract import MOVES_TOPIC
 from bridge.errors import DeniedError, TerminalError, TransientError
 from bridge.ingest.lanes import Reading
 from bridge.ingest.places import Place
-from bridge.ingest.session import TakeoverJudge, wanted_subscriptions
+from bridge.ingest.session import wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
 from bridge.mqtt.client import Link
 from bridge.mqtt.keepalive import backoff_s
-from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.refusals import subscriber, subscription_remedy, what_to_check
+from bridge.mqtt.types import (
+    DISCONNECT_TAKEN_OVER,
+    Confirmation,
+    Connected,
+    Disconnected,
+    LinkHandler,
+    Message,
+    Subscription,
+)
 from bridge.protocols.handler import Service
 from bridge.settings import Settings
 from bridge.sharding import Move, Remembered, plan_move
@@ -158,7 +166,6 @@ class _Visit(LinkHandler):
         self.settings = settings
         self.link = Link(settings.mqtt, self, persistent=persistent, receive_maximum=window)
         self.done = False
-        self._takeover = TakeoverJudge()
         self._losses = 0
 
     def run(self, service: Service) -> bool:
@@ -179,7 +186,7 @@ class _Visit(LinkHandler):
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Try again, unless that cannot help."""
-        if self._takeover.lost(event, time.monotonic()):
+        if event.reason == DISCONNECT_TAKEN_OVER:
             raise TerminalError(
                 f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
                 remedy="stop the workers that run with the former filters or shards, then start again",
@@ -188,7 +195,9 @@ class _Visit(LinkHandler):
             raise DeniedError(event.why, remedy=event.remedy)
         self._losses += 1
         if self._losses in (1, 10, 100):
-            log.warning("no connection to the MQTT broker, trying again; check that it runs", why=event.why)
+            log.warning(
+                f"no connection to the MQTT broker, trying again; {what_to_check(event)}", why=event.why
+            )
 
     def check(self, asked: Sequence[str], codes: Sequence[int]) -> None:
         """Raise DeniedError when the broker refused one of the filters that were asked for."""
@@ -196,7 +205,7 @@ class _Visit(LinkHandler):
             if code >= 0x80:
                 raise DeniedError(
                     f"the MQTT broker refused the subscription to {one!r} (code {code:#x})",
-                    remedy=f"allow {subscriber(self.settings.mqtt, self.link.client_id)} to read it",
+                    remedy=subscription_remedy(self.settings.mqtt, self.link.client_id),
                 )
 
 
@@ -311,7 +320,7 @@ class _Drain(_Visit):
 
     def on_message(self, message: Message) -> None:
         """Take one message, or the marker."""
-        reading = Reading(self.link.epoch, message.mid if message.qos == 1 else 0, time.monotonic())
+        reading = Reading(self.link.epoch, message.mid, time.monotonic())
         self._acks.arrived(reading)
         if message.topic == self.marker:
             reading.stored = True

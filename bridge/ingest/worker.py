@@ -22,11 +22,19 @@ from bridge.ingest.credit import Credit
 from bridge.ingest.intake import Intake
 from bridge.ingest.lanes import Reading
 from bridge.ingest.metrics import SessionMetrics
-from bridge.ingest.session import TakeoverJudge, plan_session
+from bridge.ingest.session import plan_session
 from bridge.killpoints import reach
+from bridge.mqtt.buffered_socket import HEAD_BYTES
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.refusals import subscriber, subscription_remedy, what_to_check
+from bridge.mqtt.types import (
+    DISCONNECT_TAKEN_OVER,
+    Connected,
+    Disconnected,
+    LinkHandler,
+    Message,
+    Subscription,
+)
 from bridge.settings import Settings
 from bridge.topic_rules import resume_filter
 
@@ -63,7 +71,12 @@ class IngestWorker(LinkHandler):
         remember: Callable[[dict[str, int]], None] = lambda _filters: None,
     ) -> None:
         self.settings = settings
-        self.link = Link(settings.mqtt, self, receive_maximum=settings.ingest.max_in_flight)
+        self.link = Link(
+            settings.mqtt,
+            self,
+            receive_maximum=settings.ingest.max_in_flight,
+            max_packet_bytes=settings.ingest.max_dead_letter_bytes + HEAD_BYTES,
+        )
         self.draining = False
         self.ready = False
         """Whether the broker has all subscriptions: what is published from then on is not missed."""
@@ -76,7 +89,6 @@ class IngestWorker(LinkHandler):
         self._refused: set[str] = set()
         self._remember = remember
         self._acks = AckQueue()
-        self._takeover = TakeoverJudge()
         self._intake = make_intake(
             link=name,
             protocol=settings.mqtt.protocol,
@@ -149,7 +161,8 @@ class IngestWorker(LinkHandler):
             if code >= 0x80:
                 raise DeniedError(
                     f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
-                    remedy=f"allow {subscriber(self.settings.mqtt, self.link.client_id)} to read it, or take it out of ingest.rules and ingest.filters",
+                    remedy=f"{subscription_remedy(self.settings.mqtt, self.link.client_id)}, or take it out of ingest.rules "
+                    "and ingest.filters",
                 )
             if code < subscription.qos:
                 log.warning(
@@ -176,7 +189,7 @@ class IngestWorker(LinkHandler):
         self._metrics.connected.set(0)
         self._credit.ended()
         self._part.waits(f"no connection to the MQTT broker: {event.why}")
-        if self._takeover.lost(event, time.monotonic()):
+        if event.reason == DISCONNECT_TAKEN_OVER:  # before MQTT 5 no broker says so (H50)
             raise TerminalError(
                 f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
                 remedy="run one ingest worker for each client id: stop the other one, or set mqtt.client_id",
@@ -186,7 +199,7 @@ class IngestWorker(LinkHandler):
         self._losses += 1
         if self._losses in (1, 10, 100):
             log.warning(
-                "no connection to the MQTT broker, trying again; " + (event.remedy or "check that it runs"),
+                f"no connection to the MQTT broker, trying again; {what_to_check(event)}",
                 why=event.why,
             )
 

@@ -1,13 +1,16 @@
 """A buffered socket in the shape that paho expects: one system call for many packets, in both directions.
 
-paho's decoder asks for one byte, then for a few, then for the body: three calls of ``recv`` for a packet. Behind
-this buffer they are slices of memory. The link looks at the buffer first and takes what it decodes itself; paho
-sees only the packets that it is lent. What is written is kept until ``flush``, so that the acknowledgements of a
-whole read turn leave in one segment. It decides nothing; who reads when is the link's business.
+The link reads the packets from the buffer itself; paho sees only the CONNACK that it is lent. What is written is kept
+until ``flush``, so that the acknowledgements of a whole read turn leave in one segment. It decides nothing; who reads
+when is the link's business.
+
+A packet larger than one read is gathered apart, so that its bytes are copied twice, however many reads it takes. Of
+one larger than ``limit`` only the first ``HEAD_BYTES`` are kept, and the hash of all.
 """
 
 from __future__ import annotations
 
+import hashlib
 import select
 import socket
 import ssl
@@ -19,7 +22,12 @@ from typing import Any, Final
 from bridge.settings.mqtt import MqttSettings
 from bridge.tls import client_context
 
-__all__ = ["BufferedSocket", "limited", "secured"]
+__all__ = ["HEAD_BYTES", "MAX_PACKET_BYTES", "BufferedSocket", "limited", "secured"]
+
+MAX_PACKET_BYTES: Final = 1 + 4 + 268_435_455
+"""The largest packet that MQTT has (MQTT 5, 1.5.5)."""
+HEAD_BYTES: Final = 128 * 1024
+"""What is kept of a packet over the limit: a topic has at most 64 KiB, and some of the payload is to follow."""
 
 _READ_BYTES: Final = 64 * 1024
 """Below the size from which memory is mapped anew, and faulted in page by page, for each buffer."""
@@ -33,16 +41,41 @@ _ARRIVALS: Final = struct.Struct("=128xQ16xI")
 """Of Linux's struct tcp_info: tcpi_bytes_received, what was kept, and tcpi_data_segs_in, kept or not."""
 
 
+class _Large:
+    """One packet that takes many reads."""
+
+    def __init__(self, begin: bytes, total: int, limit: int) -> None:
+        self.total = total
+        self.kept = bytearray()
+        self.missing = total
+        self._keep = total if total <= limit else HEAD_BYTES
+        self._hash = None if total <= limit else hashlib.sha256()
+        self.add(begin)
+
+    def add(self, data: bytes) -> None:
+        self.missing -= len(data)
+        if self._hash is not None:
+            self._hash.update(data)
+        self.kept += data[: self._keep - len(self.kept)]
+
+    @property
+    def cut(self) -> tuple[int, str] | None:
+        return None if self._hash is None else (self.total, self._hash.hexdigest())
+
+
 class BufferedSocket:
     """A non-blocking TCP or TLS socket behind a read and a write buffer. Used by one thread only."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit: int = MAX_PACKET_BYTES) -> None:
         self._sock = sock
+        self._limit = limit
         self.data = b""
         """What was read; all before ``at`` is consumed."""
         self.at = 0
-        self.lent = 0
-        """How many bytes from ``at`` on are paho's, some of them perhaps not read yet."""
+        self.cut: tuple[int, str] | None = None
+        """Length and SHA-256 of the packet of which ``data`` is the beginning, when it is over the limit."""
+        self._large: _Large | None = None
+        self._lent = 0
         self._short = False
         self._out = bytearray()
         self._ended = False
@@ -59,31 +92,23 @@ class BufferedSocket:
     # --- what paho calls ---
 
     def recv(self, size: int) -> bytes:
-        """Return up to ``size`` of the bytes lent; b"" at the end of the stream; BlockingIOError when there are none."""
+        """Return up to ``size`` of the bytes lent; BlockingIOError when there are none."""
         at = self.at
-        piece = self.data[at : at + min(size, self.lent)]
-        if piece:
-            self.at = at + len(piece)
-            self.lent -= len(piece)
-            return piece
-        if self.pending():
+        piece = self.data[at : at + min(size, self._lent)]
+        if not piece:
             raise BlockingIOError
-        if self.failure is not None:
-            raise self.failure
-        if self._ended:
-            return b""
-        raise BlockingIOError
+        self.at = at + len(piece)
+        self._lent -= len(piece)
+        return piece
 
     def send(self, data: bytes | bytearray) -> int:
-        """Keep ``data`` for the next flush, whole; BlockingIOError when more waits than memory should hold."""
-        if len(self._out) > _OUT_LIMIT:
-            raise BlockingIOError
+        """Keep ``data`` for the next flush, whole. Whoever sends much looks at ``full`` before."""
         self._out += data
         return len(data)
 
     def pending(self) -> int:
         """Return how many bytes are buffered and not consumed."""
-        return len(self.data) - self.at
+        return len(self.data) - self.at + (0 if self._large is None else len(self._large.kept))
 
     def close(self) -> None:
         """Send what is left, then close: at once, or where it ``lingers``, when the other side has."""
@@ -98,7 +123,7 @@ class BufferedSocket:
     def _linger(self, until: float) -> None:
         poller = select.poll()
         while self.failure is None and not self._ended and time.monotonic() < until:
-            self.data, self.at = b"", 0
+            self.data, self.at, self._large = b"", 0, None
             if not self.fill():
                 poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
                 poller.poll(max(0.0, until - time.monotonic()) * 1000)
@@ -117,22 +142,33 @@ class BufferedSocket:
     @property
     def readable(self) -> bool:
         """Whether there is something to find: bytes that somebody can use, the end of the stream, or an error."""
-        return (self.at < len(self.data) and not self._short) or self._ended or self.failure is not None
+        return (self.at < len(self.data) and not self._short) or self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has ended or is broken: nothing comes behind what is buffered."""
+        return self._ended or self.failure is not None
+
+    @property
+    def full(self) -> bool:
+        """Whether more waits to be sent than memory should hold."""
+        return len(self._out) > _OUT_LIMIT
 
     def taken(self, at: int) -> None:
         """Note that everything before ``at`` is consumed."""
         self.at = at
+        self.cut = None
 
     def lend(self, size: int) -> None:
-        """Let paho read the next ``size`` bytes; those that have not arrived as they come."""
-        self.lent = size
+        """Let paho read the next ``size`` bytes, all of which have arrived."""
+        self._lent = size
 
-    def wants_more(self) -> None:
-        """Keep an incomplete packet until more has arrived. When nothing will, paho gets it, and finds the end."""
-        if self._ended or self.failure is not None:
-            self.lent = self.pending() + 1
-        else:
-            self._short = True
+    def wants_more(self, total: int = 0) -> None:
+        """Keep an incomplete packet until more has arrived; ``total`` is its length in bytes, where that is known."""
+        self._short = True
+        if total > _READ_BYTES:
+            self._large = _Large(self.data[self.at :], total, self._limit)
+            self.data, self.at = b"", 0
 
     @property
     def unsent(self) -> int:
@@ -141,10 +177,12 @@ class BufferedSocket:
 
     def fill(self) -> int:
         """Read once what the kernel has, up to 64 KiB. Returns the number of bytes read."""
-        if self._ended or self.failure is not None:
+        if self.over:
             return 0
+        large = self._large
+        size = _READ_BYTES if large is None else min(_READ_BYTES, large.missing)
         try:
-            data = self._sock.recv(_READ_BYTES)
+            data = self._sock.recv(size)
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self.drained = True
             return 0
@@ -154,11 +192,17 @@ class BufferedSocket:
         if not data:
             self._ended = True
             return 0
-        self.data = self.data[self.at :] + data if self.at < len(self.data) else data
+        # TLS gives one record at a time, and more may wait inside its layer, where select does not see it.
+        self.drained = len(data) < size and not isinstance(self._sock, ssl.SSLSocket)
+        if large is not None:
+            large.add(data)
+            if large.missing:
+                return len(data)
+            self.data, self.cut, self._large = bytes(large.kept), large.cut, None
+        else:
+            self.data = self.data[self.at :] + data if self.at < len(self.data) else data
         self.at = 0
         self._short = False
-        # TLS gives one record at a time, and more may wait inside its layer, where select does not see it.
-        self.drained = len(data) < _READ_BYTES and not isinstance(self._sock, ssl.SSLSocket)
         return len(data)
 
     def relieve(self, now: float) -> int:

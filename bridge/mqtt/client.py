@@ -1,4 +1,4 @@
-"""The one module that imports paho: links to an MQTT broker that live for ever, whatever their connections do.
+"""Links to an MQTT broker that live for ever, whatever their connections do.
 
 ``Link`` is one MQTT session, reconnected with jittered backoff until it is stopped. It decides how bytes and
 packets move; what a message means, when it is acknowledged and what is fatal is decided by its ``LinkHandler``.
@@ -17,24 +17,21 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from paho.mqtt import MQTTException
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
-from paho.mqtt.subscribeoptions import SubscribeOptions
+import structlog
 
 from bridge.errors import ConfigError
-from bridge.mqtt.buffered_socket import BufferedSocket, limited, secured
+from bridge.mqtt import packets
+from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket
+from bridge.mqtt.exactly_once import ExactlyOnce
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
 from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
-from bridge.mqtt.publishes import MORE, PublishDecoder, packet_length
-from bridge.mqtt.refusals import not_connected, refused
+from bridge.mqtt.paho_client import Connack, PahoClient, reason_name
+from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
+from bridge.mqtt.refusals import AT_ONCE_S, not_connected, refused
 from bridge.mqtt.types import (
     Confirmation,
     Connected,
@@ -50,42 +47,15 @@ from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["Link", "LinkHandler"]
 
-_VERSIONS: Final = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5": paho.MQTTv5}
-_NO_PROPERTIES: Final = len(vars(Properties(PacketTypes.PUBLISH)))  # type: ignore[no-untyped-call]
+log = structlog.get_logger("mqtt")
+
 _FILLS: Final = 4
 """How often the socket is read in one turn, so that acknowledgements do not wait for its end."""
 _FAILED_FROM: Final = 0x80
 _IMPLEMENTATION: Final = 0x83
-"""Reason "Implementation specific error" (MQTT 5, 2.4): here of what paho cannot make a packet of."""
+"""Reason "Implementation specific error" (MQTT 5, 2.4): here of what MQTT has no packet for."""
 _PUBACK: Final = 0x4002_0000
 """Type and length of a PUBACK; its packet identifier is the second half."""
-
-
-class _Paho(paho.Client):
-    """paho's client behind a buffered socket. paho writes through us, never by itself in a callback."""
-
-    settings: MqttSettings
-    received: dict[int, int]
-    """Reason codes of PUBREC other than 0, by packet identifier: paho looks at that of PUBCOMP alone."""
-
-    def _create_socket(self) -> Any:
-        return BufferedSocket(secured(limited(super()._create_socket(), self.settings), self.settings))
-
-    def _handle_pubrel(self) -> Any:
-        mid = int.from_bytes(self._in_packet["packet"][:2], "big")
-        return super()._handle_pubrel() or self._send_pubcomp(mid)  # paho leaves that to us (MQTT-4.3.3-11)
-
-    def _handle_pubrec(self) -> Any:
-        body = self._in_packet["packet"]
-        if self._protocol == paho.MQTTv5 and len(body) > 2 and body[2]:  # left out where it is 0
-            mid = int.from_bytes(body[:2], "big")
-            self.received[mid] = body[2]
-            if body[2] >= _FAILED_FROM:  # that ends it, and PUBREL is for the others alone (MQTT-4.3.3-4)
-                if mid not in self._out_messages:
-                    return MQTTErrorCode.MQTT_ERR_SUCCESS
-                none = Properties(PacketTypes.PUBCOMP)  # type: ignore[no-untyped-call]
-                return self._do_on_publish(mid, ReasonCode(PacketTypes.PUBCOMP), none)
-        return super()._handle_pubrec()
 
 
 class Link(LoopThread):
@@ -94,7 +64,8 @@ class Link(LoopThread):
     ``receive_maximum`` bounds what the broker may send unacknowledged (MQTT 5, 3.1.2.11.3). ``persistent`` keeps
     the session at the broker while we are away; links that only publish are better off without. Publishes that
     were unconfirmed when a connection ended are sent again, in order, on the next one. ``window`` bounds the
-    QoS 1 publishes that are sent and unconfirmed; the broker's own Receive Maximum is kept as well.
+    QoS 1 publishes that are sent and unconfirmed; the broker's own Receive Maximum is kept as well. Of a PUBLISH of
+    more than ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed.
     """
 
     def __init__(
@@ -107,6 +78,7 @@ class Link(LoopThread):
         receive_maximum: int = 65535,
         window: int = 65535,
         will: Will | None = None,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.settings = settings
         self.client_id = settings.client_id if client_id is None else client_id
@@ -119,20 +91,31 @@ class Link(LoopThread):
         self.connected = False
         self.paused = False
         self.receive_maximum = receive_maximum  # from the next CONNECT on
-        self._persistent = persistent
         self._outbox = Outbox(window)
         self._accepted = 0  # the epoch of the present connection, 0 before its CONNACK
-        self._attempt = 0
+        self.attempts = 0
+        """How many attempts in a row brought no connection, or one that ended within ``AT_ONCE_S``."""
         self._next_attempt = 0.0
         self._connack_deadline = 0.0
         self._lost: Disconnected | None = None
-        self._broke: OSError | None = None
+        self._accepted_at = 0.0
+        self._asked_qos = 0
+        self._exactly_once = ExactlyOnce()
+        self._max_packet_bytes = max_packet_bytes
         self.keepalive = KeepAlive(float(settings.keep_alive_s))
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
-        self._decoder = PublishDecoder(mqtt5=settings.protocol == "5")
-        self._paho = self._make_client(will)
+        self._mqtt5 = settings.protocol == "5"
+        self._decoder = PublishDecoder(mqtt5=self._mqtt5)
+        self._paho = PahoClient(
+            settings,
+            self.client_id,
+            persistent=persistent,
+            will=will,
+            max_packet_bytes=max_packet_bytes,
+            closing=self._poller.forget,
+        )
 
     # --- from any thread ---
 
@@ -149,7 +132,9 @@ class Link(LoopThread):
     ) -> None:
         """Queue a publish. On the loop thread, ``sent`` is called each time that it goes out, ``confirmed`` at its end.
 
-        The queue is not bounded here, but by the caller. Properties are left out before MQTT 5. Raises ValueError.
+        The queue is not bounded here, but by the caller. Properties are left out before MQTT 5. A publish that MQTT
+        has no packet for, because a text is not UTF-8 or too long, is confirmed with 0x83. Raises ValueError for a
+        topic that is empty, too long or not UTF-8, or has a wildcard.
         """
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
@@ -196,8 +181,7 @@ class Link(LoopThread):
         sock = self._sock
         if sock is None:
             return self._poller.wait(None, timeout, read=False, write=False)
-        write = bool(sock.unsent) or self._paho.want_write()
-        return self._poller.wait(sock, timeout, read=not self._holding, write=write)
+        return self._poller.wait(sock, timeout, read=not self._holding, write=bool(sock.unsent))
 
     @property
     def _holding(self) -> bool:
@@ -218,36 +202,121 @@ class Link(LoopThread):
     def _consume(self, sock: BufferedSocket) -> None:
         # The handler may pause in the middle: what is buffered stays for the turn after ``resume``.
         while not self._holding and self._sock is sock and sock.readable:
-            if sock.lent == 0:
-                self._take_publishes(sock)
-                continue
-            ended = sock.pending() == 0  # paho finds the end of the stream, or the error
-            self._paho.loop_read()
-            if ended:
-                break
+            self._take(sock)
 
-    def _take_publishes(self, sock: BufferedSocket) -> None:
-        """Hand over the plain PUBLISH packets that come next; lend paho the packet on which that ends."""
-        if self.connected:
-            found: list[Message] = []
-            at, theirs = self._decoder.decode(sock.data, sock.at, self.handler.piece, found)
+    def _take(self, sock: BufferedSocket) -> None:
+        """Take what comes next: PUBLISH packets in one piece, or one other packet, or the end of the stream."""
+        data, at = sock.data, sock.at
+        found: list[Message] = []
+        if not self.connected:
+            length = packet_length(data, at)
+            length = MORE if length > len(data) - at else length
+        elif sock.cut is not None:
+            found, length = [self._decoder.head_of(data, *sock.cut)], 0
+            sock.taken(len(data))
+        else:
+            at, length = self._decoder.decode(data, at, self.handler.piece, found)
             sock.taken(at)
-            if found:
-                self.handler.on_messages(found)
-        else:  # CONNACK comes first
-            theirs = packet_length(sock.data, sock.at)
-        if theirs == MORE:
-            sock.wants_more()
-        elif sock.data[sock.at : sock.at + 1] == b"\0":  # paho loses its place in one that comes in pieces
-            self._drop("the broker sent a packet of type 0, which MQTT forbids")
-        elif theirs:
-            self.keepalive.met(sock.data[sock.at])
-            sock.lend(theirs)
+        if found:
+            self._deliver(found)
+            if length != MORE or self._sock is not sock:
+                return  # the handler may have paused: what follows is taken next
+        if length == BAD:
+            self._broke("a packet whose length has no end")
+        elif length == MORE:
+            self._await(sock, packet_length(data, at))
+        elif length:
+            self._take_other(sock, data[at] >> 4, length)
+
+    def _await(self, sock: BufferedSocket, total: int) -> None:
+        kind = 0 if total == MORE else sock.data[sock.at] >> 4
+        if sock.over:
+            self._ended(sock)
+        elif total > self._max_packet_bytes and (kind != packets.PUBLISH or not self.connected):
+            self._broke(f"{packets.NAMES[kind]} of {total} bytes")
+        else:
+            sock.wants_more(total)
+
+    def _deliver(self, found: list[Message]) -> None:
+        if self._decoder.met_qos_2:
+            self._decoder.met_qos_2 = False
+            found, again = self._exactly_once.arrived(found)
+            self._answer(packets.PUBREC, again)
+            if self._asked_qos < 2:
+                log.warning(
+                    "the MQTT broker sends QoS 2 on a subscription of a lower QoS; nothing is lost, no action needed",
+                    client_id=self.client_id,
+                    shown=1,
+                )
+        if found:
+            self.handler.on_messages(found)
+
+    def _take_other(self, sock: BufferedSocket, kind: int, length: int) -> None:
+        """Take one packet that is complete and no PUBLISH. What this cannot read ends the connection."""
+        mqtt5, name = self._mqtt5, packets.NAMES[kind]
+        body = packets.body_of(sock.data, sock.at, length)
+        if self.connected != (kind != packets.CONNACK):  # MQTT-3.2.0-1, MQTT-3.2.0-2
+            self._broke(f"{name} {'after' if self.connected else 'before'} CONNACK")
+            return
+        at = sock.at + length
+        connack: Connack | None = None
+        codes: list[int] = []
+        mid = reason = 0
+        try:
+            if kind == packets.CONNACK:
+                sock.lend(length)
+                connack = self._paho.read_connack(body)
+            elif kind == packets.SUBACK:
+                codes = packets.subscribed(body, mqtt5=mqtt5)
+            elif packets.PUBACK <= kind <= packets.PUBCOMP:
+                mid, reason = packets.acknowledged(body, mqtt5=mqtt5)
+        except ValueError as e:
+            self._broke(f"a malformed {name}: {e}")
+            return
+        sock.taken(at)
+        if connack is not None:
+            self._take_connack(connack)
+        elif kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP):
+            self._take_confirmation(kind, mid, reason)
+        elif kind == packets.PUBREL:
+            self._exactly_once.released(mid)
+            self._answer(packets.PUBCOMP, [mid])  # for one that we do not know as well (MQTT-4.3.3-11)
+        elif kind == packets.SUBACK:
+            self.handler.on_subscribed(codes)
+        elif kind == packets.PINGRESP:
+            self.keepalive.pong()
+        elif kind == packets.DISCONNECT and mqtt5:
+            code = body[0] if body else 0
+            self._drop(f"the broker sent DISCONNECT: {reason_name(code)}", code)
+        elif kind != packets.UNSUBACK:
+            self._broke(f"{name}, which MQTT {self.settings.protocol} does not let it send")
+
+    def _take_confirmation(self, kind: int, mid: int, reason: int) -> None:
+        if kind == packets.PUBREC and reason < _FAILED_FROM:  # from there on it is the end (MQTT-4.3.3-4)
+            if self._outbox.received(mid, reason):
+                self._answer(packets.PUBREL, [mid])
+            return
+        ended = self._outbox.confirmed(mid, reason)
+        if ended is not None and ended[0].confirmed is not None:
+            ended[0].confirmed(Confirmation(ended[1], mid, self.epoch))
+
+    def _take_connack(self, connack: Connack) -> None:
+        if connack.reason >= _FAILED_FROM:
+            self._lost = refused(connack.reason_name, connack.reason, self.settings, self.client_id)
+            self._close_socket()
+            return
+        self._accepted = self.epoch = self.epoch + 1
+        self._accepted_at = time.monotonic()
+        self.connected = True
+        self.granted = Connected.of_names(self.epoch, connack.session_present, connack.properties)
+        self._outbox.connected(self.granted.receive_maximum)
+        self._exactly_once.connected(session_present=connack.session_present)
+        self.keepalive.opened(self._accepted_at, self._paho.keep_alive_s)
+        self.handler.on_connected(self.granted)
 
     def _write(self) -> None:
         assert self._sock is not None
-        self._paho.loop_write()
-        if self._sock is not None and self._sock.unsent:
+        if self._sock.unsent:
             self._sock.flush()
             self.keepalive.sent(time.monotonic())
 
@@ -270,64 +339,37 @@ class Link(LoopThread):
 
     # --- connecting ---
 
-    def _make_client(self, will: Will | None) -> _Paho:
-        s = self.settings
-        version = _VERSIONS[s.protocol]
-        client = _Paho(
-            CallbackAPIVersion.VERSION2,
-            client_id=self.client_id,
-            protocol=version,
-            reconnect_on_failure=False,
-            manual_ack=True,
-            clean_session=None if version == paho.MQTTv5 else not self._persistent,
-        )
-        client.settings = s
-        client.received = {}
-        client.connect_timeout = s.connect_timeout_s
-        client.max_inflight_messages_set(0)  # the window is ours
-        if will is not None:
-            client.will_set(will.topic, will.payload, will.qos, will.retain)
-        client.on_connect = self._on_connect
-        client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
-        client.on_publish = self._on_publish
-        client.on_subscribe = self._on_subscribe
-        client.on_socket_close = self._on_socket_close
-        client.on_socket_register_write = lambda *_: None  # paho queues, the loop writes once a turn
-        return client
-
     def _connect(self) -> None:
         s = self.settings
-        self._paho.drop_out_messages()  # resent by us, in order
-        self._paho.received.clear()
-        options: dict[str, Any] = {}
-        if s.protocol == "5":
-            properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-            properties.ReceiveMaximum = self.receive_maximum
-            if self._persistent:
-                properties.SessionExpiryInterval = s.session_expiry_s
-            options = {"clean_start": not self._persistent, "properties": properties}
         self._lost = None
         self._accepted = 0
         try:
-            self._paho.username_pw_set(*s.credentials())
-            self._paho.connect(s.host, s.port, keepalive=s.keep_alive_s, **options)
+            sock = self._paho.connect(self.receive_maximum)
         except (OSError, ValueError, ConfigError) as e:
             self._lost = not_connected(e, s)
             self._report_loss()
             return
-        sock: Any = self._paho.socket()
         if sock is None:
-            self._lost = Disconnected(
-                0, f"connecting to {s.host}:{s.port}: closed at once", closed_by_peer=True
-            )
+            why = f"connecting to {s.host}:{s.port}: closed at once"
+            self._lost = Disconnected(0, why, closed_by_peer=True)
             return
         self._sock = sock
         self._connack_deadline = time.monotonic() + s.connect_timeout_s
         self._write()
 
-    def _drop(self, why: str) -> None:
-        self._lost = Disconnected(self._accepted, why)
+    def _ended(self, sock: BufferedSocket) -> None:
+        if not self._accepted and sock.failure is not None:
+            self._lost = not_connected(sock.failure, self.settings)  # TLS 1.3 judges our certificate last
+        else:
+            self._lost = Disconnected(self._accepted, "the connection was closed", closed_by_peer=True)
+        self._close_socket()
+
+    def _broke(self, what: str) -> None:
+        """End a connection on which nothing more can be read (MQTT 5, 4.13): the fault of the broker's bytes."""
+        self._drop(f"the broker sent {what}")
+
+    def _drop(self, why: str, reason: int | None = None) -> None:
+        self._lost = Disconnected(self._accepted, why, reason)
         self._close_socket()
 
     def _close_socket(self) -> None:
@@ -343,97 +385,44 @@ class Link(LoopThread):
         event, self._lost = self._lost, None
         self.connected = False
         self._outbox.connection_lost()
-        self._attempt = 0 if event.epoch else self._attempt + 1
+        # A broker that accepts us and closes at once, for whatever reason, must not be dialled without a pause.
+        lasted = event.epoch > 0 and time.monotonic() - self._accepted_at >= AT_ONCE_S
+        self.attempts = 0 if lasted else self.attempts + 1
         self._next_attempt = time.monotonic() + backoff_s(
-            self._attempt, self.settings.reconnect_min_s, self.settings.reconnect_max_s, random.random()
+            self.attempts, self.settings.reconnect_min_s, self.settings.reconnect_max_s, random.random()
         )
         self.handler.on_disconnected(event)
-
-    # --- paho's callbacks, on the loop thread ---
-
-    def _on_connect(
-        self, client: Any, _data: object, flags: Any, reason: ReasonCode, properties: Any
-    ) -> None:
-        if reason.is_failure:
-            self._lost = refused(str(reason), reason.value, self.settings, self.client_id)
-            return
-        self._accepted = self.epoch = self.epoch + 1
-        self.connected = True
-        told = {} if properties is None else vars(properties)
-        self.granted = Connected.of_names(self.epoch, bool(flags.session_present), told)
-        self._outbox.connected(self.granted.receive_maximum)
-        self.keepalive.opened(time.monotonic(), float(client.keepalive))
-        self.handler.on_connected(self.granted)
-
-    def _on_disconnect(
-        self, _client: Any, _data: object, flags: Any, reason: ReasonCode, _props: Any
-    ) -> None:
-        if self._lost is not None:
-            return  # a refused CONNACK has said why
-        epoch = self._accepted
-        if flags.is_disconnect_packet_from_server:
-            self._lost = Disconnected(epoch, f"the broker sent DISCONNECT: {reason}", reason.value)
-        elif not epoch and self._broke is not None:
-            self._lost = not_connected(self._broke, self.settings)  # TLS 1.3 judges our certificate last
-        else:
-            self._lost = Disconnected(epoch, "the connection was closed", closed_by_peer=True)
-
-    def _on_socket_close(self, _client: Any, _data: object, sock: Any) -> None:
-        self.connected = False
-        self._broke = getattr(sock, "failure", None)
-        if self._sock is sock:
-            self._sock = None
-        self._poller.forget(sock)
-
-    def _on_message(self, _client: Any, _data: object, packet: paho.MQTTMessage) -> None:
-        try:
-            topic = packet.topic
-        except UnicodeDecodeError:
-            topic = packet._topic.decode("utf-8", "surrogateescape")
-        properties = packet.properties
-        ours = None
-        if properties is not None and len(vars(properties)) > _NO_PROPERTIES:
-            ours = PublishProperties.of_names(vars(properties))
-        flags = (packet.qos, packet.retain, packet.dup)
-        self.handler.on_messages([Message(topic, bytes(packet.payload), *flags, packet.mid, ours)])
-
-    def _on_publish(self, _client: Any, _data: object, mid: int, reason: ReasonCode, _props: Any) -> None:
-        outgoing = self._outbox.confirmed(mid)
-        received = self._paho.received.pop(mid, 0)
-        if outgoing is not None and outgoing.confirmed is not None:
-            outgoing.confirmed(Confirmation(reason.value or received, mid, self.epoch))
-
-    def _on_subscribe(
-        self, _client: Any, _data: object, _mid: int, codes: Iterable[ReasonCode], _p: Any
-    ) -> None:
-        self.handler.on_subscribed([code.value for code in codes])
 
     # --- on the loop thread ---
 
     def acknowledge(self, mids: Sequence[int], epoch: int) -> bool:
-        """Write PUBACK for QoS 1 messages of connection ``epoch``, in this order, in one piece.
+        """Write PUBACK, or PUBREC at QoS 2, for messages of connection ``epoch``, in this order, in one piece.
 
         Returns False, and writes nothing, when that connection is no longer open: the broker will send those
         messages again, perhaps under packet identifiers that mean other messages now (H2).
         """
         if self._sock is None or not self.connected or epoch != self.epoch:
             return False
-        # A reason code of 0 and no properties may be left out (MQTT 5, 3.4.2.1): the same four bytes in all versions.
-        self._sock.send(struct.pack(f"!{len(mids)}I", *[_PUBACK | mid for mid in mids]))
+        packed = self._exactly_once.acknowledgements(mids)
+        if packed is None:
+            # A reason code of 0 and no properties may be left out (MQTT 5, 3.4.2.1): the same four bytes in all versions.
+            packed = struct.pack(f"!{len(mids)}I", *[_PUBACK | mid for mid in mids])
+        self._sock.send(packed)
         return True
+
+    def _answer(self, kind: int, mids: Sequence[int]) -> None:
+        if self._sock is not None:
+            self._sock.send(b"".join(packets.short_packet(kind, mid) for mid in mids))
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
 
-        def how(s: Subscription) -> Any:
-            options = SubscribeOptions(s.qos, False, s.retain_as_published, s.retain_handling)
-            return options if self.settings.protocol == "5" else s.qos
-
-        self._paho.subscribe([(s.filter, how(s)) for s in subscriptions])
+        self._asked_qos = max(self._asked_qos, *(s.qos for s in subscriptions))
+        self._paho.subscribe(subscriptions)
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Send one UNSUBSCRIBE."""
-        self._paho.unsubscribe(list(filters))
+        self._paho.unsubscribe(filters)
 
     def ping(self) -> int:
         """Send PINGREQ. Returns its number on this connection; the broker answers in order."""
@@ -464,7 +453,6 @@ class Link(LoopThread):
             if self.connected:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
                 self._paho.disconnect()
-                self._paho.loop_write()
             self._close_socket()
         self._lost = None
 
@@ -475,26 +463,28 @@ class Link(LoopThread):
         self._poller.close()
 
     def _send_waiting(self) -> None:
-        while self.connected and (outgoing := self._outbox.next()) is not None:
+        while self.connected and (sock := self._sock) is not None:
+            if sock.full:
+                sock.flush()
+            if sock.full or (outgoing := self._outbox.next()) is None:
+                return
             try:
-                properties = self._properties(outgoing.properties)
-                packet = (outgoing.topic, outgoing.payload, outgoing.qos, outgoing.retain)
-                info = self._paho.publish(*packet, properties)
-            except (MQTTException, ValueError, TypeError, struct.error):
+                mid = self._outbox.free_mid() if outgoing.qos else 0
+                packet = packets.publish_packet(
+                    outgoing.topic,
+                    outgoing.payload,
+                    outgoing.qos,
+                    mid,
+                    retain=outgoing.retain,
+                    properties=outgoing.properties,
+                    mqtt5=self._mqtt5,
+                )
+            except ValueError:
                 # Nothing of it was sent, and nothing ever will be: it must not end what all the others wait for.
                 if outgoing.confirmed is not None:
                     outgoing.confirmed(Confirmation(_IMPLEMENTATION, 0, self.epoch))
                 continue
-            if info.rc in (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN):
-                self._outbox.sent(info.mid, outgoing)
-            else:
-                self._outbox.put_back(outgoing)
-                self._drop(f"a publish could not be sent: {paho.error_string(info.rc)}")
-
-    def _properties(self, ours: PublishProperties | None) -> Properties | None:
-        if ours is None or self.settings.protocol != "5":
-            return None
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        for name, value in ours.by_name().items():
-            setattr(properties, name, value)
-        return properties
+            sock.send(packet)
+            self._outbox.sent(mid, outgoing)
+            if not mid and outgoing.confirmed is not None:
+                outgoing.confirmed(Confirmation(0, 0, self.epoch))

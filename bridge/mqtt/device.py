@@ -176,9 +176,9 @@ class DeviceClient(LinkHandler):
 
     def on_message(self, message: Message) -> None:
         """Hand over and note the acknowledgement."""
-        if self._deliver is not None:
+        if self._deliver is not None and not message.malformed:
             self._deliver(message)
-        if message.qos:
+        if message.mid:
             self._acks.append(message.mid)
 
     def on_turn(self, now: float) -> None:

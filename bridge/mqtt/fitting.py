@@ -31,7 +31,11 @@ def misfit(
         return f"it has qos {qos}, and the MQTT broker takes at most {broker.maximum_qos} (Maximum QoS)"
     if retain and not broker.retain_available:
         return "it is retained, and the MQTT broker takes no retained messages (Retain Available)"
-    if any(len(text) > _MAX_TEXT_BYTES for text in _texts(topic, properties)):
+    try:
+        texts = _texts(topic, properties)
+    except UnicodeEncodeError:
+        return "a text of it is not valid UTF-8 (MQTT-1.5.4-1)"
+    if any(len(text) > _MAX_TEXT_BYTES for text in texts):
         return f"a text of it has more than {_MAX_TEXT_BYTES} bytes, and MQTT has none of that length"
     size = publish_size(topic, payload_bytes, properties)
     most = broker.maximum_packet_size or _MAX_REMAINING

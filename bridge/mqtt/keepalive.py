@@ -16,7 +16,6 @@ from typing import Final
 
 __all__ = ["KeepAlive", "backoff_s"]
 
-_PINGRESP: Final = 0xD0
 _PING_SHARE: Final = 0.5
 """A ping goes out after this share of the interval, so that a late turn of the loop does not miss the broker's limit."""
 
@@ -58,9 +57,9 @@ class KeepAlive:
             self._ping_sent = now
         return self._pings
 
-    def met(self, head: int) -> None:
-        """Note that a packet came that begins with the byte ``head``, whatever it is."""
-        self.answered += head == _PINGRESP
+    def pong(self) -> None:
+        """Note that PINGRESP came."""
+        self.answered += 1
 
     def judged(self, now: float, *, caught_up: bool) -> None:
         """Tell whether all that had arrived was read. While it was not, silence says nothing."""

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from bridge.mqtt.types import Confirmation, PublishProperties
 
 __all__ = ["Outbox", "Outgoing"]
+
+_MIDS: Final = 0x8000
+"""Packet identifiers from here on are ours: the others are paho's, for SUBSCRIBE and UNSUBSCRIBE."""
 
 
 class Outgoing:
@@ -45,13 +49,13 @@ class Outbox:
     """
 
     def __init__(self, window: int) -> None:
-        # Half the packet identifiers: paho hands them out in a circle and must not meet one in flight.
-        self._window = min(window, 32767)
+        self._window = min(window, _MIDS - 1)
         self._peer_window = 65535
         self._waiting: deque[Outgoing] = deque()
-        self._in_flight: dict[
-            int, Outgoing
-        ] = {}  # by packet identifier; insertion order is the order of sending
+        # By packet identifier; insertion order is the order of sending.
+        self._in_flight: dict[int, Outgoing] = {}
+        self._received: dict[int, int] = {}  # at QoS 2, the reason of PUBREC
+        self._last_mid = _MIDS
 
     @property
     def unconfirmed(self) -> int:
@@ -72,28 +76,48 @@ class Outbox:
             return None
         return self._waiting.popleft()
 
-    def put_back(self, outgoing: Outgoing) -> None:
-        """Have it sent before all that waits: it was taken, and could not be sent."""
-        self._waiting.appendleft(outgoing)
+    def free_mid(self) -> int:
+        """Return a packet identifier that is not in use (MQTT-2.2.1-4)."""
+        mid = self._last_mid
+        while True:
+            mid = mid + 1 if mid < 65_535 else _MIDS
+            if mid not in self._in_flight:
+                self._last_mid = mid
+                return mid
 
     def sent(self, mid: int, outgoing: Outgoing) -> None:
-        """Note the packet identifier under which it went out, and tell it."""
-        self._in_flight[mid] = outgoing
+        """Note the packet identifier under which it went out, 0 at QoS 0, and tell it."""
+        if mid:
+            self._in_flight[mid] = outgoing
         if outgoing.sent is not None:
             outgoing.sent()
 
-    def confirmed(self, mid: int) -> Outgoing | None:
-        """Take the publish that ``mid`` confirms; None when it is not ours."""
-        return self._in_flight.pop(mid, None)
+    def received(self, mid: int, reason: int) -> bool:
+        """Note a PUBREC that is no failure. Returns whether the publish is ours, so that PUBREL follows."""
+        if mid not in self._in_flight:
+            return False
+        self._received[mid] = reason
+        return True
+
+    def confirmed(self, mid: int, reason: int) -> tuple[Outgoing, int] | None:
+        """Take the publish that ``mid`` confirms, and how it ended; None when it is not ours.
+
+        At QoS 2 the reason stands in PUBREC: PUBCOMP has none of its own (MQTT 5, 3.7.2.1).
+        """
+        outgoing = self._in_flight.pop(mid, None)
+        received = self._received.pop(mid, 0)
+        return None if outgoing is None else (outgoing, reason or received)
 
     def connection_lost(self) -> None:
         """Put what is in flight before what waits, in order."""
         self._waiting.extendleft(reversed(self._in_flight.values()))
         self._in_flight.clear()
+        self._received.clear()
 
     def abandon(self) -> int:
         """Drop everything. Returns how many publishes that were."""
         dropped = self.unconfirmed
         self._waiting.clear()
         self._in_flight.clear()
+        self._received.clear()
         return dropped

@@ -1,25 +1,26 @@
-"""The fast path: QoS 0 and 1 PUBLISH packets, decoded in one loop over what was read. Pure.
+"""PUBLISH packets as they arrive, decoded in one loop over what was read. Pure.
 
-paho's decoder takes 12 µs for a PUBLISH of MQTT 3.1.1 and 32 µs for one of MQTT 5. Here complete packets of the
-usual kind become messages; everything else (other packet types, QoS 2, malformed packets, what is rare) is
-measured and left to paho, in its place in the stream. So this decides only where a packet ends and what a plain
-PUBLISH says; what is an error, and how it ends, is decided by paho alone. For each packet that is taken here the
-message equals the one that paho would have given (``tests/unit/ingest/test_publishes.py`` compares them).
+Every PUBLISH whose frame (fixed header and remaining length) is sound becomes a message, whatever it contains. One
+that MQTT 5 or 3.1.1 calls malformed or a protocol error becomes a message with a reason (``Message.malformed``), and
+carries its packet's body, so that its sender's mistake ends neither the connection nor what others send. Other types
+of packets are measured and left to the caller, in their place in the stream.
+
+The usual packets take the short way through ``decode``; ``_rare`` reads the others: QoS 2, and what is malformed.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["MORE", "PublishDecoder", "packet_length"]
+__all__ = ["BAD", "MORE", "PublishDecoder", "packet_length"]
 
 MORE: Final = -1
 """In place of a length: the buffer ends within the packet, or within its header."""
 
-_SMALL: Final = 64 * 1024
-"""Incomplete packets up to this size, in bytes, wait in the buffer; larger ones are gathered by paho as they come."""
+BAD: Final = -2
+"""In place of a length: the remaining length has more than four bytes (MQTT 5, 1.5.5), so that no packet ends."""
 
 _TOPICS: Final = 65_536
 _BLOCKS: Final = 16_384
@@ -35,11 +36,16 @@ _FLAGS: Final = {
 """First byte of a PUBLISH (MQTT 5, 3.3.1) → QoS, RETAIN, DUP. QoS 2 and 3 are not among them."""
 
 
-def packet_length(data: bytes, at: int) -> int:
-    """Return the length of the packet that begins at ``at``, or MORE when its header is not complete.
+_CUT: Final = "its properties end within one of them"
+_NULL: Final = "a text of its properties contains U+0000 (MQTT-1.5.4-2)"
 
-    A header that is malformed counts with all that follows: whoever reads it will close the connection.
-    """
+
+class _MalformedError(Exception):
+    """Raised for what MQTT calls malformed or a protocol error within one PUBLISH; its text says what."""
+
+
+def packet_length(data: bytes, at: int) -> int:
+    """Return the length of the packet that begins at ``at``; MORE when its header is not complete, BAD without end."""
     length = 0
     for digits in range(1, 5):
         if at + digits >= len(data):
@@ -48,13 +54,15 @@ def packet_length(data: bytes, at: int) -> int:
         length |= (digit & 127) << 7 * (digits - 1)
         if digit < 128:
             return 1 + digits + length
-    return len(data) - at
+    return BAD
 
 
 class PublishDecoder:
     """Decodes the PUBLISH packets of one link. Topics are kept by their bytes, so that equal ones are one object."""
 
     def __init__(self, *, mqtt5: bool, topics: int = _TOPICS) -> None:
+        self.met_qos_2 = False
+        """Whether a message of QoS 2 was found since the caller set it to False."""
         self._mqtt5 = mqtt5
         self._after_topic = (int(mqtt5), 2 + mqtt5)  # by QoS: packet identifier and length of the properties
         self._topics: dict[bytes, str] = {}
@@ -64,10 +72,10 @@ class PublishDecoder:
     def decode(self, data: bytes, at: int, limit: int, found: list[Message]) -> tuple[int, int]:
         """Append up to ``limit`` messages to ``found``, from position ``at`` on.
 
-        Returns where it stopped, and why: 0 for the limit, MORE when the packet there is small and not complete,
-        else the length of the packet there, which is paho's.
+        Returns where it stopped, and why: 0 for the limit, MORE when the packet there is not complete, BAD when it
+        has no end, else the length of the packet there, which is of another type.
         """
-        known, add, new = self._topics.get, found.append, tuple.__new__
+        known, add, new, new_topic = self._topics.get, found.append, tuple.__new__, self._topic
         mqtt5, after_topic, flags_of, size = self._mqtt5, self._after_topic, _FLAGS.get, len(data)
         said = self._said
         for _ in range(limit):
@@ -82,60 +90,98 @@ class PublishDecoder:
                 more = data[at + 2]
                 if more > 127:
                     length = packet_length(data, at)
-                    if length == MORE:
-                        return at, MORE
-                    end = at + length
-                    body += 1 if length < 2_097_156 else 2
-                    if data[body - 1] > 127:  # a length in more bytes than it needs
+                    if length < 0:
                         return at, length
+                    end = at + length
+                    body += 1 + (data[body] > 127)
                 else:
                     end = body + (length & 127 | more << 7)
             else:
                 end = body + length
             if end > size:
-                length = end - at
-                return at, MORE if length <= _SMALL else length
+                return at, MORE
             flags = flags_of(data[at])
-            if flags is None or end - body < 3:
+            if flags is None and data[at] >> 4 != 3:
                 return at, end - at
-            qos, retain, dup = flags
-            start = body + 2
-            cut = start + (data[body] << 8) + data[body + 1]
-            if cut + after_topic[qos] > end:
-                return at, end - at
-            raw = data[start:cut]
-            topic = known(raw)
-            if topic is None:
-                topic = self._topic(raw)
+            try:
+                if flags is None:
+                    raise _MalformedError  # or of QoS 2: not for here
+                qos, retain, dup = flags
+                start = body + 2
+                cut = end if start > end else start + (data[body] << 8) + data[body + 1]
+                if cut + after_topic[qos] > end:
+                    raise _MalformedError
+                raw = data[start:cut]
+                topic = known(raw)
                 if topic is None:
-                    return at, end - at
-            mid = 0
-            if qos:
-                mid = data[cut] << 8 | data[cut + 1]
-                cut += 2
-            properties = None
-            if mqtt5:
-                if data[cut]:
-                    properties, cut = said(data, cut, end)
-                    if properties is None:
-                        return at, end - at
-                else:
-                    cut += 1
-            add(new(Message, (topic, data[cut:end], qos, retain, dup, mid, properties)))
+                    topic = new_topic(raw)
+                mid = 0
+                if qos:
+                    mid = data[cut] << 8 | data[cut + 1]
+                    cut += 2
+                    if not mid:
+                        raise _MalformedError
+                properties = None
+                if mqtt5:
+                    if data[cut]:
+                        properties, cut = said(data, cut, end)
+                    else:
+                        cut += 1
+                add(new(Message, (topic, data[cut:end], qos, retain, dup, mid, properties, "")))
+            except _MalformedError:
+                add(self._rare(data, at, body, end))
             at = end
         return at, 0
 
-    def _topic(self, raw: bytes) -> str | None:
-        """Return a topic that is not in the cache, None when it is one for paho: empty, or not UTF-8."""
+    def head_of(self, data: bytes, total: int, sha256: str) -> Message:
+        """Return the message for a PUBLISH of ``total`` bytes of which only the beginning, ``data``, was kept.
+
+        ``sha256`` is the hash of the whole packet.
+        """
+        start = 2
+        while data[start - 1] > 127:
+            start += 1
+        why = (
+            f"its packet has {total} bytes, of which the first {len(data)} are kept; SHA-256 of all: {sha256}"
+        )
+        return self._rare(data, 0, start, len(data), why)
+
+    def _rare(self, data: bytes, at: int, body: int, end: int, malformed: str = "") -> Message:
+        """Read any PUBLISH, byte by byte; with ``malformed``, one of which that is already known."""
+        first = data[at]
+        qos, retain, dup = first >> 1 & 3, bool(first & 1), bool(first & 8)
+        cut = body + 2 + int.from_bytes(data[body : min(body + 2, end)], "big")
+        raw = data[body + 2 : min(cut, end)]
+        mid = int.from_bytes(data[cut : cut + 2], "big") if qos in (1, 2) and cut + 2 <= end else 0
+        self.met_qos_2 |= qos == 2 and mid > 0
+        properties = None
         try:
-            topic = raw.decode()
-        except UnicodeDecodeError:
-            return None
-        if topic and len(raw) <= _LONG:
+            if malformed:
+                raise _MalformedError(malformed)
+            if qos == 3:
+                raise _MalformedError("it has QoS 3 (MQTT-3.3.1-4)")
+            if cut > end:
+                raise _MalformedError("its topic is longer than the packet")
+            topic = _topic_of(raw)
+            if qos:
+                cut += 2
+                if not mid:
+                    raise _MalformedError("it has no packet identifier, or 0 (MQTT-2.2.1-3)")
+            if self._mqtt5:
+                properties, cut = _properties(data, cut, end)
+        except _MalformedError as e:
+            shown = raw.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+            return Message(shown, data[body:end], qos if mid else 0, retain, dup, mid, None, str(e))
+        return Message(topic, data[cut:end], qos, retain, dup, mid, properties)
+
+    def _topic(self, raw: bytes) -> str:
+        """Return a topic that is not in the cache."""
+        topic = _topic_of(raw)
+        if len(raw) <= _LONG:
             if len(self._topics) >= self._max_topics:
                 self._topics.clear()  # those in use come back within a turn or two
             self._topics[raw] = topic
-        return topic or None
+        return topic
 
     def _said(self, data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
         """As ``_properties``, and remember what a short block says: devices of one kind say the same each time."""
@@ -155,32 +201,26 @@ class PublishDecoder:
         return found, stop
 
 
-class _NotPlain(Exception):
-    """Raised when a property is malformed, forbidden, repeated, or rare enough to leave it to paho."""
-
-
 def _properties(data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
-    """Return the properties whose length stands at ``at``, and where the payload begins; None for paho's."""
-    length = data[at]
-    at += 1
-    if length > 127:
-        if at >= end or data[at] > 127:
-            return None, 0
-        length = length & 127 | data[at] << 7
-        at += 1
+    """Return the properties whose length stands at ``at``, None where it is 0, and where the payload begins."""
+    length, at = _number(data, at, end)
     stop = at + length
     if stop > end:
-        return None, 0
+        raise _MalformedError("its properties are longer than the packet")
+    if not length:
+        return None, stop
     try:
         return _fields(data, at, stop), stop
-    except (_NotPlain, UnicodeDecodeError, IndexError):
-        return None, 0
+    except IndexError:
+        raise _MalformedError(_CUT) from None
+    except UnicodeDecodeError:
+        raise _MalformedError("a text of its properties is not UTF-8 (MQTT-1.5.4-1)") from None
 
 
 def _fields(data: bytes, at: int, stop: int) -> PublishProperties:
-    # Identifiers and types: MQTT 5, 2.2.2.2. What this does not know raises and is paho's.
+    # Identifiers and types: MQTT 5, 2.2.2.2; which a PUBLISH has, and that all but two come once: 3.3.2.3.
     user: list[tuple[str, str]] = []
-    content_type = response_topic = correlation = payload_format = expiry_s = None
+    once: dict[int, str | bytes | int] = {}
     while at < stop:
         kind = data[at]
         at += 1
@@ -188,45 +228,77 @@ def _fields(data: bytes, at: int, stop: int) -> PublishProperties:
             start = at + 2
             end = start + (data[at] << 8) + data[at + 1]
             at = end + 2
-            name = data[start:end].decode()
-            end = at + (data[end] << 8) + data[end + 1]
-            value = data[at:end].decode()
-            both = name + value
-            if end > stop or "\0" in both or "\ufeff" in both:
-                raise _NotPlain
+            last = at + (data[end] << 8) + data[end + 1]
+            if last > stop:
+                raise _MalformedError(_CUT)
+            name, value = data[start:end].decode(), data[at:last].decode()
+            if "\0" in name or "\0" in value:
+                raise _MalformedError(_NULL)
             user.append((name, value))
-            at = end
-        elif kind == 3 and content_type is None:
-            content_type, at = _text(data, at, stop)
-        elif kind == 8 and response_topic is None:
-            response_topic, at = _text(data, at, stop)
-        elif kind == 9 and correlation is None:
-            start = at + 2
-            at = start + (data[at] << 8) + data[at + 1]
-            correlation = data[start:at]
-        elif kind == 1 and payload_format is None and data[at] < 2:
-            payload_format = data[at]
+            at = last
+            continue
+        if kind == 11:  # not asked for, and harmless
+            number, at = _number(data, at, stop)
+            if not number:
+                raise _MalformedError("it has the subscription identifier 0 (MQTT 5, 3.3.2.3.8)")
+            continue
+        if kind in once:
+            raise _MalformedError(f"it has property {kind} twice (MQTT 5, 3.3.2.3)")
+        if kind in (3, 8):
+            raw, at = _binary(data, at, stop)
+            once[kind] = raw.decode()
+            if 0 in raw:
+                raise _MalformedError(_NULL)
+        elif kind == 9:
+            once[kind], at = _binary(data, at, stop)
+        elif kind == 1:
+            once[kind] = data[at]
+            if data[at] > 1:
+                raise _MalformedError(f"it has payload format {data[at]} (MQTT 5, 3.3.2.3.2)")
             at += 1
-        elif kind == 2 and expiry_s is None:
-            expiry_s = int.from_bytes(data[at : at + 4], "big")
+        elif kind == 2:
+            once[kind] = int.from_bytes(data[at : at + 4], "big")
             at += 4
-        elif kind == 11 and 0 < data[at] < 128:  # subscription identifier: nobody asks for it
-            at += 1
+        elif kind == 35:
+            raise _MalformedError("it has a topic alias, and none was allowed (MQTT-3.3.2-10)")
         else:
-            raise _NotPlain
+            raise _MalformedError(f"it has property {kind}, which no PUBLISH has (MQTT 5, 2.2.2.2)")
     if at != stop:
-        raise _NotPlain
-    return tuple.__new__(
-        PublishProperties,
-        (tuple(user), content_type, response_topic, correlation, payload_format, expiry_s),
-    )
+        raise _MalformedError(_CUT)
+    get: Any = once.get
+    return tuple.__new__(PublishProperties, (tuple(user), get(3), get(8), get(9), get(1), get(2)))
 
 
-def _text(data: bytes, at: int, stop: int) -> tuple[str, int]:
+def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return the Variable Byte Integer at ``at`` (MQTT 5, 1.5.5), and where it ends."""
+    number = 0
+    for shift in (0, 7, 14, 21):
+        if at >= end:
+            break
+        digit = data[at]
+        at += 1
+        number |= (digit & 127) << shift
+        if digit < 128:
+            return number, at
+    raise _MalformedError("a length within it has no end (MQTT 5, 1.5.5)")
+
+
+def _binary(data: bytes, at: int, stop: int) -> tuple[bytes, int]:
     start = at + 2
     end = start + (data[at] << 8) + data[at + 1]
-    text = data[start:end].decode()
-    # Null and the byte order mark are refused by paho (MQTT 5, 1.5.4).
-    if end > stop or "\0" in text or "\ufeff" in text:
-        raise _NotPlain
-    return text, end
+    if end > stop:
+        raise _MalformedError(_CUT)
+    return data[start:end], end
+
+
+def _topic_of(raw: bytes) -> str:
+    """Return a topic, whatever it says: U+FEFF and control characters are legal in it (MQTT-1.5.4-3)."""
+    try:
+        topic = raw.decode()
+    except UnicodeDecodeError:
+        raise _MalformedError("its topic is not UTF-8 (MQTT-1.5.4-1)") from None
+    if not topic:
+        raise _MalformedError("its topic is empty (MQTT-4.7.3-1)")
+    if "\0" in topic:
+        raise _MalformedError("its topic contains U+0000 (MQTT-1.5.4-2)")
+    return topic

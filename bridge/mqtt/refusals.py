@@ -20,6 +20,8 @@ __all__ = [
     "perhaps_for_a_packet",
     "refused",
     "subscriber",
+    "subscription_remedy",
+    "what_to_check",
 ]
 
 NOT_AUTHORIZED: Final = 0x87
@@ -91,6 +93,25 @@ def subscriber(settings: MqttSettings, client_id: str) -> str:
         if settings.username is None
         else f"mqtt.username {settings.username!r}"
     )
+
+
+def subscription_remedy(settings: MqttSettings, client_id: str) -> str:
+    """Return what somebody has to change when the broker refused a subscription."""
+    # NATS gives 0x80 when the max_ack_pending of a session's subscriptions exceed 65,535 together (server/mqtt.go).
+    return (
+        f"allow {subscriber(settings, client_id)} to read it; a NATS server also refuses it when a session has too many "
+        "subscriptions for its mqtt max_ack_pending: lower that"
+    )
+
+
+def what_to_check(event: Disconnected) -> str:
+    """Return what somebody is to look at after the end of a connection that is tried again."""
+    if event.remedy is not None:
+        return event.remedy
+    if event.epoch and event.closed_by_peer:
+        # Before MQTT 5 a broker does not say that another connection took the session over, so this is no evidence.
+        return "check that it runs, and that no other process uses this MQTT client id"
+    return "check that it runs"
 
 
 def _credentials(settings: MqttSettings, client_id: str) -> str:

@@ -64,9 +64,11 @@ class PublishProperties(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A PUBLISH as it arrived. ``mid`` is its packet identifier, 0 at QoS 0; ``properties`` None when empty.
+    """A PUBLISH as it arrived. ``mid`` is its packet identifier, 0 where there is nothing to acknowledge.
 
-    A topic that is not UTF-8 carries lone surrogates (``surrogateescape``).
+    ``properties`` is None when it has none. With a reason in ``malformed`` the packet is one that MQTT forbids: then
+    ``payload`` is its body (what follows the fixed header), and ``topic`` what can be read of it, with the bytes that
+    are no text escaped.
     """
 
     topic: str
@@ -76,6 +78,7 @@ class Message(NamedTuple):
     dup: bool
     mid: int
     properties: PublishProperties | None
+    malformed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,8 @@ class Disconnected:
     """The end of a connection, or of an attempt: ``epoch`` is 0 when no CONNACK accepted us.
 
     ``reason`` is the MQTT 5 reason code where the broker sent one, else None. ``refused`` tells a CONNACK that
-    refused us, ``closed_by_peer`` a connection that the other side ended without a word.
+    refused us, ``closed_by_peer`` a connection that the other side ended without a word. Neither is set when we ended
+    it: for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
     """
 
     epoch: int
@@ -190,10 +194,7 @@ class LinkHandler:
         """Called with SUBACK's codes, in the order of the filters: 0 to 2 the granted QoS, from 0x80 refused."""
 
     def on_message(self, message: Message) -> None:
-        """Called for each PUBLISH that arrives. QoS 1 is acknowledged by ``Link.acknowledge`` alone.
-
-        QoS 2 comes when its handshake is over: the broker has forgotten it, so it is lost if we are killed now.
-        """
+        """Called for each PUBLISH that arrives. ``Link.acknowledge`` alone acknowledges it, at QoS 2 with PUBREC."""
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Called with what was read in one piece, in order; unless overridden it calls ``on_message`` for each."""

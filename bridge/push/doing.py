@@ -255,6 +255,19 @@ class Doing:
         size = len(command.payload)
         broker, properties = self._link.granted, made.properties
         why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
+        if why is None:
+            try:
+                self._link.publish(
+                    made.topic,
+                    command.payload,
+                    qos=qos,
+                    retain=command.retain,
+                    properties=properties,
+                    confirmed=partial(self._confirmed, push.number, made.topic),
+                    sent=partial(self._sent, push.number),
+                )
+            except ValueError as e:  # of a command that an earlier release took
+                why = str(e)
         if why is not None:
             log.warning(
                 "a command is not for this MQTT broker; see the dead letters",
@@ -265,18 +278,9 @@ class Doing:
             self._core.unfit(push.number, why)
             self._link.wake()  # what follows of it is done in the next turn
             return
+        self._metrics.pushed.inc()
         if push.repeat:
             self._metrics.repeated.inc()
-        self._link.publish(
-            made.topic,
-            command.payload,
-            qos=qos,
-            retain=command.retain,
-            properties=properties,
-            confirmed=partial(self._confirmed, push.number, made.topic),
-            sent=partial(self._sent, push.number),
-        )
-        self._metrics.pushed.inc()
         reach("after_publish")
 
     def _sent(self, number: int) -> None:

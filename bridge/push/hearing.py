@@ -17,7 +17,7 @@ from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import DeniedError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import subscriber
+from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
 from bridge.push.answers import Answer, answer_filter, parse_answer
 from bridge.push.core import NO_SUBSCRIBERS
@@ -33,6 +33,7 @@ __all__ = ["Hearing"]
 log = structlog.get_logger("push")
 
 _REFUSED: Final = 0x80
+_SHOWN: Final = 200
 _SAID: Final[set[tuple[str, int, str, bool | None]]] = set()
 
 
@@ -126,7 +127,7 @@ class Hearing:
         refused = confirmation.reason >= _REFUSED
         self.tells_absence = confirmation.reason == NO_SUBSCRIBERS
         if self._core is not None:
-            self._core.broker_answered()
+            # It is no evidence that the broker takes other commands (H34): it comes first on each connection.
             # Refused, the question has no answer, and devices that are parked would be tried no more: a command was told.
             self.tells_absence = self.tells_absence or (refused and self._core.told_absence)
         if refused:
@@ -155,7 +156,7 @@ class Hearing:
         if any(code >= _REFUSED for code in codes):
             raise DeniedError(
                 f"the MQTT broker refused subscriptions of push, SUBACK codes {codes}: {', '.join(self._filters)}",
-                remedy=f"allow {subscriber(self._settings.mqtt, self._link.client_id)} to read it",
+                remedy=subscription_remedy(self._settings.mqtt, self._link.client_id),
             )
         self.ready = True
         self._changed()
@@ -164,8 +165,18 @@ class Hearing:
         """Take a message of a device. An answer that is lost with us or with the connection is given again, to the
         repetition of its command.
         """
-        if message.qos:
+        if message.mid:
             self._mids.append(message.mid)
+        if message.malformed:
+            self._metrics.malformed.inc()
+            log.warning(
+                "a device's message is malformed and was skipped; check what the device publishes",
+                mqtt_topic=message.topic[:_SHOWN],
+                partition=self._log.partition,
+                why=message.malformed,
+                shown=1,
+            )
+            return
         sign = self._presence.sign(message)
         if sign is not None:
             self._signs.append((sign, time.time_ns() // 1000))

@@ -18,6 +18,7 @@ _STRAY: Final = "Answers to no command that waits for one: late, given twice, or
 _RESUMES: Final = (
     "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one."
 )
+_LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -35,6 +36,9 @@ class PushMetrics:
         self.repeated = counter("repeated", "Commands pushed with repeat=1.")
         self.refused = counter("refused", "PUBACKs that were no success.")
         self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
+        self.malformed = counter(
+            "malformed", "Messages of devices that MQTT calls malformed; they are skipped."
+        )
         self.stray_answers = counter("stray_answers", _STRAY)
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
         self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
@@ -81,10 +85,7 @@ class PushMetrics:
         self.parked = gauge("parked", "Commands that wait in Pulsar for devices that are away.")
         self.parked_devices = gauge("parked_devices", "Devices for which commands wait in Pulsar.")
         self.groups = GroupMetrics(registry)
-        self.lag = gauge(
-            "lag_commands",
-            "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then.",
-        )
+        self.lag = gauge("lag_commands", _LAG)
 
     def partition(self, number: int) -> PartitionMetrics:
         """Return the metrics of one partition."""

@@ -1,7 +1,9 @@
 """Ownership of one partition: a session after another, for as long as the process runs, in a thread of its own.
 
 It decides what follows the end of a session: a partition that went to another process is waited for again, a
-Pulsar that is away is tried again, everything else ends the process. The session itself is in ``session``.
+Pulsar that is away is tried again, and so is an error that nobody expected, which is logged as a defect: what one
+message provoked must not end the other partitions. Only an error that says that somebody has to change something
+(TerminalError) ends the process. The session itself is in ``session``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from typing import Final
 import structlog
 
 from bridge.collector import let_go
-from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminatedError, TransientError
+from bridge.errors import (
+    ContractError,
+    FencedError,
+    PulsebridgeError,
+    RefusedError,
+    TerminalError,
+    TerminatedError,
+    TransientError,
+)
 from bridge.health import Part
 from bridge.push.groups.payloads import Payloads
 from bridge.push.metrics import PartitionMetrics
@@ -26,6 +36,13 @@ __all__ = ["PartitionOwner"]
 log = structlog.get_logger("push")
 
 _RETRY_S: Final = (0.2, 5.0)
+
+
+def _ends(error: Exception, worked: bool) -> bool:
+    """Whether an error of a session ends the process; ``worked``: a session of this process has worked before."""
+    if isinstance(error, TerminatedError) or (isinstance(error, RefusedError) and not worked):
+        return True
+    return isinstance(error, TerminalError) and not isinstance(error, (RefusedError, ContractError))
 
 
 class PartitionOwner:
@@ -114,18 +131,24 @@ class PartitionOwner:
                 self._metrics.all.lost.inc()
                 self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self.partition, why=str(e))
-            except (TransientError, RefusedError) as e:
+            except Exception as e:
                 worked = worked or session.worked
-                if isinstance(e, TerminatedError) or (isinstance(e, RefusedError) and not worked):
+                if _ends(e, worked):
                     raise
                 # What was right once may be so again: a token is rotated, a right given back, a topic made anew.
                 self._metrics.all.lost.inc()
                 self._part.waits(str(e))
-                log.warning(
-                    "partition is tried again; see that Pulsar is up and lets us in",
-                    partition=self.partition,
-                    why=str(e),
-                )
+                if isinstance(e, (TransientError, RefusedError)):
+                    log.warning(
+                        "partition is tried again; see that Pulsar is up and lets us in",
+                        partition=self.partition,
+                        why=str(e),
+                    )
+                else:
+                    log.exception(
+                        "an unexpected error ended this partition's session, it is tried again; please report it",
+                        partition=self.partition,
+                    )
                 self._stopping.wait(wait)
                 wait = min(2 * wait, _RETRY_S[1])
                 continue

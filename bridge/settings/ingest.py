@@ -130,9 +130,9 @@ class IngestSettings(Section):
     def _safe(cls, value: object) -> object:
         if str(value) == "2":
             raise ValueError(
-                "must be 0 or 1: a message of a QoS 2 subscription is confirmed (PUBREC) before Pulsar has stored it, so a "
-                "killed ingest would lose it. Leave it at 1: what devices publish at QoS 2 then arrives at least once, "
-                "and an id in the payload lets silver drop repeats"
+                "must be 0 or 1: Pulsar gets each message at least once, so that QoS 2 would cost two packets more and "
+                "promise no more. Leave it at 1: what devices publish at QoS 2 then arrives at least once, and an id in "
+                "the payload lets silver drop repeats"
             )
         return value
 

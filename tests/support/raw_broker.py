@@ -22,11 +22,23 @@ _CONNECT, _PUBLISH, _PUBREL, _SUBSCRIBE, _PING = 0x10, 0x30, 0x60, 0x80, 0xC0
 
 class RawBroker:
     """Accepts every connection. ``judge`` says what a PUBLISH gets: a reason code for PUBACK or PUBREC, or one of the
-    above. ``granted`` are the properties of CONNACK.
+    above. ``granted`` are the properties of CONNACK. ``forwards`` are packets that follow each SUBACK, and ``closes``
+    says how many connections are closed right after CONNACK.
     """
 
-    def __init__(self, judge: Callable[[Delivered], int], granted: bytes = b"") -> None:
+    def __init__(
+        self,
+        judge: Callable[[Delivered], int] = lambda _: 0,
+        granted: bytes = b"",
+        *,
+        forwards: bytes = b"",
+        closes: int = 0,
+    ) -> None:
         self._judge = judge
+        self._forwards = forwards
+        self._closes = closes
+        self.acked: list[tuple[int, int]] = []
+        """Type and packet identifier of each PUBACK, PUBREC and PUBCOMP, in order."""
         self._connack = packet(0x20, b"\0\0" + bytes([len(granted)]) + granted)
         self._server = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
@@ -75,13 +87,20 @@ class RawBroker:
                     if reply is None:
                         return
                     peer.sendall(reply)
+                    if first & 0xF0 == _CONNECT and self.connections <= self._closes:
+                        return
 
     def _reply(self, first: int, body: bytes) -> bytes | None:
         kind = first & 0xF0
         if kind == _CONNECT:
             return self._connack
         if kind == _SUBSCRIBE:
-            return packet(0x90, body[:2] + b"\0\1")
+            return packet(0x90, body[:2] + b"\0" + b"\1" * _filters(body)) + self._forwards
+        if kind in (0x40, 0x50, 0x70):
+            self.acked.append((kind >> 4, int.from_bytes(body[:2], "big")))
+            return packet(0x62, body[:2]) if kind == 0x50 else b""
+        if kind == 0xA0:
+            return packet(0xB0, body[:2] + b"\0\0")
         if kind == _PING:
             return b"\xd0\0"
         if kind == _PUBREL:
@@ -100,3 +119,12 @@ class RawBroker:
         if not first & 0x06:
             return b""
         return packet(0x50 if first & 0x04 else 0x40, struct.pack("!HB", one.mid, reason))
+
+
+def _filters(body: bytes) -> int:
+    """Return how many filters a SUBSCRIBE of MQTT 5 without properties has."""
+    at, count = 3, 0
+    while at < len(body):
+        at += 2 + int.from_bytes(body[at : at + 2], "big") + 1
+        count += 1
+    return count

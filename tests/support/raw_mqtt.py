@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 from types import TracebackType
+from typing import TypeVar
 
 from bridge.settings.mqtt import MqttSettings
+
+_Connection = TypeVar("_Connection", bound="RawMqtt")
 
 
 def text(value: str) -> bytes:
@@ -27,16 +30,18 @@ class RawMqtt:
     """One connection. ``session_present`` is what CONNACK said."""
 
     def __init__(self, host: str, port: int, client_id: str, *, clean: bool, timeout: float = 30.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout=timeout)
-        self._file = self._socket.makefile("rb")
-        self._socket.sendall(
-            packet(0x10, text("MQTT") + bytes([4, 2 if clean else 0]) + b"\0\0" + text(client_id))
-        )
+        hello = packet(0x10, text("MQTT") + bytes([4, 2 if clean else 0]) + b"\0\0" + text(client_id))
+        self._dial(host, port, hello, timeout)
         kind, body = self.read()
         assert (kind, body[1]) == (0x20, 0), (kind, body)
         self.session_present = bool(body[0])
 
-    def __enter__(self) -> RawMqtt:
+    def _dial(self, host: str, port: int, hello: bytes, timeout: float = 30.0) -> None:
+        self._socket = socket.create_connection((host, port), timeout=timeout)
+        self._file = self._socket.makefile("rb")
+        self._socket.sendall(hello)
+
+    def __enter__(self: _Connection) -> _Connection:
         return self
 
     def __exit__(

@@ -304,12 +304,40 @@ def test_a_shared_subscription_deals_to_every_worker_of_the_group(
     assert len(ids(namespaces)) == len(set(ids(namespaces)))
 
 
-@pytest.mark.parametrize("protocol", ["3.1", "3.1.1", "5"])
-def test_h10_two_processes_with_one_client_id_do_not_fight_for_ever(
+@pytest.mark.parametrize("protocol", ["3.1", "3.1.1"])
+def test_h50_two_processes_with_one_client_id_lose_nothing_before_mqtt_5(
     broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path, protocol: str
 ) -> None:
-    """One of them ends with one clear line and exit code 1; the other goes on and loses nothing."""
+    """No broker says there why it closes, so neither ends: both name the likely cause, and dial with backoff."""
     mqtt = mqtt_settings(broker, protocol=protocol)
+    settings = fleet_settings(mqtt, namespaces)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with fleet(settings, folders[0]) as first, ExitStack() as ended:
+        first.await_sessions(1)
+        devices = ended.enter_context(load(mqtt))
+        with fleet(settings, folders[1]) as second:
+            warned = "check that it runs, and that no other process uses this MQTT client id"
+            poll_for(lambda: warned in first.log and warned in second.log, 90, "both to name the cause")
+            devices.await_more(100)
+            devices.stop()
+            poll_for(
+                lambda: set(devices.confirmed) <= set(ids(namespaces)),
+                90,
+                "all that was confirmed",
+                every=0.3,
+            )
+            assert (first.process.poll(), second.process.poll()) == (None, None)
+            second.drain()
+        first.drain()
+
+
+def test_h10_two_processes_with_one_client_id_do_not_fight_for_ever(
+    broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
+) -> None:
+    """One of them ends with one clear line and exit code 1; the other goes on and loses nothing."""
+    mqtt = mqtt_settings(broker, protocol="5")
     settings = fleet_settings(mqtt, namespaces)
     first_folder, second_folder = tmp_path / "first", tmp_path / "second"
     for folder in (first_folder, second_folder):

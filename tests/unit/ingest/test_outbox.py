@@ -20,7 +20,7 @@ steps = st.lists(st.sampled_from(["put", "send", "send", "confirm", "lose"]), ma
 def test_nothing_is_lost_or_overtaken(events: list[str], window: int, peer: int) -> None:
     outbox = Outbox(window)
     outbox.connected(peer)
-    given_ = confirmed = mid = 0
+    given_ = confirmed = 0
     in_flight: list[tuple[int, int]] = []
     for event in events:
         if event == "put":
@@ -29,16 +29,18 @@ def test_nothing_is_lost_or_overtaken(events: list[str], window: int, peer: int)
         elif event == "send":
             one = outbox.next()
             if one is not None:
-                mid += 1
+                mid = outbox.free_mid()
+                assert 0x8000 <= mid <= 0xFFFF
+                assert mid not in [known for known, _ in in_flight]
                 number = int(one.payload)
                 assert number == (in_flight[-1][1] + 1 if in_flight else confirmed)
                 in_flight.append((mid, number))
                 outbox.sent(mid, one)
         elif event == "confirm" and in_flight:
             answered, number = in_flight.pop(0)
-            found = outbox.confirmed(answered)
+            found = outbox.confirmed(answered, 0x10)
             assert found is not None
-            assert int(found.payload) == number
+            assert (int(found[0].payload), found[1]) == (number, 0x10)
             confirmed += 1
         elif event == "lose":
             outbox.connection_lost()
@@ -49,7 +51,8 @@ def test_nothing_is_lost_or_overtaken(events: list[str], window: int, peer: int)
 
 def test_what_is_not_ours_confirms_nothing() -> None:
     outbox = Outbox(10)
-    assert outbox.confirmed(7) is None
+    assert outbox.confirmed(7, 0) is None
+    assert not outbox.received(7, 0)
     outbox.put(outgoing(1))
     assert outbox.abandon() == 1
     assert outbox.next() is None

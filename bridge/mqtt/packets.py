@@ -1,0 +1,148 @@
+"""The packets of MQTT 5, 3.1.1 and 3.1 that a link writes and reads itself, beside the PUBLISH that arrives. Pure."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from bridge.mqtt.types import PublishProperties
+
+__all__ = [
+    "CONNACK",
+    "DISCONNECT",
+    "NAMES",
+    "PINGRESP",
+    "PUBACK",
+    "PUBCOMP",
+    "PUBLISH",
+    "PUBREC",
+    "PUBREL",
+    "SUBACK",
+    "UNSUBACK",
+    "acknowledged",
+    "body_of",
+    "publish_packet",
+    "short_packet",
+    "subscribed",
+]
+
+CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 2, 3, 4, 5, 6, 7
+SUBACK, UNSUBACK, PINGRESP, DISCONNECT = 9, 11, 13, 14
+NAMES: Final = (
+    *(
+        "type 0",
+        "CONNECT",
+        "CONNACK",
+        "PUBLISH",
+        "PUBACK",
+        "PUBREC",
+        "PUBREL",
+        "PUBCOMP",
+        "SUBSCRIBE",
+        "SUBACK",
+    ),
+    *("UNSUBSCRIBE", "UNSUBACK", "PINGREQ", "PINGRESP", "DISCONNECT", "AUTH"),
+)
+"""Of the types of packets, by number (MQTT 5, 2.1.2)."""
+
+_MAX_REMAINING: Final = 268_435_455
+
+
+def body_of(data: bytes, at: int, length: int) -> bytes:
+    """Return what follows the fixed header of the packet of ``length`` bytes at ``at``."""
+    start = at + 2
+    while data[start - 1] > 127:
+        start += 1
+    return data[start : at + length]
+
+
+def acknowledged(body: bytes, *, mqtt5: bool) -> tuple[int, int]:
+    """Return the packet identifier and the reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP (MQTT 5, 3.4.2).
+
+    Any reason code is taken as it is, since below 0x80 it is success and from there on a failure (MQTT 5, 2.4).
+    Raises ValueError when there is no packet identifier.
+    """
+    if len(body) < 2:
+        raise ValueError("it has no packet identifier")
+    return int.from_bytes(body[:2], "big"), body[2] if mqtt5 and len(body) > 2 else 0
+
+
+def subscribed(body: bytes, *, mqtt5: bool) -> list[int]:
+    """Return the codes of a SUBACK (MQTT 5, 3.9). Raises ValueError when it ends before them."""
+    at = 2
+    if mqtt5:
+        length = shift = 0
+        while True:
+            if at >= len(body) or shift > 21:
+                raise ValueError("its properties have no length")
+            length |= (body[at] & 127) << shift
+            shift += 7
+            at += 1
+            if body[at - 1] < 128:
+                break
+        at += length
+    if at >= len(body):
+        raise ValueError("it has no reason code")
+    return list(body[at:])
+
+
+def short_packet(kind: int, mid: int) -> bytes:
+    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP; success may be left out (MQTT 5, 3.4.2.1), in all versions alike."""
+    return struct.pack("!BBH", kind << 4 | 2 * (kind == PUBREL), 2, mid)
+
+
+def publish_packet(
+    topic: str,
+    payload: bytes,
+    qos: int,
+    mid: int,
+    *,
+    retain: bool = False,
+    properties: PublishProperties | None = None,
+    mqtt5: bool,
+) -> bytes:
+    """Return a PUBLISH (MQTT 5, 3.3); before MQTT 5 without properties.
+
+    Raises ValueError when MQTT has no such packet: a text that is not UTF-8, or something that is too long.
+    """
+    try:
+        head = _text(topic) + (struct.pack("!H", mid) if qos else b"")
+        if mqtt5:
+            told = b"" if properties is None else _properties(properties)
+            head += _length(len(told)) + told
+    except struct.error as e:
+        raise ValueError("a part of it is too long for MQTT") from e
+    size = len(head) + len(payload)
+    return b"".join((bytes([0x30 | qos << 1 | retain]), _length(size), head, payload))
+
+
+def _properties(given: PublishProperties) -> bytes:
+    # Identifiers and types: MQTT 5, 2.2.2.2.
+    parts = [b"\x26" + _text(name) + _text(value) for name, value in given.user]
+    if given.payload_format is not None:
+        parts.append(struct.pack("!BB", 1, given.payload_format))
+    if given.expiry_s is not None:
+        parts.append(struct.pack("!BI", 2, given.expiry_s))
+    if given.content_type is not None:
+        parts.append(b"\x03" + _text(given.content_type))
+    if given.response_topic is not None:
+        parts.append(b"\x08" + _text(given.response_topic))
+    if given.correlation_data is not None:
+        parts.append(b"\x09" + struct.pack("!H", len(given.correlation_data)) + given.correlation_data)
+    return b"".join(parts)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("!H", len(data)) + data
+
+
+def _length(number: int) -> bytes:
+    if number > _MAX_REMAINING:
+        raise ValueError(f"it has {number} bytes, and MQTT has no packet of that length")
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
