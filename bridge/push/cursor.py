@@ -21,6 +21,7 @@ from bridge.commands import CommandPosition
 from bridge.contract import CURSOR_VERSION
 from bridge.errors import ContractError
 from bridge.push.parked import ParkedId
+from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.remembered import RememberedIds
 
 __all__ = [
@@ -311,14 +312,22 @@ class OwnerRecord:
         return cls(str(body.get("owner")), int(body.get("serial", 0)), body.get("clean") is True)
 
 
-def term_record() -> bytes:
-    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it."""
-    return _dumped({"v": _TERM_VERSION, "term": 1})
+def term_record(secret: bytes) -> bytes:
+    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it. ``secret`` is
+    the partition's, which each owner takes over from the one before (``position_tags``).
+    """
+    return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 
 
-def read_term(payload: bytes) -> None:
-    """Read what stands under ``TERM_KEY``. Raises ContractError when the payload is not one of this version."""
-    _body(payload, _TERM_VERSION)
+def read_term(payload: bytes) -> bytes:
+    """Return the secret that stands under ``TERM_KEY``. Raises ContractError for a payload of another version."""
+    try:
+        secret = bytes.fromhex(_body(payload, _TERM_VERSION)["secret"])
+    except (KeyError, TypeError, ValueError) as e:
+        raise ContractError(f"the record of a term has no secret: {len(payload)} bytes") from e
+    if len(secret) != SECRET_BYTES:
+        raise ContractError(f"the secret of a term has {len(secret)} bytes, not {SECRET_BYTES}")
+    return secret
 
 
 def _differences(rows: list[tuple[int, ...]]) -> list[int]:

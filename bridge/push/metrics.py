@@ -14,10 +14,12 @@ __all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
 _PARTITION: Final = ("partition",)
-_STRAY: Final = "Answers to no command that waits for one: late, given twice, or to an unknown position."
+_STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
 _RESUMES: Final = (
-    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one."
+    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown (no "
+    "command was ever sent to such a device), dropped (one refusal too many)."
 )
+_FORGED: Final = "Answers whose position has a wrong tag: the sender did not receive the command."
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -36,6 +38,7 @@ class PushMetrics:
         self.refused = counter("refused", "PUBACKs that were no success.")
         self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
         self.stray_answers = counter("stray_answers", _STRAY)
+        self.forged_answers = counter("forged_answers", _FORGED)
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
         self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
         self.takeovers = counter("takeovers", "Partitions that this process became owner of.")

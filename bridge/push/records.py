@@ -57,6 +57,8 @@ class CursorRecords:
         self.orphans: list[str] = []
         """Devices of which nothing but ids is there: no owner would ever write these records again, or read them."""
         self.owner: OwnerRecord | None = None
+        self.secret: bytes | None = None
+        """The partition's secret, from the last term that began; None before the first."""
         self._last_begun: str | None = None  # the writer of the last term that began; None where nobody told
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
         self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
@@ -70,7 +72,7 @@ class CursorRecords:
             return False
         term = self._term_of(writer)
         if key == TERM_KEY:
-            read_term(payload)
+            self.secret = read_term(payload)
             self._last_begun = writer
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
