@@ -14,7 +14,9 @@ __all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
 _PARTITION: Final = ("partition",)
-_STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
+_STRAY: Final = (
+    "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
+)
 _RESUMES: Final = (
     "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown (no "
     "command was ever sent to such a device), dropped (one refusal too many)."

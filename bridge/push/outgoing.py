@@ -43,9 +43,7 @@ def check_topic(command: Command, settings: PushSettings) -> None:
         )
 
 
-def outgoing(
-    push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int
-) -> Outgoing:
+def outgoing(push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int) -> Outgoing:
     """Return the PUBLISH for a command; ``now_s`` is the time in seconds since the epoch."""
     command = push.command
     position = tags.tagged(push.position, command.device)

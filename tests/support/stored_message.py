@@ -44,3 +44,6 @@ class StoredMessage:
 
     def publish_timestamp(self) -> int:
         return 0
+
+    def event_timestamp(self) -> int:
+        return 0
