@@ -70,9 +70,7 @@ class PushMetrics:
         self.pending_bytes = gauge("pending_bytes", "Payloads of commands taken and not acknowledged.")
         self.pending_limit_bytes = gauge("pending_limit_bytes", "At this many bytes reading stops.")
         self.in_flight = gauge("in_flight", "Commands pushed and not confirmed.")
-        self.awaited = gauge(
-            "awaited", "Commands that the broker has and that their device has not answered."
-        )
+        self.awaited = gauge("awaited", "Commands at the broker that their device has not answered.")
         self.in_flight_limit = gauge("in_flight_limit", "At this many in flight pushing waits.")
         self.oldest_pending = gauge(
             "oldest_pending_seconds",

@@ -80,7 +80,9 @@ def test_h36_a_forged_answer_settles_nothing_and_fails_nothing(
     broker: LocalStack, namespaces: PulsarSettings, where: str
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1" if where == "topic" else "5")
-    settings = push_settings(namespaces, mqtt, confirm="device", position_in=where, answer_timeout_s=600)
+    settings = push_settings(
+        namespaces, mqtt, confirm="device", position_in=where, answer_timeout_s=600, drain_s=0.5
+    )
     provision(settings)
     mine, other = command(settings, "d", 1), command(settings, "e", 1)
     devices = SilentDevices(settings)

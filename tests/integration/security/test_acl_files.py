@@ -51,6 +51,22 @@ class Broker(NamedTuple):
             client.subscribe(*filters, timeout=60)
             yield got
 
+    def refuses(self, user: str, theirs: str) -> None:
+        """Wait until the broker refuses a subscription, by its SUBACK or by closing the connection."""
+        client = self.client(user, user, [])
+
+        def refused() -> bool:
+            try:
+                client.subscribe(theirs, timeout=1)
+            except DeniedError:
+                return True
+            except TransientError:
+                return client.last_loss is not None
+            raise AssertionError(f"the subscription to {theirs} was granted")
+
+        with suppress(DeniedError), client:
+            poll_for(refused, 60, f"the refusal of {theirs}")
+
     def publishes(self, user: str, topic: str) -> None:
         """A client tries to publish; the broker may confirm, refuse, or close the connection."""
         with self.client(user, _CLIENT_IDS.get(user, user), []) as client:
@@ -131,11 +147,11 @@ def test_h36_a_device_reads_its_own_commands_alone(name: str, tmp_path: Path) ->
         broker = stack.enter_context(BROKERS[name](tmp_path))
         got = stack.enter_context(broker.listening("press-8", *(one.format("press-8") for one in filters)))
         for theirs in ("devices/press-8/commands/#", "devices/+/commands/#", "#", "pulsebridge/resumed/+"):
-            thief = stack.enter_context(broker.client("press-7", "press-7", stolen))
-            with suppress(DeniedError, TransientError):
-                thief.subscribe(theirs, timeout=5)
-            if name != "mosquitto":  # it confirms every subscription, and serves what may be read
-                thief.close()
+            if name == "mosquitto":  # it confirms every subscription, and serves what may be read
+                thief = stack.enter_context(broker.client("press-7", f"thief-{theirs}", stolen))
+                thief.subscribe(theirs, timeout=60)
+            else:
+                broker.refuses("press-7", theirs)
         sent = ["devices/press-8/commands", "devices/press-8/commands/0/0/7/1/-1/AAAAAAAAAAAAAAAA"]
         for topic in [*sent, "pulsebridge/resumed/press-8"]:
             broker.publishes("push", topic)
