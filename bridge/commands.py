@@ -63,6 +63,7 @@ bytes of one.
 
 _SHOWN: Final = 200
 _END_OF_TIME_MS: Final = 2**63
+_POSITION: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(-?\d{1,19})\.(-?\d{1,19})\.(-?\d{1,9})", re.ASCII)
 _NOT_IN_MQTT: Final = re.compile(
     "[\0-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
     + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
@@ -94,16 +95,18 @@ class CommandPosition(NamedTuple):
     batch_index: int
 
     def encode(self, partition: int, generation: int = 0) -> str:
-        """Return the opaque position that devices see (H27): generation of the topic, partition, place."""
+        """Return the position as text: generation of the topic, partition, place. Devices see it with a tag
+        (``bridge.push.position_tags``).
+        """
         return f"{generation}.{partition}.{self.ledger}.{self.entry}.{self.batch_index}"
 
     @staticmethod
     def decode(text: str) -> tuple[int, int, CommandPosition]:
         """Read what ``encode`` wrote: generation, partition, place. Raises ContractError when it is none."""
-        try:
-            generation, partition, ledger, entry, index = map(int, text.split("."))
-        except ValueError as e:
-            raise ContractError(f"{text!r} is no position of a command") from e
+        found = _POSITION.fullmatch(text)
+        if found is None:
+            raise ContractError(f"{text[:_SHOWN]!r} is not a position of a command")
+        generation, partition, ledger, entry, index = map(int, found.groups())
         return generation, partition, CommandPosition(ledger, entry, index)
 
 

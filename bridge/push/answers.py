@@ -1,12 +1,14 @@
 """The answers of devices: on which topics they come, and which command each is for. Pure.
 
 With MQTT 5 a command carries the answer topic of its partition, ``<answer topic>/0/3``, as Response Topic and its
-position, ``0.3.7.1.-1``, as correlation data, which the device gives back (MQTT 5, 4.10). The topics are few: a broker
-such as Artemis keeps each one that was ever used. A device that cannot read properties gets the position as levels of
-the command's own topic (``position_in: topic``): ``<command topic>/0/3/7/1/-1``, and ``…/repeat`` behind it where the
-command may have come before; it answers on the answer topic with those five levels. A level ``failed`` behind them, or
-the user property ``failed`` of ``1``, says that the device could not do what it was told: it is sent again by the same
-policy as one that was not answered.
+position with its tag, ``0.3.7.1.-1.<tag>``, as correlation data, which the device gives back (MQTT 5, 4.10). The topics
+are few: a broker such as Artemis keeps each one that was ever used. A device that cannot read properties gets the
+position as levels of the command's own topic (``position_in: topic``): ``<command topic>/0/3/7/1/-1/<tag>``, and
+``…/repeat`` behind it where the command may have come before; it answers on the answer topic with those six levels. A
+level ``failed`` behind them, or the user property ``failed`` of ``1``, says that the device could not do what it was
+told: it is sent again by the same policy as one that was not answered.
+
+All devices of a partition share its answer topic, so the topic proves nothing. The tag does (``position_tags``).
 """
 
 from __future__ import annotations
@@ -17,41 +19,26 @@ from bridge.commands import CommandPosition
 from bridge.contract import ANSWER_FAILED_PROPERTY
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message
+from bridge.push.position_tags import GENERATION, read_position
 
-__all__ = [
-    "FAILED_LEVEL",
-    "REPEAT_LEVEL",
-    "Answer",
-    "answer_filter",
-    "answer_topic",
-    "levels_of",
-    "parse_answer",
-]
+__all__ = ["FAILED_LEVEL", "REPEAT_LEVEL", "Answer", "answer_filter", "answer_topic", "parse_answer"]
 
 FAILED_LEVEL: Final = "failed"
 REPEAT_LEVEL: Final = "repeat"
-_GENERATION: Final = 0
-_LEVELS: Final = 5
-_OF_PARTITION: Final = 2
-"""Levels of a partition's answer topic; the position is then in the correlation data."""
 
 
 class Answer(NamedTuple):
-    """What a device said of the command at ``position``."""
+    """What a device said of the command at ``position``; ``tag`` is to prove that the command reached it."""
 
     position: CommandPosition
+    tag: str
     payload: bytes
     failed: bool
 
 
-def levels_of(position: CommandPosition, partition: int) -> str:
-    """Return the position as topic levels: generation, partition, ledger, entry, index."""
-    return position.encode(partition, _GENERATION).replace(".", "/")
-
-
 def answer_topic(topic: str, partition: int) -> str:
     """Return the Response Topic of a partition's commands."""
-    return f"{topic}/{_GENERATION}/{partition}"
+    return f"{topic}/{GENERATION}/{partition}"
 
 
 def answer_filter(topic: str, partition: int) -> str:
@@ -62,26 +49,20 @@ def answer_filter(topic: str, partition: int) -> str:
 
 
 def parse_answer(message: Message, topic: str, partition: int) -> Answer | None:
-    """Read an answer; None when the message is none to a command of this partition."""
+    """Read an answer, whose tag is to be verified; None for a message that answers no command of this partition."""
     if message.retain or not message.topic.startswith(f"{topic}/"):
         return None
-    levels = message.topic[len(topic) + 1 :].split("/")
-    told = message.properties
-    failed = told is not None and (ANSWER_FAILED_PROPERTY, "1") in told.user
-    if levels[-1] == FAILED_LEVEL:
-        failed = True
-        del levels[-1]
-    text = ".".join(levels)
-    if len(levels) == _OF_PARTITION and told is not None and told.correlation_data is not None:
-        text = told.correlation_data.decode("ascii", "replace")
-        if not text.startswith(".".join(levels) + "."):
-            return None
-    elif len(levels) != _LEVELS:
-        return None
+    properties = message.properties
+    failed = properties is not None and (ANSWER_FAILED_PROPERTY, "1") in properties.user
+    place = message.topic[len(topic) + 1 :]
+    if place.endswith(f"/{FAILED_LEVEL}"):
+        failed, place = True, place.removesuffix(f"/{FAILED_LEVEL}")
+    if place == f"{GENERATION}/{partition}" and properties is not None:
+        place = (properties.correlation_data or b"").decode("ascii", "replace")
     try:
-        generation, of, position = CommandPosition.decode(text)
+        found = read_position(place)
     except ContractError:
         return None
-    if (generation, of) != (_GENERATION, partition):
+    if (found.generation, found.partition) != (GENERATION, partition):
         return None
-    return Answer(position, message.payload, failed)
+    return Answer(found.position, found.tag, message.payload, failed)

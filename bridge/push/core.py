@@ -120,6 +120,11 @@ class PartitionCore(MovingCore):
         self.alive(device.name, now_us)
         return True
 
+    def device_of(self, position: CommandPosition) -> str | None:
+        """Return whose command stands at ``position``, None for one that an answer cannot be for."""
+        item = self._item(position)
+        return self._late.device_of(position) if item is None else item.command.device
+
     def wants(self, name: str, turn: int) -> bool:
         """Return whether a ``Pull`` of this round still counts: its device was not parked anew since."""
         device = self._devices.get(name)

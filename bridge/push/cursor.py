@@ -28,7 +28,9 @@ from bridge.decoding import (
     decodes,
     json_record,
 )
+from bridge.errors import ContractError
 from bridge.push.parked import ParkedId
+from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.remembered import RememberedIds
 
 __all__ = [
@@ -310,15 +312,20 @@ class OwnerRecord:
         return cls(owner, serial, body.get("clean") is True)
 
 
-def term_record() -> bytes:
-    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it."""
-    return _dumped({"v": _TERM_VERSION, "term": 1})
+def term_record(secret: bytes) -> bytes:
+    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it. ``secret`` is
+    the partition's, which each owner takes over from the one before (``position_tags``).
+    """
+    return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 
 
 @decodes("the beginning of a term")
-def read_term(payload: bytes) -> None:
-    """Read what stands under ``TERM_KEY``. Raises ContractError when the payload is not one of this version."""
-    _body(payload, _TERM_VERSION)
+def read_term(payload: bytes) -> bytes:
+    """Return the secret that stands under ``TERM_KEY``. Raises ContractError for a payload of another version."""
+    secret = bytes.fromhex(checked_text(_body(payload, _TERM_VERSION)["secret"]))
+    if len(secret) != SECRET_BYTES:
+        raise ContractError(f"the secret of a term has {len(secret)} bytes, not {SECRET_BYTES}")
+    return secret
 
 
 def _differences(rows: list[tuple[int, ...]]) -> list[int]:

@@ -41,6 +41,7 @@ from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition_log import PartitionLog
+from bridge.push.position_tags import PositionTags
 from bridge.push.pulling import Copied, Pulled
 from bridge.push.resume import ResumingCore
 from bridge.push.resuming import Resuming
@@ -67,8 +68,10 @@ class Doing:
         gate: Gate,
         metrics: PushMetrics,
         ask: Callable[[CommandPosition], bytes | None],
+        tags: PositionTags,
     ) -> None:
         """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``."""
+        self._tags = tags
         self._settings = settings
         self._indexed = Indexed(ask)
         self._came: deque[Iterator[Push | Lost]] = deque()  # what waits no more but for room in the window
@@ -82,7 +85,7 @@ class Doing:
         ] = {}  # taken and not acknowledged: held, or about to be let go
         self._pulled: dict[CommandPosition, Taken] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
-        self.resuming = Resuming(settings, core, link, partition_log, metrics)
+        self.resuming = Resuming(settings, core, link, partition_log, metrics, tags)
 
     def arrived(self, message: Taken) -> None:
         """Hand a message of the commands partition to the core."""
@@ -143,6 +146,18 @@ class Doing:
 
     def answered(self, answer: Answer) -> bool:
         """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
+        device = self._core.device_of(answer.position)
+        if device is not None and not self._tags.proves(answer.tag, answer.position, device):
+            self._metrics.forged_answers.inc()
+            log.warning(
+                "push ignored an answer whose position has a wrong tag: its sender did not receive the command. Action: "
+                "see which client publishes to push.answer_topic, and that the device gives the position back whole",
+                partition=self._log.partition,
+                device=device[:_SHOWN],
+                position=str(answer.position),
+                shown=1,
+            )
+            return False
         now_us = time.time_ns() // 1000
         return self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
 
@@ -250,7 +265,7 @@ class Doing:
 
     def _publish(self, push: Push) -> None:
         command = push.command
-        made = outgoing(push, self._settings.push, self._log.partition, int(time.time()))
+        made = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
         qos = max(1, command.qos)  # PUBACK is what moves the cursor
         size = len(command.payload)
         broker, properties = self._link.granted, made.properties

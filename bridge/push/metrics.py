@@ -14,11 +14,15 @@ __all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
 _PARTITION: Final = ("partition",)
-_STRAY: Final = "Answers to no command that waits for one: late, given twice, or to an unknown position."
-_RESUMES: Final = (
-    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one."
+_STRAY: Final = (
+    "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
 )
 _LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
+_RESUMES: Final = (
+    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown (no "
+    "command was ever sent to such a device), dropped (one refusal too many)."
+)
+_FORGED: Final = "Answers whose position has a wrong tag: the sender did not receive the command."
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -40,6 +44,7 @@ class PushMetrics:
             "malformed", "Messages of devices that MQTT calls malformed; they are skipped."
         )
         self.stray_answers = counter("stray_answers", _STRAY)
+        self.forged_answers = counter("forged_answers", _FORGED)
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
         self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
         self.takeovers = counter("takeovers", "Partitions that this process became owner of.")
@@ -69,9 +74,7 @@ class PushMetrics:
         self.pending_bytes = gauge("pending_bytes", "Payloads of commands taken and not acknowledged.")
         self.pending_limit_bytes = gauge("pending_limit_bytes", "At this many bytes reading stops.")
         self.in_flight = gauge("in_flight", "Commands pushed and not confirmed.")
-        self.awaited = gauge(
-            "awaited", "Commands that the broker has and that their device has not answered."
-        )
+        self.awaited = gauge("awaited", "Commands at the broker that their device has not answered.")
         self.in_flight_limit = gauge("in_flight_limit", "At this many in flight pushing waits.")
         self.oldest_pending = gauge(
             "oldest_pending_seconds",

@@ -16,7 +16,8 @@ from bridge.contract import (
 from bridge.errors import ContractError
 from bridge.mqtt.types import PublishProperties
 from bridge.push.actions import Push
-from bridge.push.answers import REPEAT_LEVEL, answer_topic, levels_of
+from bridge.push.answers import REPEAT_LEVEL, answer_topic
+from bridge.push.position_tags import PositionTags
 from bridge.settings.push import PushSettings
 
 __all__ = ["Outgoing", "check_topic", "outgoing"]
@@ -42,10 +43,10 @@ def check_topic(command: Command, settings: PushSettings) -> None:
         )
 
 
-def outgoing(push: Push, settings: PushSettings, partition: int, now_s: int) -> Outgoing:
+def outgoing(push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int) -> Outgoing:
     """Return the PUBLISH for a command; ``now_s`` is the time in seconds since the epoch."""
     command = push.command
-    position = push.position.encode(partition)
+    position = tags.tagged(push.position, command.device)
     user = [
         (ORIGIN_PROPERTY, ORIGIN_PUSH),
         (COMMAND_ID_PROPERTY, command.command_id),
@@ -55,7 +56,7 @@ def outgoing(push: Push, settings: PushSettings, partition: int, now_s: int) -> 
         user.append((COMMAND_REPEAT_PROPERTY, "1"))
     topic = command.mqtt_topic
     if settings.position_in == "topic":
-        levels = levels_of(push.position, partition)
+        levels = position.replace(".", "/")
         topic = f"{topic}/{levels}/{REPEAT_LEVEL}" if push.repeat else f"{topic}/{levels}"
     left_s = None
     if command.expires_at_ms:

@@ -30,7 +30,6 @@ from bridge.pulsar_client import (
     EARLIEST,
     OK,
     Consumer,
-    Message,
     MessageId,
     Producer,
     PulsarClient,
@@ -41,6 +40,7 @@ from bridge.pulsar_errors import as_our_error
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import Cursor, OwnerRecord
 from bridge.push.gate import Gate
+from bridge.push.position_tags import new_secret
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.receipt_log import ReceiptLog
@@ -100,6 +100,8 @@ class Cursors:
     orphans: list[str]
     clean: bool
     until: MessageId
+    secret: bytes
+    """The partition's secret: that of the former owners, a new one where there was none."""
     left_us: int
     """When the former owners wrote last, in µs since the epoch; 0 when nobody did."""
 
@@ -179,6 +181,7 @@ class PartitionLog:
             found.orphans,
             clean,
             until,
+            found.secret or new_secret(),
             left_ms * 1000,
         )
 
@@ -274,10 +277,10 @@ class PartitionLog:
         assert self._requests is not None
         self._requests.find(order)
 
-    def acknowledge_request(self, message: Message) -> None:
+    def acknowledge_request(self, message_id: MessageId) -> None:
         """Acknowledge what a device has asked for."""
         assert self._requests is not None
-        self._requests.acknowledge(message)
+        self._requests.acknowledge(message_id)
 
     def _receive(self, consumer: Consumer) -> None:
         while self._gate.enter():

@@ -60,6 +60,8 @@ class CursorRecords:
         self.unread_ids: list[tuple[str, str]] = []
         """Key and reason of those that ``whole`` left out."""
         self.owner: OwnerRecord | None = None
+        self.secret: bytes | None = None
+        """The partition's secret, from the last term that began; None before the first."""
         self._last_begun: str | None = None  # the writer of the last term that began; None where nobody told
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
         self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
@@ -85,7 +87,7 @@ class CursorRecords:
     def _take(self, key: str, payload: bytes, writer: str) -> None:
         term = self._term_of(writer)
         if key == TERM_KEY:
-            read_term(payload)
+            self.secret = read_term(payload)
             self._last_begun = writer
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)

@@ -15,14 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.commands import CommandPosition, decode_command
+from bridge.commands import MAX_NAME_BYTES, CommandPosition, decode_command
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
 from bridge.errors import ContractError, TransientError
+from bridge.names import name_problem
 from bridge.pulsar_client import (
     EARLIEST,
     Message,
+    MessageId,
     PulsarClient,
     ReceiveTimeout,
+    key_of,
     message_id,
     our_errors,
     properties_of,
@@ -31,6 +34,7 @@ from bridge.pulsar_client import (
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
 from bridge.push.resume import FOUND_WIDTH
+from bridge.push.resume_requests import MAX_REQUEST_BYTES
 from bridge.push.taken import position_of
 from bridge.push.threads import telling
 from bridge.topic_end import is_there
@@ -40,6 +44,8 @@ __all__ = ["Asked", "Found", "Requests"]
 _RECEIVE_MS: Final = 500
 _MOST: Final = 1000
 """Requests that are taken and not acknowledged."""
+_QUEUE: Final = 10
+"""Messages that Pulsar's client reads ahead: their size is up to whoever sent them."""
 _PIECE: Final = 200
 """Messages that are read between two pauses."""
 _GATHER_S: Final = 0.02
@@ -48,9 +54,25 @@ _PATIENCE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A device asks for its commands."""
+    """A device asks for its commands, at ``at_ms`` since the epoch."""
 
-    message: Message
+    message_id: MessageId
+    device: str | None
+    """None for a key that is not a device's name."""
+    payload: bytes
+    """Its head, if it is longer than a request may be."""
+    at_ms: int
+
+    @classmethod
+    def of(cls, message: Message) -> Asked:
+        """Return what is kept of a message: its size is up to whoever sent it."""
+        key = key_of(message)
+        return cls(
+            message.message_id(),
+            None if key is None or name_problem(key, MAX_NAME_BYTES) else key,
+            message.data()[: MAX_REQUEST_BYTES + 1],
+            message.event_timestamp() or message.publish_timestamp(),
+        )
 
 
 @dataclass(slots=True)
@@ -87,7 +109,7 @@ class Requests:
         self._failed = failed
         self._closing = threading.Event()
         self._room = threading.Semaphore(_MOST)
-        self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=100)
+        self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._receiver = threading.Thread(
             target=telling(self._receive, failed), name=f"push-asked-{partition}", daemon=True
         )
@@ -99,10 +121,10 @@ class Requests:
         """Begin to hand on requests."""
         self._receiver.start()
 
-    def acknowledge(self, message: Message) -> None:
+    def acknowledge(self, message_id: MessageId) -> None:
         """A request is answered, or a later one has taken its place. When that does not arrive it comes again."""
         with our_errors(f"acknowledging on {self._topic}"):
-            self._consumer.acknowledge(message)
+            self._consumer.acknowledge(message_id)
         self._room.release()
 
     def find(self, order: FindCommands) -> None:
@@ -133,7 +155,7 @@ class Requests:
             while message is None and not self._closing.is_set():
                 message = received(self._consumer.receive, _RECEIVE_MS, f"reading {self._topic}")
             if message is not None:
-                self._post(Asked(message))
+                self._post(Asked.of(message))
 
     def _find_all(self) -> None:
         while not self._closing.wait(_GATHER_S):

@@ -117,8 +117,12 @@ class ResumingCore(PartitionCore):
             if device is not None and device.mode is Mode.PARKED and not self._away(device, self._now_us):
                 self._wake(device, probing=True)
 
-    def asked(self, request: ResumeRequest, now_us: int) -> None:
-        """A device asks for everything after a position."""
+    def knows(self, name: str) -> bool:
+        """Return whether there was ever a command to a device; any client may invent others."""
+        return name in self._devices or name in self._cursors or name in self._asleep
+
+    def asked(self, request: ResumeRequest, now_us: int) -> ResumeAnswer | None:
+        """A device asks for everything after a position. Returns the answer where there is nothing to send."""
         name = request.device
         device = self._devices.get(name)
         cursor = self._cursors.get(name) if device is None else device.cursor
@@ -126,15 +130,16 @@ class ResumingCore(PartitionCore):
         # What is parked was pushed perhaps, and after a clean takeover nothing else tells of it.
         ends = (self._highest, self._horizon or NOWHERE, settled, self._last_parked(name))
         if request.after > max(ends):
-            self._actions.append(AnswerRequest(request, ResumeAnswer(0, error=_BEYOND)))
-        elif cursor is None and name not in self._asleep:
-            self._actions.append(AnswerRequest(request, ResumeAnswer(0)))
-        elif name in self._later:
+            return ResumeAnswer(0, error=_BEYOND)
+        if cursor is None and name not in self._asleep:
+            return ResumeAnswer(0)
+        if name in self._later:
             self._actions.append(DropRequest(self._later[name]))
             self._later[name] = request
         else:
             self._later[name] = request
             self._wait_for_turn(name, now_us)
+        return None
 
     def found(
         self,

@@ -1,26 +1,26 @@
 """What a device asks for when it holds its own offset, and what it is told. Pure.
 
-A request is the position of the last command that the device has had: ``{"from": "0.3.7.1.-1"}``, or the bare text, or
-the five topic levels ``0/3/7/1/-1`` as they stand behind a command's topic; ``earliest`` for all that Pulsar still has.
+A request is the position of the last command that the device has had, with its tag: ``{"from": "0.3.7.1.-1.<tag>"}``,
+or the bare text, or the six topic levels ``0/3/7/1/-1/<tag>`` as they stand behind a command's topic. The tag proves
+that the request comes from this device (``position_tags``). ``earliest``, for all that Pulsar still has, proves nothing:
+it is refused without ``push.resume_earliest``.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from bridge.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.push.cursor import NOWHERE
+from bridge.push.position_tags import GENERATION, PositionTags, read_position
 
-__all__ = ["EARLIEST_TEXT", "ResumeAnswer", "ResumeRequest", "read_from", "refusal"]
+__all__ = ["EARLIEST_TEXT", "MAX_REQUEST_BYTES", "ResumeAnswer", "ResumeRequest", "read_from", "refusal"]
 
 EARLIEST_TEXT: Final = "earliest"
-_GENERATION: Final = 0
-_MOST_BYTES: Final = 1024
-_FORM: Final = re.compile(r"(\d{1,9})([./])(\d{1,9})\2(\d{1,18})\2(\d{1,18})\2(-1|\d{1,9})", re.ASCII)
+MAX_REQUEST_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,14 @@ class ResumeAnswer:
     first: CommandPosition | None = None
     error: str = ""
 
-    def payload(self, text: str, partition: int) -> bytes:
-        """Return the JSON object that the device gets; ``text`` is the place that it asked for."""
+    def payload(self, request: ResumeRequest, tags: PositionTags) -> bytes:
+        """Return the JSON object that the device gets."""
+        text = request.text
         if self.error:
             return refusal(self.error, text)
         body: dict[str, object] = {"trimmed": True} if self.trimmed else {"resumed": True}
         if self.trimmed:
-            body["first"] = None if self.first is None else self.first.encode(partition, _GENERATION)
+            body["first"] = None if self.first is None else tags.tagged(self.first, request.device)
         return json.dumps(body | {"from": text, "commands": self.commands}).encode()
 
 
@@ -60,26 +61,32 @@ def refusal(why: str, text: str) -> bytes:
     return json.dumps({"error": why, "from": text}).encode()
 
 
-def read_from(payload: bytes, partition: int) -> tuple[str, CommandPosition]:
-    """Return the text and the place of a request. Raises ContractError with what the device is told."""
-    if len(payload) > _MOST_BYTES:
-        raise ContractError(f"a request has at most {_MOST_BYTES} bytes")
+def read_from(
+    payload: bytes, device: str, partition: int, tags: PositionTags, *, earliest: bool
+) -> tuple[str, CommandPosition]:
+    """Return the text and the place of a request of ``device``; ``earliest`` says whether it may ask for everything.
+
+    Raises ContractError with what the device is told.
+    """
+    if len(payload) > MAX_REQUEST_BYTES:
+        raise ContractError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
     text = _text_of(payload)
     if text == EARLIEST_TEXT:
+        if not earliest:
+            raise ContractError("earliest is not allowed here: see push.resume_earliest")
         return text, NOWHERE
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise ContractError("this is no position: send what came with a command, or earliest")
-    generation, _, of, ledger, entry, index = found.groups()
-    if int(generation) != _GENERATION:
+    found = read_position(text)
+    if found.generation != GENERATION:
         raise ContractError(
-            f"this position is of generation {generation} of the commands, they are at {_GENERATION}"
+            f"this position is of generation {found.generation} of the commands, they are at {GENERATION}"
         )
-    if int(of) != partition:
+    if found.partition != partition:
         raise ContractError(
-            f"this position is of partition {int(of)}, the device's commands stand in partition {partition}"
+            f"this position is of partition {found.partition}, the device's commands stand in partition {partition}"
         )
-    return text, CommandPosition(int(ledger), int(entry), int(index))
+    if not tags.proves(found.tag, found.position, device):
+        raise ContractError("this position did not come with a command to this device")
+    return text, found.position
 
 
 def _text_of(payload: bytes) -> str:

@@ -1,12 +1,15 @@
 """Reads what devices ask for and tells them what became of it: the session's side of ``ResumingCore``.
 
 It decides nothing; all of it runs on the session's thread. A request is acknowledged when the MQTT broker has its
-answer; answers that were under way when the connection was lost go out again on the next one.
+answer; answers that were under way when the connection was lost go out again on the next one. Answers have a small
+window of their own beside that of the commands. Any client may send requests that are refused, so their answers have a
+rate as well (H47), and names to which no command was ever sent get none: the topic of an answer may last at the broker.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -20,22 +23,29 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
-from bridge.pulsar_client import Message, key_of
+from bridge.names import name_problem
+from bridge.pulsar_client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
-from bridge.push.requests import Found
+from bridge.push.position_tags import PositionTags
+from bridge.push.refusal_rate import RefusalRate
+from bridge.push.requests import Asked, Found
 from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
 from bridge.push.suspects import CLOSES
 from bridge.settings import Settings
 
-__all__ = ["Resuming"]
+__all__ = ["ANSWERS_AT_ONCE", "Resuming"]
 
 log = structlog.get_logger("push")
 
 _DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 100
+ANSWERS_AT_ONCE: Final = 16
+"""Answers that the MQTT broker has not confirmed, beside the commands."""
+_WAITING: Final = 100
+"""Answers that wait for room; with more of them refusals are dropped."""
 
 
 @dataclass(slots=True)
@@ -56,14 +66,19 @@ class Resuming:
         link: Link,
         partition_log: PartitionLog,
         metrics: PushMetrics,
+        tags: PositionTags,
     ) -> None:
+        self._tags = tags
+        self._rate = RefusalRate(settings.push.resume_refusals_per_s, settings.push.resume_every_s)
+        self._waiting: deque[int] = deque()  # answers that have not been published on this connection
+        self._out: set[int] = set()  # those that were, and are not confirmed
         self._settings = settings
         self._core = core
         self._link = link
         self._log = partition_log
         self._metrics = metrics
         self._count = 0
-        self._messages: dict[int, Message] = {}  # requests that are not acknowledged
+        self._messages: dict[int, MessageId] = {}  # requests that are not acknowledged
         self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
         self._answers: dict[int, tuple[str, bytes]] = {}  # topic and payload of those that the broker has not
         self._sent_at: dict[int, float] = {}  # when they were sent on this connection
@@ -78,31 +93,56 @@ class Resuming:
         self._epoch = 0  # the connection on which answers may go out
         self._denied_at = -_DENIED_EVERY_S
 
-    def asked(self, message: Message) -> None:
+    def asked(self, asked: Asked) -> None:
         """Hand a request to the core, or refuse it."""
         reach("resume_after_request")
         self._metrics.resume_requests.inc()
         self._count += 1
-        token, device, payload = self._count, key_of(message), message.data()
-        self._messages[token] = message
-        shown = payload[:_SHOWN].decode(errors="replace")
-        if device is None or not self._log.is_ours(device):
+        token, device, payload = self._count, asked.device, asked.payload
+        self._messages[token] = asked.message_id
+        push = self._settings.push
+        invalid = device is None or name_problem(device, self._settings.max_name_bytes) is not None
+        if device is None or invalid or not self._log.is_ours(device):
             log.warning(
                 "a request to resume stands in the partition of other devices, and is dropped; see who writes to the topic",
                 partition=self._log.partition,
                 device="" if device is None else device[:_SHOWN],
+                shown=1,
             )
             self._done(token)
             return
+        if not self._core.knows(device):
+            self._metrics.resume_answers.labels("unknown").inc()
+            self._done(token)
+            return
         try:
-            text, after = read_from(payload, self._log.partition)
+            text, after = read_from(
+                payload, device, self._log.partition, self._tags, earliest=push.resume_earliest
+            )
         except ContractError as e:
-            self._metrics.resume_answers.labels("error").inc()
-            self._answer(token, device, refusal(str(e), shown))
+            self._refuse(token, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
             return
         now_us = time.time_ns() // 1000
-        at_us = 1000 * (message.event_timestamp() or message.publish_timestamp())
-        self._core.asked(ResumeRequest(device, text, after, min(at_us, now_us), token), now_us)
+        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), token)
+        answer = self._core.asked(request, now_us)
+        if answer is not None:
+            self._refuse(token, device, answer.payload(request, self._tags))
+
+    def _refuse(self, token: int, device: str, payload: bytes) -> None:
+        if len(self._waiting) >= _WAITING or not self._rate.allows(device, time.monotonic()):
+            self._metrics.resume_answers.labels("dropped").inc()
+            log.warning(
+                "push dropped requests to resume: it would refuse them, and they exceed push.resume_refusals_per_s or "
+                "come from one device within push.resume_every_s. Action: see which clients may publish to "
+                "ingest.resume_topic",
+                partition=self._log.partition,
+                device=device[:_SHOWN],
+                shown=1,
+            )
+            self._done(token)
+            return
+        self._metrics.resume_answers.labels("error").inc()
+        self._answer(token, device, payload)
 
     def found(self, event: Found) -> None:
         """Hand on what was found in Pulsar."""
@@ -130,7 +170,7 @@ class Resuming:
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
             self._metrics.resume_answers.labels(result).inc()
             self._served[request.token] = request
-            self._answer(request.token, request.device, answer.payload(request.text, self._log.partition))
+            self._answer(request.token, request.device, answer.payload(request, self._tags))
 
     def link_up(self) -> None:
         """The connection stands and is ours: what was not answered is answered on it, or given up."""
@@ -138,14 +178,23 @@ class Resuming:
             return
         self._epoch = self._link.epoch
         self._up_at = time.monotonic()
+        self._out.clear()
+        self._waiting.clear()
         for token in list(self._answers):
             fault = self._faults.get(token)
             if fault is None:
-                self._publish(token)
+                self._waiting.append(token)
             elif max(fault.closes, fault.silences) >= CLOSES:
                 self._give_up(token, fault)
             else:
                 self._aside.append(token)
+        self._fill_window()
+
+    def _fill_window(self) -> None:
+        while self._waiting and len(self._out) < ANSWERS_AT_ONCE:
+            if not self._link.connected or self._epoch != self._link.epoch:
+                return
+            self._publish(self._waiting.popleft())
 
     def link_down(self, event: Disconnected) -> bool:
         """The connection ended: what was sent on it is sent again on the next one.
@@ -212,10 +261,11 @@ class Resuming:
             self._done(token)
             return
         self._answers[token] = topic, payload
-        if self._link.connected and self._epoch == self._link.epoch:
-            self._publish(token)
+        self._waiting.append(token)
+        self._fill_window()
 
     def _publish(self, token: int) -> None:
+        self._out.add(token)
         topic, payload = self._answers[token]
         self._link.publish(
             topic,
@@ -240,16 +290,18 @@ class Resuming:
         self._core.broker_answered()
         reach("resume_after_answer")
         self._ended(token)
+        self._fill_window()
 
     def _ended(self, token: int) -> None:
         for kept in (self._answers, self._sent_at, self._faults, self._order):
             kept.pop(token, None)
+        self._out.discard(token)
         self._done(token)
 
     def _done(self, token: int) -> None:
         request = self._served.pop(token, None)
         if request is not None:
             self._core.told(request)
-        message = self._messages.pop(token, None)
-        if message is not None:
-            self._log.acknowledge_request(message)
+        message_id = self._messages.pop(token, None)
+        if message_id is not None:
+            self._log.acknowledge_request(message_id)

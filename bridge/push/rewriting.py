@@ -57,11 +57,13 @@ class Rewriting:
         self._being_written = 0
         self._term_follows = False  # behind what is being written, as it has stood for long
         self._next = 0.0
+        self._secret = b""  # of the partition, once it is taken over
 
     def taken_over(self, found: Cursors, horizon: CommandPosition | None) -> None:
         """Write again what was found outdated, and then that our term begins. ``horizon``: the last command; up to there a
         device may have had what nobody knows of any more, and an owner that dies meanwhile leaves that to the next.
         """
+        self._secret = found.secret
         for device in found.uncertain:
             found.by_device[device].had_to = horizon
         for device in found.stale | found.uncertain:
@@ -70,7 +72,7 @@ class Rewriting:
         self.remove_ids(found.orphans)
 
     def _write_term(self) -> None:
-        self._log.write_record(TERM_KEY, term_record(), None)
+        self._log.write_record(TERM_KEY, term_record(self._secret), None)
         self._term_follows = False
 
     def begin(self, event: CursorsForgotten | CursorsAged, core: ReplayCore) -> None:

@@ -55,11 +55,13 @@ from bridge.push.holding import Holding
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import Arrived, Failed, PartitionLog, Stored
+from bridge.push.position_tags import PositionTags
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.requests import Asked, Found
 from bridge.push.resume import ResumingCore
+from bridge.push.resuming import ANSWERS_AT_ONCE
 from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
 from bridge.push.surely_ours import SurelyOurs
 from bridge.push.tracing import TracedDoing
@@ -116,7 +118,7 @@ class Session(LinkHandler):
             self,
             client_id=f"{push.client_id}-{partition}",
             persistent=False,
-            window=push.window,
+            window=push.window + ANSWERS_AT_ONCE,
         )
         self._hearing = Hearing(settings, self._log, self._link, metrics.all, self._up_if_ready)
         self._clock = WallClock()
@@ -228,7 +230,8 @@ class Session(LinkHandler):
         every_s, now = self._settings.push.move_parked_after_s, time.monotonic()
         self._holding = Holding(core, self._log.puller, horizon, every_s=every_s, now=now)
         self._core = core
-        parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask)
+        tags = PositionTags(cursors.secret, self._partition)
+        parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask, tags)
         self._doing = TracedDoing(*parts, wanted=self._trace) if self._trace else Doing(*parts)
         self._hearing.serve(core, self._doing.answered)
         self._up_if_ready()
@@ -439,7 +442,7 @@ class Session(LinkHandler):
             self._doing.payload_came(event.position, event.payload)
         elif isinstance(event, Asked):
             assert self._doing is not None
-            self._doing.resuming.asked(event.message)
+            self._doing.resuming.asked(event)
         elif isinstance(event, Found):
             assert self._doing is not None
             self._doing.resuming.found(event)

@@ -77,6 +77,16 @@ class PushSettings(Section):
         ge=0,
         description="A device that asks more often than this is served by its latest request, in seconds.",
     )
+    resume_earliest: bool = Field(
+        False,
+        description="Whether such a request may say earliest. A position proves by its tag that its device sends it; earliest "
+        "proves nothing, so allow it only if the MQTT broker lets each device publish to its own resume topic alone.",
+    )
+    resume_refusals_per_s: float = Field(
+        20.0,
+        gt=0,
+        description="Requests per second that push refuses with an answer, per partition; more are dropped.",
+    )
     answer_timeout_s: float = Field(
         10.0, gt=0, description="How long a device may take to answer before its command fails, in seconds."
     )
@@ -98,7 +108,7 @@ class PushSettings(Section):
     position_in: Literal["properties", "topic"] = Field(
         "properties",
         description="Where a command says its position: user properties (MQTT 5), or, for devices that cannot read those, "
-        "also five levels behind its topic: <mqtt_topic>/0/3/7/1/-1, and /repeat behind a repeated one.",
+        "also six levels behind its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, and /repeat behind a repeated one.",
     )
     window: int = Field(
         256, ge=1, le=32767, description="Commands pushed and not yet confirmed, per partition."

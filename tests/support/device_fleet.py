@@ -369,7 +369,7 @@ class Devices:
             user = dict(got.user)
             position, repeat = user["position"], user.get("repeat") == "1"
         else:
-            position, repeat = ".".join(levels[:5]), levels[5:] == ["repeat"]
+            position, repeat = ".".join(levels[:6]), levels[6:] == ["repeat"]
         number = got.payload.decode()
         self._log.write(
             DeviceEvent(

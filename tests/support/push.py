@@ -270,6 +270,7 @@ def push_arguments(settings: Settings) -> list[str]:
         "pulsar.command_partitions": settings.pulsar.command_partitions,
         "push.client_id": settings.push.client_id,
         "push.answer_topic": settings.push.answer_topic,
+        "push.resume_earliest": settings.push.resume_earliest,
         "push.resumed_topic": settings.push.resumed_topic,
         "push.resume_every_s": settings.push.resume_every_s,
         "push.confirm": settings.push.confirm,

@@ -317,8 +317,13 @@ class PushWorld:
         self.asked += 1
         request = ResumeRequest(device, "", places[choice // 3 % len(places)], self.now, self.asked)
         self.requests.append(request)
-        self.core.asked(request, self.now)
+        self._ask(request)
         self.run()
+
+    def _ask(self, request: ResumeRequest) -> None:
+        answer = self.core.asked(request, self.now)
+        if answer is not None:
+            self._do(AnswerRequest(request, answer))
 
     def find(self, _choice: int) -> None:
         """The commands of a device were found in Pulsar."""
@@ -510,8 +515,8 @@ class PushWorld:
         self.core = ResumingCore(
             0, self.limits, cursors, horizon, parked, owner=str(self.owners), now_us=self.now
         )
-        for request in self.requests:
-            self.core.asked(request, self.now)
+        for request in list(self.requests):
+            self._ask(request)
         self.run()
 
     # --- checks ---

@@ -27,7 +27,9 @@ def resume_settings(
     mqtt = mqtt_settings(stack)
     root = mqtt.client_id
     made = push_settings(
-        namespaces, mqtt, **({"resumed_topic": f"{root}/resumed", "resume_every_s": 0.2} | changes)
+        namespaces,
+        mqtt,
+        **({"resumed_topic": f"{root}/resumed", "resume_every_s": 0.2, "resume_earliest": True} | changes),
     )
     ingest = IngestSettings(
         filters=(f"{root}/readings/#",),

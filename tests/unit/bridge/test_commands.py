@@ -110,8 +110,19 @@ def test_positions_are_ordered_as_the_log() -> None:
     assert [CommandPosition.decode(place.encode(3, 1)) for place in places] == [
         (1, 3, place) for place in places
     ]
-    for text in ("", "0.3.1.1", "0.3.1.1.x", "0.3.1.1.0.0"):
-        with pytest.raises(ContractError, match="no position"):
+    bad = (
+        "",
+        "0.3.1.1",
+        "0.3.1.1.x",
+        "0.3.1.1.0.0",
+        "0.3.1.1.0\n",
+        "0.3.+1.1.0",
+        "0.3.1_0.1.0",
+        "0.3.٣.1.0",
+        "9" * 9000,
+    )
+    for text in bad:
+        with pytest.raises(ContractError, match="not a position"):
             CommandPosition.decode(text)
 
 

@@ -12,9 +12,10 @@ from bridge.contract import Receipt
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.answers import answer_filter, levels_of, parse_answer
+from bridge.push.answers import answer_filter, parse_answer
 from bridge.push.core import PartitionCore
 from bridge.push.outgoing import check_topic, outgoing
+from bridge.push.position_tags import PositionTags, read_position
 from bridge.push.queues import Limits
 from bridge.settings import MqttSettings, PushSettings, Settings
 from tests.support.push_world import SECOND, PushWorld
@@ -160,18 +161,24 @@ def answer(
     return Message(topic, b"ok", 1, retain, False, 1, told)
 
 
+TAGS = PositionTags(b"secret", 4)
+WHERE = CommandPosition(12, 3, -1)
+TOLD = TAGS.tagged(WHERE, "d")
+LEVELS = TOLD.replace(".", "/")
+
+
 def test_positions_travel_as_levels_and_come_back() -> None:
-    where = CommandPosition(12, 3, -1)
-    assert levels_of(where, 4) == "0/4/12/3/-1"
+    assert re.fullmatch(r"0/4/12/3/-1/[\w-]{16}", LEVELS)
     assert answer_filter("a/b", 4) == "a/b/0/4/#"
-    found = parse_answer(answer("a/b/0/4/12/3/-1"), "a/b", 4)
+    found = parse_answer(answer(f"a/b/{LEVELS}"), "a/b", 4)
     assert found is not None
-    assert (found.position, found.payload, found.failed) == (where, b"ok", False)
-    told = b"0.4.12.3.-1"
+    assert (found.position, found.payload, found.failed) == (WHERE, b"ok", False)
+    assert TAGS.proves(found.tag, WHERE, "d")
+    told = TOLD.encode()
     assert parse_answer(answer("a/b/0/4", correlation=told), "a/b", 4) == found
     for failing in (
-        answer("a/b/0/4/12/3/-1/failed"),
-        answer("a/b/0/4/12/3/-1", ("failed", "1")),
+        answer(f"a/b/{LEVELS}/failed"),
+        answer(f"a/b/{LEVELS}", ("failed", "1")),
         answer("a/b/0/4/failed", correlation=told),
         answer("a/b/0/4", ("failed", "1"), correlation=told),
     ):
@@ -182,38 +189,69 @@ def test_positions_travel_as_levels_and_come_back() -> None:
 
 @pytest.mark.parametrize(
     "topic",
-    ["a/b", "a/b/0/4", "a/b/0/4/12/3", "a/b/0/4/12/3/x", "a/b/0/5/12/3/-1", "a/b/1/4/12/3/-1", "c/0/4/12/3/-1",
-     "a/b/0/4/12/3/-1/repeat", "a/b/0/4/12/3/-1/failed/x"],
+    ["a/b", "a/b/0/4", "a/b/0/4/12/3", "a/b/0/4/12/3/-1", f"a/b/0/4/12/3/x/{'t' * 16}", f"a/b/0/5/12/3/-1/{'t' * 16}",
+     f"a/b/1/4/12/3/-1/{'t' * 16}", f"c/{LEVELS}", f"a/b/{LEVELS}x", f"a/b/{LEVELS}/repeat", f"a/b/{LEVELS}/failed/x",
+     f"a/b/0/4/{'9' * 60_000}/3/-1/{'t' * 16}"],
 )  # fmt: skip
 def test_what_is_no_answer_to_this_partition_is_none(topic: str) -> None:
     assert parse_answer(answer(topic), "a/b", 4) is None
-    assert parse_answer(answer("a/b/0/4/12/3/-1", retain=True), "a/b", 4) is None
+    assert parse_answer(answer(f"a/b/{LEVELS}", retain=True), "a/b", 4) is None
 
 
-@given(st.binary(max_size=20) | st.from_regex(r"\A[01]\.[45]\.\d{1,3}\.\d{1,3}\.-?\d\Z").map(str.encode))
-@example(b"0.5.12.3.-1")
-@example(b"1.4.12.3.-1")
-@example(b"0.4.12.3")
+PIECES = b"0 1 4 5 12 -1 -2 +3 999999999999999999 9999999999999999999 tttttttttttttttt ttttttttttttttttt t \xff".split()
+
+
+@given(st.binary(max_size=120) | st.lists(st.sampled_from(PIECES), min_size=5, max_size=7).map(b".".join))
+@example(b"0.4.12.3.-1.tttttttttttttttt")
+@example(b"0.5.12.3.-1.tttttttttttttttt")
+@example(b"1.4.12.3.-1.tttttttttttttttt")
+@example(b"0.4.12.3.-1")
 @example(b"")
-def test_correlation_data_is_a_position_of_this_partition_or_none(told: bytes) -> None:
+@example(b"\xff" * 60_000)
+@example(b"9" * 60_000)
+def test_h36_correlation_data_of_any_bytes_is_a_position_of_this_partition_or_none(told: bytes) -> None:
     found = parse_answer(answer("a/b/0/4", correlation=told), "a/b", 4)
-    ours = re.fullmatch(rb"0\.4\.(\d+)\.(\d+)\.(-?\d+)", told)
-    if ours is not None:
+    ours = re.fullmatch(rb"0\.4\.(\d+)\.(\d+)\.(-1|\d+)\.([A-Za-z0-9_-]{16})", told)
+    if ours is None:
+        assert found is None or b"/" in told
+    else:
         assert found is not None
-        assert found.position == CommandPosition(*map(int, ours.groups()))
-    elif found is not None:
-        assert told.startswith(b"0.4.")
+        assert found.position == CommandPosition(*map(int, ours.groups()[:3]))
+        assert not TAGS.proves(found.tag, found.position, "d")
+
+
+names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20)
+places = st.builds(
+    CommandPosition, st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1), st.integers(-1, 999)
+)
+
+
+@given(st.tuples(st.binary(min_size=1), places, names), st.tuples(st.binary(min_size=1), places, names))
+def test_h36_a_tag_proves_one_position_of_one_device_under_one_secret(
+    one: tuple[bytes, CommandPosition, str], other: tuple[bytes, CommandPosition, str]
+) -> None:
+    secret, position, device = one
+    tags = PositionTags(secret, 4)
+    back = read_position(tags.tagged(position, device))
+    assert (back.generation, back.partition, back.position) == (0, 4, position)
+    assert back == read_position(tags.tagged(position, device).replace(".", "/"))
+    assert tags.proves(back.tag, position, device)
+    assert not PositionTags(secret, 5).proves(back.tag, position, device)
+    same_key = secret.rstrip(b"\0") == other[0].rstrip(b"\0")  # HMAC pads a key with zeros (RFC 2104)
+    if (position, device) != other[1:] or not same_key:
+        assert not PositionTags(other[0], 4).proves(back.tag, *other[1:])
 
 
 def test_devices_of_every_version_can_tell_position_and_repetition() -> None:
-    push = Push(1, CommandPosition(12, 3, -1), command(1), True)
-    five = outgoing(push, PushSettings(confirm="device"), 4, 0)
+    push = Push(1, WHERE, command(1), True)
+    five = outgoing(push, PushSettings(confirm="device"), TAGS, 4, 0)
     assert five.topic == "devices/d/commands"
     assert five.properties.response_topic == "pulsebridge/answers/0/4"
-    assert five.properties.correlation_data == b"0.4.12.3.-1"
-    old = outgoing(push, PushSettings(confirm="device", position_in="topic"), 4, 0)
-    assert old.topic == "devices/d/commands/0/4/12/3/-1/repeat"
-    assert outgoing(push, PushSettings(), 4, 0).properties.response_topic is None
+    assert five.properties.correlation_data == TOLD.encode()
+    assert dict(five.properties.user)["position"] == TOLD
+    old = outgoing(push, PushSettings(confirm="device", position_in="topic"), TAGS, 4, 0)
+    assert old.topic == f"devices/d/commands/{LEVELS}/repeat"
+    assert outgoing(push, PushSettings(), TAGS, 4, 0).properties.response_topic is None
     with pytest.raises(ContractError, match="room for the position"):
         check_topic(command(1, mqtt_topic="x" * 65_500), PushSettings(position_in="topic"))
 

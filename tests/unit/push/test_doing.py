@@ -17,6 +17,7 @@ from bridge.push.doing import Doing
 from bridge.push.gate import Gate
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
+from bridge.push.position_tags import PositionTags
 from bridge.push.queues import Limits
 from bridge.push.resume import ResumingCore
 from bridge.push.taken import Taken
@@ -78,6 +79,7 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
         cast(Gate, room),
         METRICS,
         lambda _at: None,
+        PositionTags(b"secret", 0),
     )
     given_to_us: list[Taken] = []
     newest: dict[int, Taken] = {}

@@ -19,6 +19,7 @@ from bridge.push.doing import Doing
 from bridge.push.gate import Gate
 from bridge.push.parked import read_segment, segment_key
 from bridge.push.partition_log import Arrived, PartitionLog
+from bridge.push.position_tags import PositionTags
 from bridge.push.pulling import Puller
 from bridge.push.queues import Limits
 from bridge.push.records import CursorRecords
@@ -80,7 +81,8 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     partition.close()
     core = ResumingCore(0, Limits(), {}, None)
     core.link_up()
-    doing = Doing(Settings(), core, cast(Link, None), partition, gate, METRICS, lambda _at: None)
+    tags = PositionTags(b"secret", 0)
+    doing = Doing(Settings(), core, cast(Link, None), partition, gate, METRICS, lambda _at: None, tags)
     for event in arrived:
         assert isinstance(event, Arrived)
         doing.arrived(event.message)
@@ -219,8 +221,9 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
     gate = Gate(10, 10_000)
     core = ResumingCore(0, Limits(), {}, None)
     core.link_up()
+    tags = PositionTags(b"secret", 0)
     doing = Doing(
-        Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None
+        Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None, tags
     )
     properties = encode_command(Command("c", "d", "t", b"")) | {C_DEVICE: device}
     position = CommandPosition(1, 0, -1)

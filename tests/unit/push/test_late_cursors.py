@@ -11,7 +11,7 @@ from bridge.commands import Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.pulsar_client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, term_record
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, read_term, term_record
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.partition_log import Cursors, PartitionLog
 from bridge.push.queues import Limits
@@ -40,12 +40,15 @@ def cursor_at(number: int) -> Cursor:
     return cursor
 
 
+SECRET = b"s" * 32
+
+
 def at(number: int, writer: str, device: str = "d") -> Record:
     return device, cursor_at(number).encode(), writer
 
 
 def term(writer: str) -> Record:
-    return TERM_KEY, term_record(), writer
+    return TERM_KEY, term_record(SECRET), writer
 
 
 def owner(writer: str, serial: int = 1, *, clean: bool = False) -> Record:
@@ -65,7 +68,15 @@ def read(log: Sequence[Record]) -> Cursors:
     cursors = found.whole()
     clean = found.owner is not None and found.owner.clean
     return Cursors(
-        cursors, found.parked, found.stale, found.uncertain, found.orphans, clean, EARLIEST, NOW - SECOND
+        cursors,
+        found.parked,
+        found.stale,
+        found.uncertain,
+        found.orphans,
+        clean,
+        EARLIEST,
+        found.secret or SECRET,
+        NOW - SECOND,
     )
 
 
@@ -226,6 +237,20 @@ def test_up_to_where_a_device_may_have_had_its_commands_survives_encoding_until_
 def test_a_term_of_another_version_is_refused() -> None:
     with pytest.raises(ContractError):
         CursorRecords(8).take(TERM_KEY, b'{"v":9,"term":1}', "x")
+
+
+@pytest.mark.parametrize("secret", ["", ',"secret":1', ',"secret":"x"', ',"secret":"00"', ',"secret":null'])
+def test_a_term_without_a_secret_is_refused(secret: str) -> None:
+    with pytest.raises(ContractError, match="secret"):
+        CursorRecords(8).take(TERM_KEY, b'{"v":1,"term":1%s}' % secret.encode(), "x")
+
+
+def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
+    given = bytes(range(32))
+    records = [owner("first"), (TERM_KEY, term_record(given), "first"), at(1, "first")]
+    _, second = taken_over(records, 2, "second")
+    written = [read_term(payload) for key, payload, _ in second.records if key == TERM_KEY]
+    assert written == [given]
 
 
 def test_the_term_is_written_again_behind_all_that_has_stood_for_long_and_before_what_was_lost() -> None:

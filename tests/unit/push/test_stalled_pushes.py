@@ -17,6 +17,7 @@ from bridge.push.doing import Doing
 from bridge.push.gate import Gate
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
+from bridge.push.position_tags import PositionTags
 from bridge.push.queues import Limits
 from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
@@ -93,6 +94,7 @@ class Partition:
             cast(Gate, None),
             METRICS,
             lambda _at: None,
+            PositionTags(b"secret", 0),
         )
 
     def arrives(self, device: str, *, ref: GroupRef | None = REF, expires_at_ms: int = 0) -> None:
