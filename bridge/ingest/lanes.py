@@ -435,6 +435,16 @@ class Lanes:
             self._closing = True
             self._pool.submit(self._close_all, old)
 
+    def forget_resting(self) -> None:
+        """Forget lanes without producer and messages, and topics without lanes. No reading may name their lanes then."""
+        for name, producing in list(self._lanes.items()):
+            if producing.resting and producing.phase == "open" and not len(producing.lane):
+                del self._lanes[name]
+        used = {base_topic(name) for name in self._lanes}
+        for name, topic in list(self._topics.items()):
+            if name not in used and topic.partitions >= 0:
+                del self._topics[name]
+
     def _close_all(self, old: list[Producer]) -> None:
         for producer in old:
             if not self._ending:  # then the connection is closed, and they with it
