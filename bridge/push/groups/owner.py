@@ -260,7 +260,7 @@ class _Session:
                 self._log.release(step.position)
 
 
-def _decoded(message: Message, max_name_bytes: int) -> GroupCommand | BadCommand:
+def _decoded(message: Message, max_name_bytes: int = MAX_NAME_BYTES) -> GroupCommand | BadCommand:
     properties = properties_of(message)
     if properties is None:
         return BadCommand(NO_TEXT, "", "")
