@@ -437,13 +437,9 @@ class Lanes:
 
     def forget_resting(self) -> None:
         """Forget lanes without producer and messages, and topics without lanes. No reading may name their lanes then."""
-        for name, producing in list(self._lanes.items()):
-            if producing.resting and producing.phase == "open" and not len(producing.lane):
-                del self._lanes[name]
-        used = {base_topic(name) for name in self._lanes}
-        for name, topic in list(self._topics.items()):
-            if name not in used and topic.partitions >= 0:
-                del self._topics[name]
+        kept = {n: p for n, p in self._lanes.items() if not p.resting or p.phase != "open" or len(p.lane)}
+        self._lanes, used = kept, {base_topic(name) for name in kept}
+        self._topics = {n: t for n, t in self._topics.items() if n in used or t.partitions < 0}
 
     def _close_all(self, old: list[Producer]) -> None:
         for producer in old:
@@ -455,9 +451,8 @@ class Lanes:
 
     def next_in(self, now: float) -> float:
         """How long nothing is to be tried again, in seconds."""
-        times = [p.retry_at for p in self._closed if not p.opening] + [
-            due for due, _ in self._retry_topics.values()
-        ]
+        times = [p.retry_at for p in self._closed if not p.opening]
+        times += [due for due, _ in self._retry_topics.values()]
         return max(0.0, min(times) - now) if times else 60.0
 
     @property

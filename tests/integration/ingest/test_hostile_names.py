@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from bridge import contract
+from bridge.ingest.provisioning import provision
 from bridge.local.stack import LocalStack
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from tests.support.ingest import (
@@ -103,3 +107,30 @@ def test_h46_a_device_that_invents_topics_takes_none_of_another_route_or_device(
         poll_for(late, 60, "a topic in the place of one that is released", every=0.5)
     reasons = {m.properties[contract.P_DEAD_REASON] for m in dead}
     assert any("the device has 2 Pulsar topics of route channels" in one for one in reasons)
+
+
+class Whole(NamedTuple):
+    payload: bytes
+    key: str = "k"
+    properties: dict[str, str] = {}
+    event_ms: int = 0
+
+
+def test_h35_a_refusal_within_the_batch_of_a_chunking_producer_is_its_receipt(
+    namespaces: PulsarSettings,
+) -> None:
+    large = Whole(b"too large", properties={"p": "x" * (6 * MiB)})
+    topic = namespaces.readings_topic("whole")
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        provision(admin)
+        admin.create_partitioned(topic, 1)
+    with PulsarClient(namespaces) as client:
+        producer = client.chunking_producer(contract.partition_name(topic, 0), max_pending=10)
+        receipts: list[object] = []
+        producer.send([Whole(b"first"), large, Whole(b"last")], receipts.append)
+        poll_for(lambda: receipts, 30, "the receipt")
+        producer.send([Whole(b"next"), Whole(b"next")], receipts.append)
+        poll_for(lambda: len(receipts) > 1, 30, "the next receipt")
+        producer.close()
+    assert receipts[0] is not None
+    assert receipts[1:] == [None]
