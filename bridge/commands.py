@@ -32,11 +32,12 @@ from bridge.contract import (
 )
 from bridge.decoding import checked_whole
 from bridge.errors import ContractError
+from bridge.names import MAX_NAME_BYTES, name_problem
 
 __all__ = [
     "MAX_CAUSE_BYTES",
     "MAX_COMMAND_BYTES",
-    "MAX_NAME_BYTES",
+    "MAX_TEXT_BYTES",
     "NOWHERE",
     "Command",
     "CommandPosition",
@@ -45,6 +46,7 @@ __all__ = [
     "command_problem",
     "decode_command",
     "encode_command",
+    "mqtt_name_problem",
     "publish_topic_problem",
     "read_command",
     "text_problem",
@@ -53,8 +55,8 @@ __all__ = [
 MAX_COMMAND_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
 """Payload, key and properties together, in bytes: Pulsar's default maxMessageSize less room for its headers."""
 
-MAX_NAME_BYTES: Final = 65_535
-"""An id, a name or a topic at most, in UTF-8, which is all that MQTT carries of a text."""
+MAX_TEXT_BYTES: Final = 65_535
+"""A topic or another text of MQTT at most, in UTF-8 (MQTT 5, 1.5.4)."""
 
 MAX_CAUSE_BYTES: Final = 4096
 """In UTF-8. A cause stands in each index entry of a group command and in the roster of groups, and JSON may make six
@@ -154,19 +156,23 @@ class Command:
         return self.expires_at_ms > 0 and now_us >= self.expires_at_ms * 1000
 
 
-def command_problem(command: Command) -> Problem | None:
-    """Return the first reason why the command cannot be stored or pushed, None when it is valid."""
+def command_problem(command: Command, max_name_bytes: int = MAX_NAME_BYTES) -> Problem | None:
+    """Return the first reason why the command cannot be stored or pushed, None when it is valid.
+
+    Where commands enter, ``max_name_bytes`` is that of the settings; what is stored already has names within its bound.
+    """
     if not command.command_id:
         return Problem("command_id", "is empty; it is the command's identity")
-    command_id = text_problem(command.command_id)
-    if command_id is not None:
-        return Problem("command_id", command_id)
     if not command.device:
         return Problem("device", "is empty; it is the key that keeps a device's order")
-    # It is the key of a cursor, among which push has records of its own under keys that begin with U+0000.
-    device = text_problem(command.device)
-    if device is not None:
-        return Problem("device", device)
+    # The device is the key of a cursor, among which push has records of its own under keys that begin with U+0000.
+    names = [("command_id", command.command_id), ("device", command.device)]
+    if command.resend_of:
+        names.append(("resend_of", command.resend_of))
+    for field, name in names:
+        why = mqtt_name_problem(name, max_name_bytes)
+        if why is not None:
+            return Problem(field, why)
     topic = publish_topic_problem(command.mqtt_topic)
     if topic is not None:
         return Problem("mqtt_topic", topic)
@@ -176,12 +182,8 @@ def command_problem(command: Command) -> Problem | None:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, before the epoch")
     if command.expires_at_ms >= _END_OF_TIME_MS:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, the limit is 2^63")
-    for field, text, limit in (
-        ("resend_of", command.resend_of, MAX_NAME_BYTES),
-        ("cause", command.cause, MAX_CAUSE_BYTES),
-    ):
-        if _bytes(text) > limit:
-            return Problem(field, f"has {_bytes(text)} bytes, the limit is {limit}")
+    if _bytes(command.cause) > MAX_CAUSE_BYTES:
+        return Problem("cause", f"has {_bytes(command.cause)} bytes, the limit is {MAX_CAUSE_BYTES}")
     size = (
         len(command.payload)
         + _bytes(command.device)
@@ -213,9 +215,14 @@ def text_problem(text: str) -> str | None:
         return (
             f"is {text[:_SHOWN]!r}, and MQTT brokers do not take U+{ord(found[0]):04X}: no control characters"
         )
-    if _bytes(text) > MAX_NAME_BYTES:
-        return f"has {_bytes(text)} bytes, the limit is {MAX_NAME_BYTES}"
+    if _bytes(text) > MAX_TEXT_BYTES:
+        return f"has {_bytes(text)} bytes, the limit is {MAX_TEXT_BYTES}"
     return None
+
+
+def mqtt_name_problem(name: str, max_name_bytes: int) -> str | None:
+    """Return why a name cannot be one that MQTT carries, None when it can."""
+    return name_problem(name, max_name_bytes) or text_problem(name)
 
 
 def _properties(command: Command) -> dict[str, str]:
@@ -257,10 +264,12 @@ def encode_command(command: Command) -> dict[str, str]:
     return _properties(command)
 
 
-def decode_command(properties: Mapping[str, str], payload: bytes) -> Command:
+def decode_command(
+    properties: Mapping[str, str], payload: bytes, max_name_bytes: int = MAX_NAME_BYTES
+) -> Command:
     """Read a command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
     command = read_command(properties, payload)
-    problem = command_problem(command)
+    problem = command_problem(command, max_name_bytes)
     if problem is not None:
         raise ContractError(str(problem))
     return command

@@ -22,9 +22,9 @@ from bridge.commands import (
     Problem,
     command_problem,
     encode_command,
+    mqtt_name_problem,
     publish_topic_problem,
     read_command,
-    text_problem,
 )
 from bridge.contract import (
     C_DEVICE,
@@ -36,6 +36,7 @@ from bridge.contract import (
 )
 from bridge.decoding import checked_text, decodes, json_of_record, json_record
 from bridge.errors import ContractError
+from bridge.names import MAX_NAME_BYTES, name_problem
 
 __all__ = [
     "DEVICE_MARK",
@@ -95,18 +96,18 @@ def template_problem(template: str) -> str | None:
     return publish_topic_problem(rest)
 
 
-def group_problem(command: GroupCommand) -> Problem | None:
+def group_problem(command: GroupCommand, max_name_bytes: int = MAX_NAME_BYTES) -> Problem | None:
     """Return the first reason why the command cannot be stored or given to a group, None when it is valid."""
     if not command.group:
         return Problem("group", "is empty; it names who gets the command")
-    name = text_problem(command.group)
+    name = mqtt_name_problem(command.group, max_name_bytes)
     if name is not None:
         return Problem("group", name)
     if command.mqtt_topic:
         problem = template_problem(command.mqtt_topic)
         if problem is not None:
             return Problem("mqtt_topic", problem)
-    return command_problem(_as_command(command))
+    return command_problem(_as_command(command), max_name_bytes)
 
 
 def _as_command(command: GroupCommand) -> Command:
@@ -139,7 +140,9 @@ def encode_group_command(command: GroupCommand) -> dict[str, str]:
     return told
 
 
-def decode_group_command(properties: Mapping[str, str], payload: bytes) -> GroupCommand:
+def decode_group_command(
+    properties: Mapping[str, str], payload: bytes, max_name_bytes: int = MAX_NAME_BYTES
+) -> GroupCommand:
     """Read a group command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
     version = properties.get(C_VERSION)
     if version != GROUP_COMMAND_VERSION:
@@ -161,7 +164,7 @@ def decode_group_command(properties: Mapping[str, str], payload: bytes) -> Group
         found.emitted_at_us,
         found.cause,
     )
-    problem = group_problem(command)
+    problem = group_problem(command, max_name_bytes)
     if problem is not None:
         raise ContractError(str(problem))
     return command
@@ -195,9 +198,16 @@ def member_key(group: str, device: str) -> str:
 
 
 @decodes("a membership")
-def member_of(key: str, payload: bytes) -> tuple[str, str, bool]:
-    """Return group, device and whether the device is in it. Raises ContractError for what is no membership."""
-    group, device = json_of_record(key)
+def member_of(key: str, payload: bytes, max_name_bytes: int = MAX_NAME_BYTES) -> tuple[str, str, bool]:
+    """Return group, device and whether the device is in it. Raises ContractError for what is no membership.
+
+    ``max_name_bytes`` bounds both names.
+    """
+    group, device = map(checked_text, json_of_record(key))
     if payload:
         json_record(payload, "membership", [GROUP_MEMBER_VERSION])
-    return checked_text(group), checked_text(device), bool(payload)
+    for what, name in (("group", group), ("device", device)):
+        problem = name_problem(name, max_name_bytes)
+        if problem is not None:
+            raise ContractError(f"the {what} {problem}")
+    return group, device, bool(payload)

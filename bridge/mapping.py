@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract import MOVES_TOPIC
 from bridge.errors import ConfigError
 from bridge.message_fields import MissingField, read_fields
+from bridge.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.topic_budget import TopicBudget
 from bridge.topic_patterns import matcher
 from bridge.topic_rules import (
     DEFAULT_RULE,
@@ -43,6 +46,7 @@ __all__ = [
     "Route",
     "mapping_problems",
     "subscriptions",
+    "topic_budget",
 ]
 
 _MAX_MQTT_TOPIC: Final = 65_535
@@ -109,29 +113,18 @@ class Explanation:
     outcome: Outcome
 
 
-class _Routes(dict[str, "Outcome"]):
-    """Routes by topic, made when first asked for; past its bounds the oldest half is dropped."""
+class _Routes(BoundedMap["Outcome"]):
+    """Routes by topic, made when first asked for."""
 
-    def __init__(self, make: Callable[[str], Outcome], entries: int, size: int) -> None:
-        super().__init__()
+    def __init__(self, make: Callable[[str], Outcome], most_bytes: int) -> None:
+        super().__init__(most_bytes, each=512, copies=4)  # the topic, and a key and a device made of it
         self.misses = 0
         self._make = make
-        self._entries = entries
-        self._bound = size
-        self._size = 0
 
     def __missing__(self, topic: str) -> Outcome:
         self.misses += 1
         route = self._make(topic)
-        cost = 512 + 8 * len(topic)  # the topic, a key and a device made of it, by up to 4 bytes a character
-        if cost > self._bound // 16:
-            return route
-        if len(self) >= self._entries or self._size + cost > self._bound:
-            for old in list(self)[: len(self) // 2 + 1]:
-                self._size -= 512 + 8 * len(old)
-                del self[old]
-        self._size += cost
-        self[topic] = route
+        self.put(topic, route)
         return route
 
 
@@ -139,9 +132,8 @@ class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
     ``known`` are the topics that exist already, by local name, with ``tenant/namespace/`` before those outside the
-    usual namespace: they count towards ``max_topics``. A set is kept and added to, so that the mappers of several
-    threads count together (two that name a topic at the same moment may exceed the bound by one). Results are kept
-    for up to ``cache`` topics.
+    usual namespace: they count towards ``max_topics``. A budget is shared with the mappers of other threads. A name
+    has at most ``max_name_bytes``. Results are remembered within ``cache_bytes``.
     """
 
     def __init__(
@@ -149,9 +141,10 @@ class Mapper:
         settings: IngestSettings,
         *,
         pulsar: PulsarSettings | None = None,
-        known: Iterable[str] = (),
+        known: Iterable[str] | TopicBudget = (),
         answers: str | None = None,
-        cache: int = 65_536,
+        max_name_bytes: int = DEFAULT_MAX_NAME_BYTES,
+        cache_bytes: int = _CACHE_BYTES,
     ) -> None:
         pulsar = pulsar or PulsarSettings()
         problems = mapping_problems(settings, pulsar)
@@ -159,9 +152,10 @@ class Mapper:
             raise ConfigError("; ".join(problems))
         self._rules, _ = compile_rules(settings, pulsar)
         self._usual = pulsar.readings_namespaces[0]
-        self._max_topics = settings.max_topics
+        self._max_name = max_name_bytes
         self._max_payload = settings.max_message_bytes
-        self._topics = known if isinstance(known, set) else set(known)
+        self._budget = known if isinstance(known, TopicBudget) else topic_budget(settings, known)
+        self._period = self._budget.period
         self._commands = [
             (rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic
         ]
@@ -173,14 +167,27 @@ class Mapper:
         self._answers = None if answers is None else f"{answers}/"
         self._resume = resume_filter(settings)
         self._default = default_rule()
-        self._routes = _Routes(self._route, cache, _CACHE_BYTES)
+        for rule in (*self._rules, self._default):
+            self._budget.claim(rule.name, _names_of(rule))
+        self._routes = _Routes(self._route, cache_bytes)
         self.route = self._routes.__getitem__
         """Map one topic: a Route, a PerMessage, a NoRoute or a LeftOut."""
 
     @property
     def topics(self) -> int:
-        """How many Pulsar topics exist or were named."""
-        return len(self._topics)
+        """How many Pulsar topics exist or were named, without those that were released."""
+        return len(self._budget)
+
+    def forgets(self, now: float) -> bool:
+        """Forget all routes if topics were released at ``now``, in seconds, or lately. Returns whether they were: then
+        forget what this mapper returned.
+        """
+        self._budget.turn(now)
+        if self._period == self._budget.period:
+            return False
+        self._period = self._budget.period
+        self._routes.clear()
+        return True
 
     @property
     def remembered(self) -> int:
@@ -199,9 +206,9 @@ class Mapper:
 
         With a payload or user properties, what stands in the message is looked up in them.
         """
-        before = set(self._topics)
+        budget, self._budget = self._budget, self._budget.copy()
         outcome = self._route(mqtt_topic)
-        self._topics = before
+        self._budget = budget
         if isinstance(outcome, PerMessage) and (payload is not None or user):
             outcome = outcome.of(payload or b"", user)
         if isinstance(outcome, LeftOut | ResumeAsked) or _topic_problem(mqtt_topic):
@@ -224,7 +231,8 @@ class Mapper:
                 return LeftOut("command", name)
         asks = None if self._resume is None else self._resume.match(mqtt_topic.split("/"))
         if asks is not None:
-            return ResumeAsked(asks["device"]) if asks["device"] else NoRoute("it names no device", "")
+            problem = name_problem(asks["device"], self._max_name)
+            return NoRoute(f"the device {problem}", "") if problem else ResumeAsked(asks["device"])
         rule, captures = self._match(mqtt_topic)
         namespace = None
         if rule.namespace is not None:
@@ -233,17 +241,20 @@ class Mapper:
             if namespace not in rule.namespaces:
                 return NoRoute(f"the namespace {named[:100]!r} is not one of pulsar.namespaces", "")
         local = rule.topic.fill_encoded(captures)
-        refused = self._refused(rule, local, namespace, mqtt_topic)
-        if refused is not None:
-            return refused
+        device = None if rule.device is None or rule.device.fields else rule.device.fill(captures)
+        route: Route | NoRoute | PerMessage
         if rule.fields:
             kept = {name: captures[name] for name in rule.captures}
             of = partial(self._of_message, rule, kept, local, namespace)
-            return PerMessage(rule.name, local, namespace, of)
-        return self._filled(rule, captures, local, namespace)
+            route = PerMessage(rule.name, local, namespace, of)
+        else:
+            route = self._filled(rule, captures, local, namespace)
+        if isinstance(route, NoRoute):
+            return route
+        return self._refused(rule, local, namespace, mqtt_topic, device) or route
 
     def _refused(
-        self, rule: CompiledRule, local: str, namespace: str | None, mqtt_topic: str
+        self, rule: CompiledRule, local: str, namespace: str | None, mqtt_topic: str, device: str | None
     ) -> NoRoute | None:
         """Return why no message of this topic may be written there; else count the Pulsar topic."""
         if len(local) > MAX_LOCAL_NAME:
@@ -258,15 +269,8 @@ class Mapper:
                         f"no rule matches, and under this key the topic {local} belongs to rule {name}", local
                     )
         full = local if namespace is None else f"{namespace}/{local}"
-        if full not in self._topics:
-            if len(self._topics) >= self._max_topics:
-                return NoRoute(
-                    f"it would be Pulsar topic number {len(self._topics) + 1}, ingest.max_topics is {self._max_topics}",
-                    local,
-                    namespace,
-                )
-            self._topics.add(full)
-        return None
+        why = self._budget.refusal(rule.name, device, full, fixed=rule.topic_is_fixed)
+        return None if why is None else NoRoute(f"{why}, and this would be one more", local, namespace)
 
     def _filled(
         self, rule: CompiledRule, captures: dict[str, str], local: str, namespace: str | None
@@ -275,6 +279,10 @@ class Mapper:
         key = rule.key.fill(captures)
         if not key or device == "":
             return NoRoute(f"rule {rule.name} finds no text for its key or device", local, namespace)
+        for what, name in (("device", device), ("key", key)):
+            problem = None if name is None else name_problem(name, self._max_name)
+            if problem is not None:
+                return NoRoute(f"rule {rule.name}: the {what} {problem}", local, namespace)
         command = None
         if rule.command_topic is not None:
             command = rule.command_topic.fill(captures)
@@ -322,6 +330,22 @@ class Mapper:
                 captures["mqtt_topic"] = mqtt_topic
                 return rule, captures
         raise AssertionError("the default matches every topic")
+
+
+def topic_budget(settings: IngestSettings, known: Iterable[str] = ()) -> TopicBudget:
+    """Return the budget of the Pulsar topics that routes may name; ``known`` ones exist."""
+    return TopicBudget(settings.max_topics, settings.max_topics_per_device, settings.topic_idle_s, known)
+
+
+def _names_of(rule: CompiledRule) -> Callable[[str], bool]:
+    """Return whether a rule can name a Pulsar topic."""
+    matches = matcher(rule.local_pattern)
+
+    def names(full: str) -> bool:
+        namespace, _, local = full.rpartition("/")
+        return (namespace or None) in rule.namespaces and matches(local)
+
+    return names
 
 
 def _topic_problem(topic: str) -> str | None:

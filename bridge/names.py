@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DEFAULT_MAX_NAME_BYTES", "name_problem"]
+__all__ = ["DEFAULT_MAX_NAME_BYTES", "MAX_NAME_BYTES", "name_problem"]
 
 DEFAULT_MAX_NAME_BYTES: Final = 1024
+
+MAX_NAME_BYTES: Final = 16_384
+"""No setting allows more, so records that were stored once have no longer names."""
 
 
 def name_problem(name: str, limit: int = DEFAULT_MAX_NAME_BYTES) -> str | None:

@@ -8,6 +8,7 @@ fork: its C++ threads do not survive one.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +110,21 @@ class Whole(Protocol):
     event_ms: int
 
 
+class _Answers:
+    """Makes one receipt of the client's answers to several messages."""
+
+    def __init__(self, count: int, receipt: Callable[[Any], None]) -> None:
+        self._left = count
+        self._receipt = receipt
+        self._lock = threading.Lock()
+
+    def answered(self, result: Any, _id: Any) -> None:
+        with self._lock:
+            left, self._left = self._left, 0 if result != OK else self._left - 1
+        if left > 0 and (result != OK or left == 1):
+            self._receipt(None if result == OK else result)
+
+
 class ChunkingProducer:
     """One message an entry, in as many pieces as its size needs: for the few that may be large (H5)."""
 
@@ -116,20 +132,16 @@ class ChunkingProducer:
         self._producer = producer
 
     def send(self, messages: Sequence[Whole], receipt: Callable[[Any], None]) -> None:
-        """Write messages, in order; the last one asks for the receipt, which vouches for all of them (H1).
+        """Write messages, in order. Each has a callback, since the client refuses one in the middle without another sign (H1).
 
-        ``receipt`` is called on a thread of Pulsar's, with None when they are stored, else with the client's Result.
-        It must not raise.
+        ``receipt`` is called once, on any thread: with None when all are stored, with the client's Result when one is
+        not. It must not raise.
         """
-
-        def answered(result: Any, _id: Any) -> None:
-            receipt(None if result == OK else result)
-
-        last = messages[-1]
+        answers = _Answers(len(messages), receipt)
         for message in messages:
             self._producer.send_async(
                 message.payload,
-                answered if message is last else None,
+                answers.answered,
                 properties=message.properties,
                 partition_key=message.key or None,
                 event_timestamp=message.event_ms or None,

@@ -66,6 +66,12 @@ class CompiledRule:
         return tuple(dict.fromkeys(name for t in templates for name in t.names if name not in fields))
 
     @property
+    def topic_is_fixed(self) -> bool:
+        """Whether no part of an MQTT topic or a message chooses the Pulsar topic."""
+        templates = [t for t in (self.topic, self.namespace) if t is not None]
+        return all(isinstance(t.star_of(name), str) for t in templates for name in t.names)
+
+    @property
     def local_pattern(self) -> Pattern:
         """The local names that it can make."""
         return self.topic.pattern(encoded=True)

@@ -82,6 +82,6 @@ class _CommandsTask:
         groups = self.options.pulsar.system_topic(GROUP_COMMANDS_TOPIC)
         rows: Iterator[PulsarMessage | BadRow] = (
             meant_for(row, groups) if isinstance(row, BadRow) else message_of(number, row, topic, groups)
-            for number, row in enumerate(read_rows(batches))
+            for number, row in enumerate(read_rows(batches, self.options.max_name_bytes))
         )
         return Written(*writer_of_this_process(self.options.target).write(rows, topic))

@@ -72,4 +72,5 @@ class _GroupsTask:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         topic = self.options.topic
         assert topic is not None
-        return Written(*writer_of_this_process(self.options.target).write(read_rows(batches, topic), topic))
+        rows = read_rows(batches, topic, self.options.max_name_bytes)
+        return Written(*writer_of_this_process(self.options.target).write(rows, topic))

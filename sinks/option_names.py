@@ -23,6 +23,7 @@ _PULSAR: Final[Mapping[str, str]] = {
     "provision": "Whether what is missing of them is created, true (default) or false.",
     "badRows": "deadletter (default): a row that cannot be written goes to the dead letters with row, field and reason, and the others go on; fail: it fails the task.",
     "sendTimeoutMs": "How long a task waits without any receipt of Pulsar before it fails, in ms (default 60000).",
+    "maxNameBytes": "Longest device, group, command id and key, in bytes of UTF-8 (default 1024); a row with a longer one is bad. Give max_name_bytes of the other tiers.",
 }
 
 MQTT_SETTINGS: Final = (

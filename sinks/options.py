@@ -18,6 +18,7 @@ from bridge.commands import publish_topic_problem
 from bridge.connection_options import OptionReader, pulsar_settings
 from bridge.contract import COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, full_name
 from bridge.errors import ConfigError
+from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
@@ -58,6 +59,7 @@ class SinkOptions:
     """Full name; None where each row names its own."""
     provision: bool = True
     base64_keys: bool = False
+    max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
 
     @property
     def pulsar(self) -> PulsarSettings:
@@ -83,6 +85,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     reader = _reader(COMMANDS, options)
     target = _target(reader)
     provision = reader.flag("provision", True)
+    max_name = _max_name(reader)
     topic = reader.text("topic") or COMMANDS_TOPIC
     try:
         # Push reads no other: what is written elsewhere would be taken, confirmed and never delivered.
@@ -96,7 +99,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     if target is None or reader.problems:
         raise _wrong(COMMANDS, reader)
     full = full_name(topic) if "/" in topic else target.pulsar.system_topic(topic)
-    return SinkOptions(target, full, provision)
+    return SinkOptions(target, full, provision, max_name_bytes=max_name)
 
 
 def read_group_options(options: Mapping[str, str]) -> SinkOptions:
@@ -104,9 +107,11 @@ def read_group_options(options: Mapping[str, str]) -> SinkOptions:
     reader = _reader(GROUPS, options)
     target = _target(reader)
     provision = reader.flag("provision", True)
+    max_name = _max_name(reader)
     if target is None or reader.problems:
         raise _wrong(GROUPS, reader)
-    return SinkOptions(target, target.pulsar.system_topic(GROUP_MEMBERS_TOPIC), provision)
+    topic = target.pulsar.system_topic(GROUP_MEMBERS_TOPIC)
+    return SinkOptions(target, topic, provision, max_name_bytes=max_name)
 
 
 def read_topic_options(options: Mapping[str, str]) -> SinkOptions:
@@ -118,6 +123,7 @@ def read_topic_options(options: Mapping[str, str]) -> SinkOptions:
         reader.problems.append("chunkingEnabled=true and batchingEnabled=true: a batch cannot be chunked")
     target = _target(reader, batching=batching, chunking=chunking)
     provision = reader.flag("provision", True)
+    max_name = _max_name(reader)
     base64_keys = reader.choice("keyEncoding", ("text", "base64")) == "base64"
     topic = reader.text("topic")
     try:
@@ -126,7 +132,7 @@ def read_topic_options(options: Mapping[str, str]) -> SinkOptions:
         reader.problems.append(str(e))
     if target is None or reader.problems:
         raise _wrong(TOPICS, reader)
-    return SinkOptions(target, topic, provision, base64_keys)
+    return SinkOptions(target, topic, provision, base64_keys, max_name)
 
 
 def read_mqtt_options(options: Mapping[str, str]) -> MqttOptions:
@@ -166,6 +172,13 @@ def _wrong(name: str, reader: OptionReader) -> ConfigError:
 
 def _fail(reader: OptionReader) -> bool:
     return reader.choice("badRows", ("deadletter", "fail")) == "fail"
+
+
+def _max_name(reader: OptionReader) -> int:
+    given = reader.integer("maxNameBytes", least=16)
+    if given is not None and given > MAX_NAME_BYTES:
+        reader.problems.append(f"maxNameBytes={given}: at most {MAX_NAME_BYTES}")
+    return given or DEFAULT_MAX_NAME_BYTES
 
 
 def _target(reader: OptionReader, *, batching: bool = True, chunking: bool = False) -> PulsarTarget | None:

@@ -23,6 +23,7 @@ from bridge.contract import (
     COMMAND_COLUMNS,
 )
 from bridge.groups import GroupCommand, encode_group_command, group_problem
+from bridge.names import DEFAULT_MAX_NAME_BYTES
 from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
@@ -88,14 +89,22 @@ class DeviceOrder:
         return None
 
 
-def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Command | GroupCommand | BadRow]:
+def read_rows(
+    batches: Iterable[pa.RecordBatch], max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
+) -> Iterator[Command | GroupCommand | BadRow]:
     """Yield each row of a task as a valid command or as a bad row, in order."""
     order = DeviceOrder()
     for number, row, problem in rows_of(batches):
-        yield _bad(number, row, problem) if problem is not None else _read_row(number, row, order)
+        yield (
+            _bad(number, row, problem)
+            if problem is not None
+            else _read_row(number, row, order, max_name_bytes)
+        )
 
 
-def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command | GroupCommand | BadRow:
+def _read_row(
+    number: int, row: dict[str, Any], order: DeviceOrder, max_name_bytes: int
+) -> Command | GroupCommand | BadRow:
     for name in REQUIRED_COLUMNS:
         if row[name] is None:
             return _bad(number, row, Problem(name, "is null"))
@@ -106,7 +115,10 @@ def _read_row(number: int, row: dict[str, Any], order: DeviceOrder) -> Command |
     command = _group_command(row) if row.get("group") is not None else _command(row)
     if isinstance(command, Problem):
         return _bad(number, row, command)
-    problem = group_problem(command) if isinstance(command, GroupCommand) else command_problem(command)
+    if isinstance(command, GroupCommand):
+        problem = group_problem(command, max_name_bytes)
+    else:
+        problem = command_problem(command, max_name_bytes)
     if problem is not None:
         return _bad(number, row, problem)
     problem = order.problem(command)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.commands import MAX_COMMAND_BYTES, Problem
 from bridge.contract import P_DEVICE, SOURCE_COLUMNS, TOPIC_SINK_COLUMNS, base_topic, full_name
 from bridge.errors import ContractError
+from bridge.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from sinks.arrow_rows import is_time, readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
@@ -40,6 +41,8 @@ class Plan:
     """Whether payloads may be larger than a message of Pulsar's may be."""
     forbidden: str
     """Beginning of the names of topics that no row may name: the system namespace."""
+    max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
+    """Longest key, as it is stored."""
 
 
 def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
@@ -106,7 +109,8 @@ def _read_row(number: int, row: Mapping[str, Any], plan: Plan, to_ms: int) -> Pu
         topic, wrong = _topic(row["__topic"], plan)
         problem = wrong or problem
     event_ms, wrong = _event_ms(row.get("__eventTime"), to_ms)
-    problem = problem or wrong or _properties_problem(properties) or _difference(row, payload)
+    problem = problem or wrong or _key_problem(key, plan)
+    problem = problem or _properties_problem(properties) or _difference(row, payload)
     message = PulsarMessage(number, topic, payload, key, properties, event_ms, row.get("__orderingKey"))
     problem = problem or _too_large(message, plan)
     if problem is None:
@@ -147,6 +151,11 @@ def _key(key: str | bytes | None, plan: Plan) -> tuple[str | None, Problem | Non
     except UnicodeDecodeError:
         why = f"{key[:40]!r} is no text; set keyEncoding=base64, and read it with the same option"
         return None, Problem("__key", why)
+
+
+def _key_problem(key: str | None, plan: Plan) -> Problem | None:
+    why = None if key is None else name_problem(key, plan.max_name_bytes)
+    return None if why is None else Problem("__key", why)
 
 
 def _event_ms(at: int | None, to_ms: int) -> tuple[int, Problem | None]:

@@ -61,6 +61,7 @@ class TopicSink(DataSource):
             options.base64_keys,
             options.target.chunking,
             topic_name(pulsar.tenant, pulsar.system_namespace, ""),
+            options.max_name_bytes,
         )
         check_schema(((field.name, field.dataType.simpleString()) for field in schema.fields), plan)
         _prepare(options)

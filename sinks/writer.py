@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from bridge.commands import Problem
 from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.dead_letters import dead_letter
+from bridge.dead_letters import dead_letter, letter_key
 from bridge.errors import ContractError, DeniedError, PulsebridgeError, RefusedError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.pulsar_client import Producer, PulsarClient, our_errors
@@ -156,7 +156,7 @@ class TaskWriter:
                 payload,
                 callback=partial(receipts.answered, size=size),
                 properties=properties,
-                partition_key=row.device or "unknown",
+                partition_key=letter_key(row.device) or "unknown",
             )
 
     def _partitions(self, topic: str, known: dict[str, list[str]]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from bridge.contract import COMMAND_COLUMNS
 from bridge.errors import ConfigError, MissingExtraError
+from bridge.names import DEFAULT_MAX_NAME_BYTES
 from sources.options import connection_options
 from sources.spark_features import spark_features
 from streaming.rules import AlertRule
@@ -40,13 +41,14 @@ _EMPTY: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _OUTPUT: Final = tuple((n, "bigint" if t == "timestamp" else t) for n, t in COMMAND_COLUMNS)
 
 
-def sink_options(pulsar: PulsarSettings) -> dict[str, str]:
+def sink_options(pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES) -> dict[str, str]:
     """Return the options of ``pulsebridge_commands`` that these settings stand for; secrets included."""
     return connection_options(pulsar) | {
         "tenant": pulsar.tenant,
         "namespace": pulsar.namespace,
         "system.namespace": pulsar.system_namespace,
         "partitions": str(pulsar.command_partitions),
+        "maxNameBytes": str(max_name_bytes),
     }
 
 
@@ -151,12 +153,14 @@ def empty_batches(spark: SparkSession, rules: tuple[AlertRule, ...]) -> Iterator
         spark.conf.set(_EMPTY, before)
 
 
-def query(found: DataFrame, tables: Tables, pulsar: PulsarSettings) -> DataStreamWriter:
+def query(
+    found: DataFrame, tables: Tables, pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
+) -> DataStreamWriter:
     """Return the writer of the query; the caller sets its trigger and starts it."""
     return (
         found.writeStream.queryName("alerts")
         .format("pulsebridge_commands")
         .outputMode("append")
-        .options(**sink_options(pulsar))
+        .options(**sink_options(pulsar, max_name_bytes))
         .option("checkpointLocation", tables.checkpoint("alerts"))
     )

@@ -147,7 +147,7 @@ class Lab:
         """Return the options of ``format("pulsebridge_commands")`` for this lab."""
         from streaming.alerts import sink_options
 
-        return sink_options(self.settings.pulsar)
+        return sink_options(self.settings.pulsar, self.settings.max_name_bytes)
 
     def publish(self, device: str, *payloads: bytes) -> int:
         """Publish payloads over MQTT as a device. Return how many the broker acknowledged.

@@ -368,7 +368,8 @@ class Job:
             grace_s=streaming.silence_grace_s,
             forget_days=streaming.alert_state_days,
         )
-        return alerts.query(found, tables, self.plan.settings.pulsar)
+        settings = self.plan.settings
+        return alerts.query(found, tables, settings.pulsar, settings.max_name_bytes)
 
     def _gold(self) -> DataStreamWriter:
         streaming, tables = self.plan.settings.streaming, self.plan.tables

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bridge.dead_letters.letters import HEAD_BYTES, MAX_WHOLE_BYTES, dead_letter
+from bridge.dead_letters.letters import HEAD_BYTES, MAX_WHOLE_BYTES, dead_letter, letter_key
 
-__all__ = ["HEAD_BYTES", "MAX_WHOLE_BYTES", "dead_letter"]
+__all__ = ["HEAD_BYTES", "MAX_WHOLE_BYTES", "dead_letter", "letter_key"]

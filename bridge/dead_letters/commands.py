@@ -170,6 +170,7 @@ def _replay(
                 pulsar=settings.pulsar,
                 known=known_topics(admin),
                 answers=settings.push.resumed_topic,
+                max_name_bytes=settings.max_name_bytes,
             )
         replayer = Replayer(
             client,

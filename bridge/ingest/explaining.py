@@ -32,7 +32,12 @@ def explanation_of(
 
     Where a rule takes the device from each message, ``payload`` and ``user`` properties stand for one.
     """
-    mapper = Mapper(settings.ingest, pulsar=settings.pulsar, answers=settings.push.resumed_topic)
+    mapper = Mapper(
+        settings.ingest,
+        pulsar=settings.pulsar,
+        answers=settings.push.resumed_topic,
+        max_name_bytes=settings.max_name_bytes,
+    )
     found = mapper.explain(mqtt_topic, payload, user)
     rule = found.rule
     levels = mqtt_topic.split("/")

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import structlog
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract import (
     DEAD_LETTERS_TOPIC,
     P_DEVICE,
@@ -28,7 +29,7 @@ from bridge.contract import (
     RESUME_TOPIC,
     full_envelope,
 )
-from bridge.dead_letters import dead_letter
+from bridge.dead_letters import dead_letter, letter_key
 from bridge.envelope import Envelope, from_push, size_of
 from bridge.health import Health
 from bridge.ingest.blocking import BlockingPolicy
@@ -59,7 +60,7 @@ _REQUEST: Final = 2048
 _PIECE: Final = 500
 """Most messages that are taken at once: between two pieces acknowledgements go out and a stop is seen."""
 
-_WAYS: Final = 65_536
+_WAYS_BYTES: Final = 128 * 1024 * 1024
 _LONG: Final = 256
 """Longer MQTT topics are looked up each time, so that the cache stays small (H10)."""
 
@@ -113,9 +114,10 @@ class Intake:
         self._part = (health or Health()).part(f"writes of {link}")
         self._part.ready()
         self._settings = settings
+        self._link = link
         self._mapper = mapper
         self._envelope = Envelope(link=link, protocol=protocol, mark=settings.ingest.retained == "mark")
-        self._ways: dict[str, _Way] = {}
+        self._ways: BoundedMap[_Way] = BoundedMap(_WAYS_BYTES, each=768, copies=5)
         self._skip_retained = settings.ingest.retained == "skip"
         self._max_size = settings.ingest.max_message_bytes - PULSAR_RESERVE
         self._limit_bytes = settings.ingest.max_in_flight_bytes
@@ -139,8 +141,6 @@ class Intake:
         self._alive = alive or (lambda _device: None)
         self._turn_count = 0
         self._turn_bytes = 0
-        self._warned_at = 0.0
-        self._warned_reason = ""
         self._stalled = 0.0  # since when, 0 while all flows
         self.metrics.in_flight_limit.set(limit)
         self.metrics.in_flight_limit_bytes.set(self._limit_bytes)
@@ -270,9 +270,7 @@ class Intake:
         seen = self._sightings.of(route.device) if known else None  # type: ignore[union-attr, arg-type]
         way = _Way(full, route.key, properties, seen)
         if fixed and len(topic) <= _LONG:
-            if len(self._ways) >= _WAYS:
-                self._ways.clear()  # those in use come back within a turn or two
-            self._ways[topic] = way
+            self._ways.put(topic, way)
         return way
 
     @property
@@ -305,13 +303,13 @@ class Intake:
         """Turn the reading into a dead letter; it counts as stored once that is stored (H5)."""
         device = full_envelope(reading.properties).get(P_DEVICE, "")
         mqtt_topic = reading.properties[P_TOPIC]
-        if self._new_reason(reason):
-            log.warning(
-                "message goes to the dead letters; see pulsebridge dead-letters list",
-                mqtt_topic=mqtt_topic[:200],
-                why=reason,
-                shown=1,
-            )
+        log.warning(
+            "message goes to the dead letters; see pulsebridge dead-letters list",
+            link=self._link,
+            mqtt_topic=mqtt_topic[:200],
+            why=reason,
+            shown=1,
+        )
         size = len(reading.payload)
         reading.payload, reading.properties = dead_letter(
             reading.payload,
@@ -322,24 +320,20 @@ class Intake:
             properties=reading.properties,
             key=reading.key or None,
             whole_bytes=self._settings.ingest.max_dead_letter_bytes,
+            properties_bytes=self._settings.ingest.max_message_bytes // 4,
         )
         if len(reading.payload) < size:
             self.metrics.cut.inc()
             log.error(
                 "a payload was too large for the dead letters too, only its head is kept; limit what devices may publish",
-                mqtt_topic=mqtt_topic,
+                link=self._link,
+                mqtt_topic=mqtt_topic[:200],
                 bytes=size,
+                shown=1,
             )
         reading.topic = self._dead_topic
-        reading.key = device or mqtt_topic[:1000]
+        reading.key = letter_key(device or mqtt_topic)
         reading.size = size_of(reading.payload, reading.key, reading.properties)
-
-    def _new_reason(self, reason: str) -> bool:
-        now = time.monotonic()
-        if now - self._warned_at < 10.0 and reason == self._warned_reason:
-            return False
-        self._warned_at, self._warned_reason = now, reason
-        return True
 
     def _refused(self, reading: Reading, reason: str) -> None:
         """Pulsar refused this one message for good: it goes to the dead letters, the rest of its lane goes on."""
@@ -379,6 +373,9 @@ class Intake:
         self.metrics.blocked.set(self._lanes.diverting)
         self.metrics.topics.set(self._mapper.topics)
         self.metrics.cache(self._mapper.misses, self._mapper.remembered)
+        if self._mapper.forgets(now):
+            self._ways.clear()
+            self._lanes.forget_resting()
         if age < self._settings.ingest.stall_s:
             if self._stalled:
                 self._part.ready()

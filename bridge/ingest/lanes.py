@@ -435,6 +435,12 @@ class Lanes:
             self._closing = True
             self._pool.submit(self._close_all, old)
 
+    def forget_resting(self) -> None:
+        """Forget lanes without producer and messages, and topics without lanes. No reading may name their lanes then."""
+        kept = {n: p for n, p in self._lanes.items() if not p.resting or p.phase != "open" or len(p.lane)}
+        self._lanes, used = kept, {base_topic(name) for name in kept}
+        self._topics = {n: t for n, t in self._topics.items() if n in used or t.partitions < 0}
+
     def _close_all(self, old: list[Producer]) -> None:
         for producer in old:
             if not self._ending:  # then the connection is closed, and they with it
@@ -445,9 +451,8 @@ class Lanes:
 
     def next_in(self, now: float) -> float:
         """How long nothing is to be tried again, in seconds."""
-        times = [p.retry_at for p in self._closed if not p.opening] + [
-            due for due, _ in self._retry_topics.values()
-        ]
+        times = [p.retry_at for p in self._closed if not p.opening]
+        times += [due for due, _ in self._retry_topics.values()]
         return max(0.0, min(times) - now) if times else 60.0
 
     @property

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.ingest.metrics import INGEST
@@ -35,8 +36,8 @@ __all__ = ["PresenceWriter"]
 
 log = structlog.get_logger("ingest")
 
-_MOST: Final = 20_000
-"""Devices that may wait for their record."""
+_WAITING_BYTES: Final = 8 * 1024 * 1024
+"""What the devices that wait for their record may take, in bytes: some 20,000 with usual names."""
 _GATHER_S: Final = 0.01
 _RECEIPT_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
@@ -61,7 +62,7 @@ class PresenceWriter:
         self._admin = admin
         self._topic = admin.settings.system_topic(PRESENCE_TOPIC)
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[int, str]] = {}
+        self._waiting = _waiting()
         self._some = threading.Event()
         self._stopping = threading.Event()
         self._partitions: list[str] = []
@@ -77,8 +78,8 @@ class PresenceWriter:
         """A message of the device arrived just now by that link."""
         seen_us = time.time_ns() // 1000
         with self._lock:
-            if len(self._waiting) < _MOST or device in self._waiting:
-                self._waiting[device] = seen_us, link
+            if self._waiting.has_room(device):
+                self._waiting.put(device, (seen_us, link))
             else:
                 INGEST.presence.labels(link, "lost").inc()
         self._some.set()
@@ -96,7 +97,7 @@ class PresenceWriter:
             self._stopping.wait(_GATHER_S)
             self._some.clear()
             with self._lock:
-                waiting, self._waiting = self._waiting, {}
+                waiting, self._waiting = self._waiting, _waiting()
             if not waiting or self._stopping.is_set():
                 continue
             try:
@@ -112,8 +113,10 @@ class PresenceWriter:
     def _again(self, waiting: Mapping[str, tuple[int, str]]) -> None:
         with self._lock:
             for device, note in waiting.items():
-                if len(self._waiting) < _MOST:
-                    self._waiting.setdefault(device, note)
+                if device in self._waiting:
+                    continue
+                if self._waiting.has_room(device):
+                    self._waiting.put(device, note)
                 else:
                     INGEST.presence.labels(note[1], "lost").inc()
         self._some.set()
@@ -187,6 +190,10 @@ class PresenceWriter:
                 move_hold(self._admin, partition, PRESENCE_HOLD)
         except PulsebridgeError as e:
             log.debug("the hold of the presence topic could not be moved", why=str(e))
+
+
+def _waiting() -> BoundedMap[tuple[int, str]]:
+    return BoundedMap(_WAITING_BYTES, each=160)
 
 
 def _receipt(results: dict[str, Any], partition: str, answered: threading.Semaphore) -> Callable[[Any], None]:

@@ -30,7 +30,7 @@ from bridge.ingest.metrics import traffic
 from bridge.ingest.policy_watch import verify_topics, watching_policies
 from bridge.ingest.presence import PresenceWriter
 from bridge.ingest.provisioning import known_topics, provision
-from bridge.mapping import Mapper
+from bridge.mapping import Mapper, topic_budget
 from bridge.metrics import serving
 from bridge.mop_metrics import MopCollector
 from bridge.mqtt.keepalive import backoff_s
@@ -46,6 +46,7 @@ from bridge.pulsar_watch import watching_pulsar
 from bridge.readings_topics import static_topics
 from bridge.settings import Settings
 from bridge.stopping import CLOSE_S, stopping_on_signals
+from bridge.topic_budget import TopicBudget
 
 if TYPE_CHECKING:
     from bridge.ingest.worker import IngestWorker
@@ -85,7 +86,7 @@ class IngestService:
         self._failure: BaseException | None = None
         self._client: PulsarClient | None = None
         self._admin: PulsarAdmin | None = None
-        self._topics: set[str] | None = None
+        self._topics: TopicBudget | None = None
         """The Pulsar topics that exist or were named, by all intakes together."""
         self._intakes: list[Intake] = []
         self._advertiser: Advertiser | None = None
@@ -116,6 +117,7 @@ class IngestService:
             pulsar=self.settings.pulsar,
             known=self._topics,
             answers=self.settings.push.resumed_topic,
+            max_name_bytes=self.settings.max_name_bytes,
         )
         made = Intake(
             self.settings,
@@ -260,7 +262,7 @@ class IngestService:
         self.changed()
         self._wait(None)
 
-    def _prepare(self) -> set[str]:
+    def _prepare(self) -> TopicBudget:
         provision(
             self.admin,
             static_topics(self.settings),
@@ -269,9 +271,9 @@ class IngestService:
         )
         if self.settings.pulsar.provision != "off":
             verify_topics(self.admin)
-        return set(known_topics(self.admin))
+        return topic_budget(self.settings.ingest, known_topics(self.admin))
 
-    def _patiently(self, doing: str, act: Callable[[], set[str]]) -> set[str] | None:
+    def _patiently(self, doing: str, act: Callable[[], TopicBudget]) -> TopicBudget | None:
         attempt = 0
         part = self.health.part(doing)
         while not self.stopping.is_set():

@@ -5,7 +5,7 @@ for a while. A silence is a gap of more than a second, or, for a device that spe
 habit: its gap is a habit where it published nothing else since its last record. So a record comes at once and again
 every ``every_s``, and a device that speaks in bursts costs at most four more in that time.
 
-The times are seconds of the monotonic clock. Devices name themselves, so their number is bounded (H10); one that was
+The times are seconds of the monotonic clock. Devices name themselves, so what is known of them is bounded in bytes (H10, H35); one that was
 forgotten begins anew, with a record.
 """
 
@@ -14,9 +14,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from bridge.bounded_map import BoundedMap
+
 __all__ = ["Sighting", "Sightings"]
 
-_MOST: Final = 65_536
+_KNOWN_BYTES: Final = 32 * 1024 * 1024
+"""Some 65,000 devices with usual names."""
 _QUIET_S: Final = 1.0
 _EXTRA: Final = 4
 
@@ -45,10 +48,9 @@ class Sighting:
 class Sightings:
     """The devices of one link."""
 
-    def __init__(self, every_s: float, most: int = _MOST) -> None:
+    def __init__(self, every_s: float, most_bytes: int = _KNOWN_BYTES) -> None:
         self._every_s = every_s
-        self._most = most
-        self._known: dict[str, Sighting] = {}
+        self._known: BoundedMap[Sighting] = BoundedMap(most_bytes, each=224)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -57,9 +59,8 @@ class Sightings:
         """Return what is known of a device; the longest known one is forgotten for it."""
         found = self._known.get(device)
         if found is None:
-            if len(self._known) >= self._most:
-                del self._known[next(iter(self._known))]
-            found = self._known[device] = Sighting(device)
+            found = Sighting(device)
+            self._known.put(device, found)
         return found
 
     def news(self, seen: Sighting, now: float) -> bool:

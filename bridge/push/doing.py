@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import MAX_NAME_BYTES, CommandPosition, decode_command, read_command
+from bridge.commands import MAX_TEXT_BYTES, CommandPosition, decode_command, read_command
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
@@ -22,6 +22,7 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.fitting import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected
+from bridge.names import MAX_NAME_BYTES
 from bridge.push.actions import (
     Ack,
     Action,
@@ -102,7 +103,7 @@ class Doing:
         try:
             if message.problem:
                 raise ContractError(message.problem)
-            command = decode_command(properties, message.payload)
+            command = decode_command(properties, message.payload, self._settings.max_name_bytes)
             check_topic(command, self._settings.push)
         except ContractError as e:
             log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
@@ -112,7 +113,7 @@ class Doing:
                 # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
                 command_id=properties.get(C_ID, "")[:MAX_NAME_BYTES],
                 device=properties.get(C_DEVICE, message.key)[:MAX_NAME_BYTES],
-                mqtt_topic=properties.get(C_TOPIC, "")[:MAX_NAME_BYTES],
+                mqtt_topic=properties.get(C_TOPIC, "")[:MAX_TEXT_BYTES],
                 size=len(message.payload),
             )
             return

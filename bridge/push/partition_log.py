@@ -23,6 +23,7 @@ from bridge.contract import (
     RESUME_TOPIC,
     partition_name,
 )
+from bridge.dead_letters import letter_key
 from bridge.errors import ContractError
 from bridge.murmur3 import partition_of
 from bridge.provisioning_plan import PARKED_HOLD
@@ -337,7 +338,7 @@ class PartitionLog:
     ) -> None:
         """Write one dead letter, unbatched and chunked (H5); ``Stored(token)`` follows."""
         topic = self._partition(DEAD_LETTERS_TOPIC, device)
-        self._send(self._producer(topic), topic, device or "unknown", payload, properties, token)
+        self._send(self._producer(topic), topic, letter_key(device) or "unknown", payload, properties, token)
 
     @property
     def last_stored(self) -> MessageId | None:

@@ -1,42 +1,38 @@
 """Who is there: signs of life and of absence, by device, whatever order they come in. Pure.
 
 An absence counts only when it is newer than the last sign of life (H31); a sign of life ends every absence that is
-not newer than itself. What is not known of a device is no absence. The number of devices is bounded, since they name
-themselves; the one that was heard of least lately is forgotten first, and a forgotten one counts as there.
+not newer than itself. What is not known of a device is no absence. What is known is bounded in bytes, since devices name
+themselves (H35); the one that was heard of least lately is forgotten first, and a forgotten one counts as there.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from bridge.bounded_map import BoundedMap
 from bridge.mqtt.types import Message
 from bridge.settings.push import PresenceRule
 from bridge.topic_templates import Filter
 
 __all__ = ["Presence", "PresenceRules", "Sign"]
 
-_MOST: Final = 200_000
+_KNOWN_BYTES: Final = 96 * 1024 * 1024
+"""Some 200,000 devices with usual names."""
 
 
 class Presence:
     """What is known of the devices of a partition. Times are µs since the epoch."""
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._known: OrderedDict[str, tuple[int, int]] = (
-            OrderedDict()
-        )  # last sign of life, last sign of absence
+    def __init__(self, most_bytes: int = _KNOWN_BYTES) -> None:
+        # Last sign of life, last sign of absence.
+        self._known: BoundedMap[tuple[int, int]] = BoundedMap(most_bytes, each=192)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def _note(self, device: str, seen: int, absent: int) -> None:
-        self._known[device] = seen, absent
-        self._known.move_to_end(device)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._known.put(device, (seen, absent))
 
     def alive(self, device: str, at_us: int) -> bool:
         """Note a sign of life. Returns whether it is the newest that is known of the device."""

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.commands import MAX_NAME_BYTES, CommandPosition, decode_command
+from bridge.commands import CommandPosition, decode_command
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
 from bridge.errors import ContractError, TransientError
-from bridge.names import name_problem
+from bridge.names import MAX_NAME_BYTES, name_problem
 from bridge.pulsar_client import (
     EARLIEST,
     Message,

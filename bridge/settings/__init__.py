@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from bridge.names import DEFAULT_MAX_NAME_BYTES
+from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES
 from bridge.settings.base import Section
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
@@ -47,7 +47,7 @@ class Settings(Section):
     max_name_bytes: int = Field(
         DEFAULT_MAX_NAME_BYTES,
         ge=16,
-        le=16_384,
+        le=MAX_NAME_BYTES,
         description="Longest name of a device, key, group, client or metric, in bytes of UTF-8; a message with a longer "
         "one goes to the dead letters.",
     )

@@ -65,7 +65,21 @@ class IngestSettings(Section):
         "of larger ones only the head, and they count as lost.",
     )
     max_topics: int = Field(
-        1000, ge=1, description="Pulsar topics that mapping may name; beyond it: dead letters."
+        1000,
+        ge=1,
+        description="Pulsar topics that one rule may name by what devices publish, and as many for what has no rule; beyond "
+        "it: dead letters.",
+    )
+    max_topics_per_device: int = Field(
+        100,
+        ge=1,
+        description="Of these, the topics that one device may name, where the MQTT topic names the device.",
+    )
+    topic_idle_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="A Pulsar topic without messages for this to twice this long, in seconds, no longer counts towards both; "
+        "it stays in Pulsar.",
     )
     idle_producer_s: float = Field(
         600.0,

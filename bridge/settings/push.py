@@ -40,8 +40,8 @@ class GroupRule(Section):
     name: str = Field(min_length=1, description="Name of the group.")
     devices: tuple[str, ...] = Field(
         (),
-        description="Its devices: names, and patterns with * and ? over the devices that have had a command, were "
-        "heard of, or are in a group.",
+        description="Its devices: names, and patterns with * and ? over the devices that have had a command or are "
+        "in a group; to have published makes no member.",
     )
 
 
@@ -211,6 +211,11 @@ class PushSettings(Section):
     )
     groups: tuple[GroupRule, ...] = Field(
         (), description="Groups of devices, beside those that Spark writes; a name may come once."
+    )
+    group_pattern_max: int = Field(
+        100_000,
+        ge=1,
+        description="Devices that the patterns of one group may mean; the others get no commands to it.",
     )
     group_topic: str = Field(
         "devices/{device}/commands",

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from bridge.commands import MAX_NAME_BYTES, Command, CommandPosition, command_problem
+from bridge.commands import MAX_TEXT_BYTES, Command, CommandPosition, command_problem
 from bridge.contract import Receipt
 from bridge.groups import GroupCommand, entry_of
 from bridge.push.cursor import NOWHERE
@@ -265,7 +265,7 @@ class Expander:
                 entries.append(entry)
             else:
                 told = self._receipt(position, one.command, "rejected", str(problem))
-                topic = entry.mqtt_topic[:MAX_NAME_BYTES]
+                topic = entry.mqtt_topic[:MAX_TEXT_BYTES]
                 refused.append(replace(told, command_id=entry.command_id, device=device, mqtt_topic=topic))
         if entries:
             yield WriteEntries(tuple(entries))

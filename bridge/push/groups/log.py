@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from bridge.commands import MAX_NAME_BYTES, Command, CommandPosition, encode_command
+from bridge.commands import Command, CommandPosition, encode_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     DEAD_LETTERS_TOPIC,
@@ -22,7 +22,7 @@ from bridge.contract import (
     Receipt,
     partition_name,
 )
-from bridge.dead_letters import dead_letter
+from bridge.dead_letters import dead_letter, letter_key
 from bridge.errors import ContractError, FencedError, PulsebridgeError, TransientError
 from bridge.murmur3 import partition_of
 from bridge.pulsar_client import (
@@ -262,7 +262,7 @@ class GroupLog:
 
     def give_up(self, message: Message, reason: str) -> None:
         """Write a group command to the dead letters."""
-        key = (key_of(message) or "")[:MAX_NAME_BYTES]
+        key = letter_key(key_of(message) or "")
         payload, properties = dead_letter(
             message.data(),
             topic=self.commands,

@@ -1,17 +1,23 @@
 """Who is in which group: rules of the settings, and the table that Spark writes. Pure.
 
 A rule names devices, or patterns over the devices that are *known*: those that the table names in any group, those that
-a rule names, those that have had a command, and those that ingest has heard of. A device that rule and table both name is in the group once.
+a rule names, and those that have had a command. What a device publishes makes no member: else each invented name would
+cost an entry of each command (H43). A device that rule and table both name is in the group once.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
+
+import structlog
 
 from bridge.settings.push import GroupRule
 
 __all__ = ["Membership", "matches"]
+
+log = structlog.get_logger("push")
 
 _SIGNS: Final = "*?"
 
@@ -42,11 +48,14 @@ def matches(pattern: str, name: str) -> bool:
 class Membership:
     """The groups as they should be. ``take_changed`` tells which may have changed since it was asked last."""
 
-    def __init__(self, rules: Sequence[GroupRule]) -> None:
+    def __init__(self, rules: Sequence[GroupRule], most: int = sys.maxsize) -> None:
+        """``most`` bounds the devices that the patterns of one group mean."""
         self._named: dict[str, set[str]] = {}
         self._patterns: dict[str, tuple[str, ...]] = {}
         self._table: dict[str, set[str]] = {}
-        self._known: set[str] = set()
+        self._matching: dict[str, set[str]] = {}
+        """By group, the known devices that its patterns mean; of the others nothing is kept."""
+        self._most = most
         for rule in rules:
             patterns = tuple(one for one in rule.devices if any(sign in one for sign in _SIGNS))
             self._named[rule.name] = set(rule.devices) - set(patterns)
@@ -81,20 +90,30 @@ class Membership:
 
     def knows(self, devices: Iterable[str]) -> None:
         """These devices are there."""
-        new = set(devices) - self._known
-        self._known |= new
-        for group, patterns in self._patterns.items():
-            if any(matches(pattern, name) for pattern in patterns for name in new):
-                self._changed.add(group)
+        devices = set(devices)
+        for group in self._patterns:
+            self._take(group, devices)
+
+    def _take(self, group: str, devices: Iterable[str]) -> None:
+        matching, patterns = self._matching.setdefault(group, set()), self._patterns[group]
+        for name in devices:
+            if name in matching or not any(matches(pattern, name) for pattern in patterns):
+                continue
+            if len(matching) >= self._most:
+                log.warning(
+                    "the patterns of a group mean more devices than push.group_pattern_max, the others get no commands to "
+                    "it; raise it, or write the members with Spark",
+                    group=group,
+                    most=self._most,
+                    shown=1,
+                )
+                return
+            matching.add(name)
+            self._changed.add(group)
 
     def members(self, group: str) -> set[str]:
         """Return who should be in the group."""
-        patterns = self._patterns.get(group, ())
-        found = (
-            {name for name in self._known if any(matches(one, name) for one in patterns)}
-            if patterns
-            else set()
-        )
+        found = self._matching.get(group, set())
         return found | self._named.get(group, set()) | self._table.get(group, set())
 
     def take_changed(self) -> list[str]:

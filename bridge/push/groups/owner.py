@@ -15,12 +15,12 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import MAX_NAME_BYTES
 from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
 from bridge.health import Part
 from bridge.killpoints import reach
+from bridge.names import MAX_NAME_BYTES
 from bridge.pulsar_client import NO_TEXT, Message, PulsarClient, properties_of
 from bridge.push.groups.expanding import (
     BadCommand,
@@ -155,7 +155,6 @@ class _Session:
         self._part = part
         self._stopping = stopping
         self._log = GroupLog(client, settings.pulsar, uuid.uuid4().hex[:12], stopping.is_set)
-        self._membership = Membership(settings.push.groups)
         self.aged = threading.Event()
         self._message: Message | None = None  # the one that the steps are about
 
@@ -167,6 +166,7 @@ class _Session:
         roster = self._log.read()
         push = self._settings.push
         with ExitStack() as closing:
+            self._membership = Membership(push.groups, push.group_pattern_max)
             self._table = MemberTable(
                 self._client, self._settings.pulsar, self._membership, self._stopping.is_set
             )
@@ -229,7 +229,10 @@ class _Session:
     def _arrived(self, message: Message) -> None:
         published_us = message.publish_timestamp() * 1000
         steps = self._expander.arrived(
-            position_of(message.message_id()), _decoded(message), published_us, _now_us()
+            position_of(message.message_id()),
+            _decoded(message, self._settings.max_name_bytes),
+            published_us,
+            _now_us(),
         )
         self._do(steps)
 
@@ -257,12 +260,12 @@ class _Session:
                 self._log.release(step.position)
 
 
-def _decoded(message: Message) -> GroupCommand | BadCommand:
+def _decoded(message: Message, max_name_bytes: int = MAX_NAME_BYTES) -> GroupCommand | BadCommand:
     properties = properties_of(message)
     if properties is None:
         return BadCommand(NO_TEXT, "", "")
     try:
-        return decode_group_command(properties, message.data())
+        return decode_group_command(properties, message.data(), max_name_bytes)
     except ContractError as e:
         # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
         names = (properties.get(name, "")[:MAX_NAME_BYTES] for name in (C_ID, C_GROUP))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bridge.commands import NOWHERE
-from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, PRESENCE_TOPIC, partition_name
+from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, partition_name
 from bridge.errors import ContractError
 from bridge.groups import member_of
 from bridge.pulsar_client import (
@@ -105,19 +105,16 @@ class MemberTable:
 
 
 class KnownDevices:
-    """The devices that have had a command, or that ingest has heard of: those with a cursor or a record of presence.
-    Asked for now and then, where patterns want to know.
-    """
+    """The devices that have had a command: those with a cursor. Asked for now and then, where patterns want to know."""
 
     def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
-        """Opens a reader for each partition of both. Raises TransientError or RefusedError."""
+        """Opens a reader for each partition. Raises TransientError or RefusedError."""
         self._membership = membership
         self._settings = settings
         self._read: set[str] = set()
         self._readers: dict[str, Any] = {
             name: client.reader(name, EARLIEST, compacted=True)
-            for local in (CURSORS_TOPIC, PRESENCE_TOPIC)
-            for name in client.partitioned(settings.system_topic(local))
+            for name in client.partitioned(settings.system_topic(CURSORS_TOPIC))
         }
 
     def take(self) -> None:

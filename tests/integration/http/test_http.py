@@ -111,6 +111,7 @@ def test_each_answer_says_what_became_of_the_message(pulsar: PulsarSettings) -> 
     with serving(pulsar, max_message_bytes=128 * 1024, max_topics=1) as (client, _):
         post = client.post
         assert post("/topics/fleet/a/m?qos=0", content=b"zero").status_code in (200, 202)
+        assert post("/topics/first/x", content=b"its route may name one").status_code == 200
         dead = post("/topics/elsewhere/x", content=b"one topic too many")
         assert (dead.status_code, dead.json()["message"]) == (202, "stored among the dead letters")
         assert "ingest.max_topics is 1" in dead.json()["reason"]

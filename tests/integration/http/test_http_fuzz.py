@@ -86,7 +86,8 @@ class Fuzzed:
 def server(stack: LocalStack) -> Iterator[Fuzzed]:
     pulsar = provisioned(stack, partitions=1)
     with PulsarAdmin(pulsar, timeout_s=30) as admin:
-        admin.create_partitioned(pulsar.readings_topic("fleet"), 1)
+        for local in ("fleet", "the-only-one-without-a-rule"):
+            admin.create_partitioned(pulsar.readings_topic(local), 1)
     rule = TopicRule(name="fleet", filter="fleet/+device/#", topic="fleet", device="{device}")
     made = Settings(
         messaging_protocols=("http",),

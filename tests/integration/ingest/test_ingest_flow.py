@@ -94,7 +94,10 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
     settings = ingest_settings(
         mqtt,
         namespaces,
-        rules=(rule_for(root),),
+        rules=(
+            rule_for(root),
+            rule_for(root, name="alone", filter=f"{root}/+device", topic="alone-{device}"),
+        ),
         filters=(f"{root}/#",),
         max_message_bytes=128 * 1024,
         max_topics=1,
@@ -103,18 +106,20 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
         dev.publish(f"{root}/w-1/glucose", b"good")
         wait_for(namespaces, 1)  # its topic is the one there may be, and Artemis mixes up some for MQTT 5
         dev.publish(f"{root}/w-1/glucose", b"x" * 100_000)  # over the limit less the reserve
-        dev.publish(f"{root}/w-1", b"no rule, and one topic too many")
+        dev.publish(f"{root}/w-0", b"the one topic of its rule")
+        wait_for(namespaces, 1, "alone-w-0")
+        dev.publish(f"{root}/w-1", b"one topic too many")
         dev.publish(f"{root}//glucose", b"no device")
         dev.publish(f"{root}/w-1/glucose", b"good too")
         assert [m.payload for m in wait_for(namespaces, 2)] == [b"good", b"good too"]
         dead = poll_for(
             lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters"
         )
-        for name, expected in (("received", 5), ("stored", 5), ("acked", 5), ("dead_letters", 3)):
+        for name, expected in (("received", 6), ("stored", 6), ("acked", 6), ("dead_letters", 3)):
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
     reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
     assert "bytes, Pulsar takes" in reasons[b"x" * 9]
-    assert "ingest.max_topics is 1" in reasons[b"no rule, "]
+    assert "ingest.max_topics is 1" in reasons[b"one topic"]
     assert "no text for its key" in reasons[b"no device"]
     large = next(m for m in dead if m.payload[:1] == b"x")
     assert (large.key, len(large.payload)) == ("w-1", 100_000)

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 from bridge.commands import CommandPosition
-from bridge.contract import C_CAUSE, C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract import (
+    C_CAUSE,
+    C_ID,
+    COMMANDS_TOPIC,
+    DEAD_LETTERS_TOPIC,
+    P_DEAD_REASON,
+    PRESENCE_TOPIC,
+)
 from bridge.groups import entry_of
+from bridge.ingest.presence import PresenceWriter
 from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import GroupRule, PresenceRule
 from tests.support.groups import (
@@ -86,6 +95,43 @@ def test_every_member_gets_a_group_command_in_order_with_its_own_and_the_payload
         assert receipt.state == "delivered"
         assert (receipt.group, receipt.group_command_id) == ("presses", first.command_id)
     assert group_backlog(settings) == 2, "what is open is held"
+
+
+def test_h43_invented_devices_join_no_pattern_and_a_pattern_has_a_bound(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    rules = (
+        GroupRule(name="presses", devices=("d*", "invented-*")),
+        GroupRule(name="bounded", devices=("*",)),
+    )
+    settings = push_settings(
+        namespaces, mqtt_settings(stack), command_partitions=2, groups=rules, group_pattern_max=3
+    )
+    provision(settings)
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
+        writer = PresenceWriter(client, admin)
+        writer.start()
+        for number in range(50):
+            writer.note("link", f"invented-{number}")
+        poll_for(lambda: len(read_topic(settings, PRESENCE_TOPIC)) >= 50, 60, "records of presence")
+        writer.stop()
+    own = [command(settings, name, 0) for name in NAMES[:2]]
+    one, other = group_command(settings, 1), group_command(settings, 2, "bounded")
+    with Devices(settings) as devices, push_in_thread(settings):
+        write_commands(settings, own)
+        devices.await_all(own)
+        all_acknowledged(settings)
+        write_group_commands(settings, [one])
+        devices.await_all(entries(one, NAMES[:2]))
+        more = [command(settings, name, 1) for name in NAMES[2:]]
+        write_commands(settings, more)
+        devices.await_all(more)
+        all_acknowledged(settings)
+        write_group_commands(settings, [other])
+        (whole,) = poll_for(lambda: receipts(settings).get(other.command_id), 60, "the receipt")
+    (first,) = receipts(settings)[one.command_id]
+    assert first.members == 2, "those that had a command"
+    assert whole.members == 3, "push.group_pattern_max"
 
 
 def test_a_late_member_gets_what_has_not_expired_and_one_that_left_gets_no_more(settings: Settings) -> None:

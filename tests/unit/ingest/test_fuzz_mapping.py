@@ -170,7 +170,7 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
     for message in arrived:
         placed(mapper, message)
         mapper.explain(message.topic, message.payload)
-    assert mapper.topics <= 3
+    assert mapper.topics <= 3 * (len(some) + 1)
 
 
 @FUZZ

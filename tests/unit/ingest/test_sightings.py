@@ -67,7 +67,7 @@ def test_it_is_never_longer_than_an_interval_and_a_gap_untold(gaps: list[float])
 
 
 def test_h10_devices_are_bounded_and_a_forgotten_one_is_told_again() -> None:
-    sightings = Sightings(EVERY, most=2)
+    sightings = Sightings(EVERY, most_bytes=900)
     first = sightings.of("a")
     assert sightings.news(first, 0.0)
     assert sightings.of("a") is first

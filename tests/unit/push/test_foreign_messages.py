@@ -234,7 +234,7 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
     core.dead_letter_stored(position)
     (receipt,) = core.take(NOW)
     assert isinstance(receipt, StoreReceipt)
-    assert (receipt.receipt.state, receipt.receipt.device) == ("rejected", device[:65_535])
+    assert (receipt.receipt.state, receipt.receipt.device) == ("rejected", device[:16_384])
     assert len(receipt.receipt.encode()) < 1_000_000, "Pulsar takes it"
     core.receipt_stored(position)
     assert core.take(NOW) == [Ack(position)], "and no cursor is written"

@@ -24,6 +24,7 @@ from bridge.groups import (
     member_key,
     member_of,
 )
+from bridge.names import MAX_NAME_BYTES
 from bridge.pulsar_client import Message
 from bridge.push.groups.expanding import (
     BadCommand,
@@ -442,7 +443,7 @@ def test_a_group_command_whose_texts_have_no_bound_is_given_up_with_what_pulsar_
 
 def test_the_longest_texts_of_a_group_command_make_records_that_pulsar_takes() -> None:
     template = "{device}/" * 7281
-    long = GroupCommand("i" * 65_535, '"' * 65_535, template, b"p", cause="\1" * 4096)
+    long = GroupCommand("i" * MAX_NAME_BYTES, '"' * MAX_NAME_BYTES, template, b"p", cause="\1" * 4096)
     assert group_problem(long) is None
     membership, roster = Membership(()), Roster()
     membership.put(long.group, "d" * 1000, member=True)

@@ -1,4 +1,4 @@
-"""The devices that patterns of groups may mean, found by the keys of cursors and of presence."""
+"""The devices that patterns of groups may mean, found by the keys of cursors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Partition:
         pass
 
 
-def test_a_pattern_means_no_record_of_pushs_own() -> None:
+def test_h43_a_pattern_means_devices_that_had_a_command_and_no_record_of_pushs_own() -> None:
     cursor, records = Cursor(256), list[tuple[str, bytes]]()
     for number in range(30):
         cursor.settle(CommandPosition(1, number, -1), f"id-{number}", delivered=True)
@@ -53,4 +53,18 @@ def test_a_pattern_means_no_record_of_pushs_own() -> None:
     ]
     membership = Membership([GroupRule(name="all", devices=("*",))])
     KnownDevices(cast(PulsarClient, Partition(records)), PulsarSettings(), membership).take()
-    assert membership.members("all") == {"press-1", "press-2", "hall-2"}
+    assert membership.members("all") == {"press-1", "press-2"}, (
+        "ingest has heard of hall-2, and that makes no member"
+    )
+
+
+def test_h43_patterns_mean_no_more_devices_than_the_setting() -> None:
+    membership = Membership([GroupRule(name="all", devices=("*", "named"))], most=3)
+    membership.put("other", "put", member=True)
+    membership.knows(["a"])
+    membership.knows(f"later-{number}" for number in range(100))
+    members = membership.members("all")
+    assert {"named", "put", "a"} <= members
+    assert len(members) == 3
+    membership.put("all", "explicit", member=True)
+    assert membership.members("all") == members | {"explicit"}

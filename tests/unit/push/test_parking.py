@@ -873,7 +873,7 @@ def test_devices_are_tried_in_the_order_of_the_log_and_each_comes_to_its_turn() 
 
 
 def test_presence_forgets_whom_it_heard_of_least_lately() -> None:
-    presence = Presence(most=2)
+    presence = Presence(most_bytes=900)
     for device in ("a", "b", "c"):
         presence.gone(device, 5)
     assert [presence.absent(device) for device in ("a", "b", "c")] == [False, True, True]

@@ -91,4 +91,5 @@ def test_the_sink_takes_the_connection_that_the_source_takes() -> None:
         tls_validate_hostname=False,
         system_namespace="s",
     )
-    assert read_options(sink_options(pulsar)).pulsar == pulsar
+    found = read_options(sink_options(pulsar, 2048))
+    assert (found.pulsar, found.max_name_bytes) == (pulsar, 2048)
