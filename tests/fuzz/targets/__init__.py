@@ -1,0 +1,15 @@
+"""The targets by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.fuzz.engine import Target
+from tests.fuzz.targets.mqtt import MQTT
+from tests.fuzz.targets.pulsar_entries import PULSAR_ENTRIES
+from tests.fuzz.targets.pulsar_frames import PULSAR_FRAMES
+from tests.fuzz.targets.records import RECORDS
+
+__all__ = ["TARGETS"]
+
+TARGETS: Final[dict[str, Target]] = {target.name: target for target in (MQTT, PULSAR_FRAMES, PULSAR_ENTRIES, RECORDS)}
