@@ -19,7 +19,19 @@ from typing import Any, Final, TypeAlias
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-__all__ = ["Case", "Check", "Finding", "Run", "Target", "fuzz", "kept", "literal", "read_case", "replay", "save"]
+__all__ = [
+    "Case",
+    "Check",
+    "Finding",
+    "Run",
+    "Target",
+    "fuzz",
+    "kept",
+    "literal",
+    "read_case",
+    "replay",
+    "save",
+]
 
 Case: TypeAlias = Any
 Check: TypeAlias = Callable[[Case], None]
@@ -54,7 +66,9 @@ class Finding:
     def text(self) -> str:
         """Return it on a few lines for a person."""
         origin = "kept case" if self.seed is None else f"seed {self.seed}"
-        return f"{self.target}: {origin}: {self.effect}\n  at {self.where}\n  case {literal(self.case)[:2000]}"
+        return (
+            f"{self.target}: {origin}: {self.effect}\n  at {self.where}\n  case {literal(self.case)[:2000]}"
+        )
 
 
 @dataclass
@@ -150,6 +164,10 @@ def _effect(error: BaseException) -> str:
 def _where(error: BaseException) -> str:
     """Return the line that raised: the last one that is not of a library."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [one for one in frames if "site-packages" not in one.filename and "/tests/fuzz/engine" not in one.filename]
+    ours = [
+        one
+        for one in frames
+        if "site-packages" not in one.filename and "/tests/fuzz/engine" not in one.filename
+    ]
     last = (ours or list(frames))[-1]
     return f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno} in {last.name}"

@@ -17,5 +17,8 @@ def test_no_case_breaks_the_invariant(target: Target) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}: repeat with make fuzz ONLY={target.name} SEED={seed}")
     with target.opened() as check:
-        found = [*replay(target, check), *fuzz(target, check, number=seed, examples=target.examples, run=Run())]
+        found = [
+            *replay(target, check),
+            *fuzz(target, check, number=seed, examples=target.examples, run=Run()),
+        ]
     assert not found, f"{target.invariant}\n" + "\n".join(one.text() for one in found)

@@ -29,7 +29,9 @@ _NEXT: Final = "the next connection"
 _allowed = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
 _texts = st.one_of(
     st.text(_allowed, max_size=8),
-    st.sampled_from(["\ufeff", "a\ufeffb", "\x01", "\x1f", "\x7f", "\x9f", "\uffff", "\ufdd0", "\U0010ffff", "é" * 99, ""]),
+    st.sampled_from(
+        ["\ufeff", "a\ufeffb", "\x01", "\x1f", "\x7f", "\x9f", "\uffff", "\ufdd0", "\U0010ffff", "é" * 99, ""]
+    ),
 )
 _topics = st.one_of(
     st.sampled_from(["plant/1", "a", "a/b/c", "$SYS/x", "/", " ", "\ufeff/x", "x" * 4000]),
@@ -139,7 +141,10 @@ def _damaged(draw: st.DrawFn, protocol: _Protocol) -> tuple[str, bytes]:
     raw = bytearray(raw[:2000])
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, min(len(raw) - 1, 60))))
-        more = draw(st.sampled_from([b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\x7f", b"\x80", b"\x23\0\1"]) | st.binary(min_size=1, max_size=2))
+        more = draw(
+            st.sampled_from([b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\x7f", b"\x80", b"\x23\0\1"])
+            | st.binary(min_size=1, max_size=2)
+        )
         raw[at : at + draw(st.integers(0, 2))] = more
     fixed = bytes(raw)
     if draw(st.booleans()):  # as a packet of its own length, so that what follows is found
@@ -193,7 +198,9 @@ def _encoded(one: Any, protocol: str, mid: int) -> bytes:
     _, topic, payload, qos, retain, dup, properties = one
     body = _string(topic) + (struct.pack("!H", mid) if qos else b"")
     if protocol == "5":
-        block = b"".join(b"\x26" + _string(name) + _string(value) for name, value in properties.get("user", ()))
+        block = b"".join(
+            b"\x26" + _string(name) + _string(value) for name, value in properties.get("user", ())
+        )
         for name, kind in (("content_type", 3), ("response_topic", 8), ("correlation_data", 9)):
             if name in properties:
                 block += bytes([kind]) + _string(properties[name])
@@ -242,7 +249,11 @@ class _Broker:
         protocol, connack, items, cuts = case
         handler = _Handler()
         settings = MqttSettings(
-            port=self.port, protocol=protocol, reconnect_min_s=0.001, reconnect_max_s=0.002, connect_timeout_s=60
+            port=self.port,
+            protocol=protocol,
+            reconnect_min_s=0.001,
+            reconnect_max_s=0.002,
+            connect_timeout_s=60,
         )
         link = Link(settings, handler)
         for qos in (1, 2, 1):
@@ -252,7 +263,9 @@ class _Broker:
         finally:
             link.close()
 
-    def _play(self, link: Link, handler: _Handler, protocol: str, connack: bytes, items: Any, cuts: Any) -> None:
+    def _play(
+        self, link: Link, handler: _Handler, protocol: str, connack: bytes, items: Any, cuts: Any
+    ) -> None:
         expected, stream, damaged, left = [], b"", False, False
         for mid, one in enumerate(items, 100):
             if one[0] == "publish":
@@ -282,7 +295,9 @@ class _Broker:
             before = len(handler.lost)
             _send(peer, link, handler, [plain, one])
             _turn_until(
-                link, lambda: len(handler.lost) > before or _NEXT in handler.topics, "a message on the next connection"
+                link,
+                lambda: len(handler.lost) > before or _NEXT in handler.topics,
+                "a message on the next connection",
             )
             assert _NEXT in handler.topics, f"the next connection ended: {handler.lost[-1].why}"
 

@@ -22,8 +22,12 @@ __all__ = ["PULSAR_ENTRIES"]
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _LONG_NUMBER: Final = b"\x80" * 30_000
 
-_data = st.binary(max_size=16) | st.sampled_from([b"", b"\xff\xfe", b"\x80" * 11, "é\ufeff\0".encode(), _LONG_NUMBER])
-_sizes = st.sampled_from([0, 1, 127, 128, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64 - 1]) | st.integers(0, 300)
+_data = st.binary(max_size=16) | st.sampled_from(
+    [b"", b"\xff\xfe", b"\x80" * 11, "é\ufeff\0".encode(), _LONG_NUMBER]
+)
+_sizes = st.sampled_from(
+    [0, 1, 127, 128, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
+) | st.integers(0, 300)
 _messages = st.fixed_dictionaries(
     {"payload": _data},
     optional={
@@ -49,7 +53,9 @@ _cases = st.fixed_dictionaries(
         "metadata": st.lists(st.tuples(st.integers(1, 40), _sizes | _data), max_size=4),
         "metadata_size": _sizes,
         "checksum": st.booleans(),
-        "damage": st.lists(st.tuples(st.integers(0, 120), st.integers(0, 3), st.binary(max_size=4)), max_size=3),
+        "damage": st.lists(
+            st.tuples(st.integers(0, 120), st.integers(0, 3), st.binary(max_size=4)), max_size=3
+        ),
         "cut": st.integers(0, 60),
     },
 )
@@ -66,7 +72,9 @@ def _fields(some: Any) -> bytes:
 def _batch(messages: Any) -> bytes:
     found = b""
     for one in messages:
-        metadata = one.get("front", b"") + b"".join(text(1, text(1, n) + text(2, v)) for n, v in one.get("properties", ()))
+        metadata = one.get("front", b"") + b"".join(
+            text(1, text(1, n) + text(2, v)) for n, v in one.get("properties", ())
+        )
         if "key" in one:
             metadata += text(2, one["key"])
         metadata += number(3, one.get("size", len(one["payload"]))) + _fields(one.get("tail", ()))
@@ -93,7 +101,9 @@ def _entry(case: Case) -> bytes:
         chunk, total, _ = case["chunk"]
         metadata += text(26, b"u") + number(27, total) + number(29, chunk)
     metadata += _fields(case.get("metadata", ()))
-    found = bytearray(_size(case.get("metadata_size", len(metadata))) + metadata + _compressed(body, case["compression"]))
+    found = bytearray(
+        _size(case.get("metadata_size", len(metadata))) + metadata + _compressed(body, case["compression"])
+    )
     for at, size, more in case.get("damage", ()):
         at = min(at, len(found))
         found[at : at + size] = more
@@ -101,7 +111,11 @@ def _entry(case: Case) -> bytes:
     return b"\x0e\x01" + crc32c(data).to_bytes(4, "big") + data if case.get("checksum") else data
 
 
-_HONEST: Final = {"messages": [{"payload": b"good", "key": b"k", "properties": [(b"n", b"v")]}], "compression": 0, "batched": True}
+_HONEST: Final = {
+    "messages": [{"payload": b"good", "key": b"k", "properties": [(b"n", b"v")]}],
+    "compression": 0,
+    "batched": True,
+}
 
 
 def _check(case: Case) -> None:

@@ -31,7 +31,9 @@ _PRODUCER: Final = 7
 _SEQUENCE: Final = 40
 _PATIENCE_S: Final = 20.0
 
-_numbers = st.sampled_from([0, 1, 2, 3, _PRODUCER, _SEQUENCE, 41, 2**31, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+_numbers = st.sampled_from([0, 1, 2, 3, _PRODUCER, _SEQUENCE, 41, 2**31, 2**63, 2**64 - 1]) | st.integers(
+    0, 2**64 - 1
+)
 _urls = st.sampled_from(
     [
         b"pulsar://127.0.0.1:1", b"pulsar://a,b", b"pulsar://[::1", b"http://x", b"pulsar://", b"", b"\xff", b"pulsar://x:99999",
@@ -42,18 +44,20 @@ _urls = st.sampled_from(
 _values = _numbers | st.binary(max_size=12) | _urls
 _fields = st.lists(st.tuples(st.integers(1, 12), _values), max_size=8)
 _kinds = st.sampled_from([int(kind) for kind in Kind] + [0, 1, 12, 33, 99, 2**31])
-_commands = st.tuples(
-    st.just("command"), _kinds, _fields, st.binary(max_size=20)
-)
+_commands = st.tuples(st.just("command"), _kinds, _fields, st.binary(max_size=20))
 _raw = st.tuples(
     st.just("raw"),
     st.one_of(
         st.binary(max_size=24),
         st.sampled_from(
             [
-                b"\xff\xff\xff\xff\0\0\0\4\x08\x03", b"\0\0\0\x08\0\0\0\xff\x08\x03", b"\0\0\0\4\0\0\0\0", b"\0\0\0\3\0\0\0\0", b"HTTP/1.1 400 Bad\r\n\r\n",
+                b"\xff\xff\xff\xff\0\0\0\4\x08\x03",
+                b"\0\0\0\x08\0\0\0\xff\x08\x03",
+                b"\0\0\0\4\0\0\0\0",
+                b"\0\0\0\3\0\0\0\0",
+                b"HTTP/1.1 400 Bad\r\n\r\n",
             ]
-        ),  # fmt: skip
+        ),
         st.integers(1, 60_000).map(lambda n: (n + 4).to_bytes(4, "big") + n.to_bytes(4, "big") + b"\x80" * n),
     ),
 )
@@ -73,7 +77,9 @@ def _body(fields: Any) -> bytes:
 
 def _frame(kind: int, body: bytes, entry: bytes = b"") -> bytes:
     command = number(1, kind) + text(kind, body)
-    return (len(command) + 4 + len(entry)).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command + entry
+    return (
+        (len(command) + 4 + len(entry)).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command + entry
+    )
 
 
 def _encoded(one: Any) -> bytes:

@@ -23,7 +23,7 @@ from bridge.mapping import Mapper
 from bridge.presence_record import PresenceRecord
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Sure, ids_key, read_term, term_record
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Sure, read_term, term_record
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.parked import ParkedId, read_segment, segment_key
 from bridge.push.queues import Limits
@@ -61,7 +61,9 @@ def _cursor() -> Cursor:
 
 def _records() -> dict[str, list[tuple[str, Any]]]:
     """Honest records by the topic that they stand on: keys, and bodies as JSON has them."""
-    instance = InstanceRecord("i", "h", 1, "running", 1, 2, 5.0, {"mqtt": ProtocolRecord("", ["a"], {"l": True})}, ["t"], 1)
+    instance = InstanceRecord(
+        "i", "h", 1, "running", 1, 2, 5.0, {"mqtt": ProtocolRecord("", ["a"], {"l": True})}, ["t"], 1
+    )
     cursor = _cursor()
     apart, stored = cursor.records("d", all_keys=True)
     segment = {"v": 1, "parked": [3, 31, 0, 0, 0, 3, 32, 0, 9, 3], "since_us": 7}
@@ -122,7 +124,22 @@ def _payloads(draw: st.DrawFn, body: Any) -> bytes:
     kind = draw(st.integers(0, 11))
     if kind == 0:
         return draw(
-            st.sampled_from([b"", b"null", b"1", b"[]", b"{}", b'"x"', b"\xff", b"[" * 50_000, b'{"v":1' + b"0" * 5000 + b"}", b"NaN", b"1e999", b'{"v":1}'])
+            st.sampled_from(
+                [
+                    b"",
+                    b"null",
+                    b"1",
+                    b"[]",
+                    b"{}",
+                    b'"x"',
+                    b"\xff",
+                    b"[" * 50_000,
+                    b'{"v":1' + b"0" * 5000 + b"}",
+                    b"NaN",
+                    b"1e999",
+                    b'{"v":1}',
+                ]
+            )
             | st.binary(max_size=12)
         )
     for _ in range(draw(st.integers(0, 3))):
@@ -138,8 +155,32 @@ def _payloads(draw: st.DrawFn, body: Any) -> bytes:
 
 
 _keys = st.one_of(
-    st.sampled_from(["", "d", "e", "\0", "\0owner", "\0term", "\0ids\0", "\0ids\0d", "\0parked\0o.0\0e", "\0parked\0", "x" * 5000, "[]", "null", "[1]", '["member"]',
-                     '["open",1,2]', '["open","a",{},[]]', '["group",[]]', '["member",{},"d"]', '["progress",1]', "[" * 50_000, '["open",1e999,1,1]']),  # fmt: skip
+    st.sampled_from(
+        [
+            "",
+            "d",
+            "e",
+            "\0",
+            "\0owner",
+            "\0term",
+            "\0ids\0",
+            "\0ids\0d",
+            "\0parked\0o.0\0e",
+            "\0parked\0",
+            "x" * 5000,
+            "[]",
+            "null",
+            "[1]",
+            '["member"]',
+            '["open",1,2]',
+            '["open","a",{},[]]',
+            '["group",[]]',
+            '["member",{},"d"]',
+            '["progress",1]',
+            "[" * 50_000,
+            '["open",1e999,1,1]',
+        ]
+    ),
     st.text(st.characters(exclude_categories=("Cs",)), max_size=5),
 )
 
@@ -159,10 +200,16 @@ _properties = st.dictionaries(
 
 @st.composite
 def _cases(draw: st.DrawFn) -> Case:
-    kind = draw(st.sampled_from(["fold", "fold", "fold", "properties", *(t for t in _HONEST if t != "cursors"), "cursor"]))
+    kind = draw(
+        st.sampled_from(
+            ["fold", "fold", "fold", "properties", *(t for t in _HONEST if t != "cursors"), "cursor"]
+        )
+    )
     if kind == "fold":
         writers = st.sampled_from(["a", "b", ""])
-        return kind, draw(st.lists(st.tuples(writers, _record("cursors")).map(lambda one: (*one[1], one[0])), max_size=8))
+        return kind, draw(
+            st.lists(st.tuples(writers, _record("cursors")).map(lambda one: (*one[1], one[0])), max_size=8)
+        )
     if kind == "properties":
         properties = draw(_properties)
         if draw(st.booleans()):
@@ -196,7 +243,9 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
     actions = core.take(_NOW)
     core.tick(_NOW + 10_000_000)
     actions += core.take(_NOW + 10_000_000)
-    assert any(isinstance(one, Push) and one.command == command for one in actions), "an honest device's command waits"
+    assert any(isinstance(one, Push) and one.command == command for one in actions), (
+        "an honest device's command waits"
+    )
     for name in core.with_cursors:
         cursor = core.cursor_of(name)
         if cursor is not None:
