@@ -12,8 +12,6 @@ __all__ = ["fields", "number", "numbers_of", "read_varint", "text", "varint"]
 
 _FIXED: Final = {1: 8, 5: 4}
 """Wire types of a fixed size, in bytes."""
-_LAST_SHIFT: Final = 63
-"""Of the tenth byte of a number."""
 
 
 def varint(value: int) -> bytes:
@@ -39,9 +37,7 @@ def text(field: int, value: bytes) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at ``at``, and where it ends. Raises IndexError when the data ends before, ValueError
-    for a number of more than ten bytes, which no 64 bits need.
-    """
+    """Return the number that begins at ``at``, and where it ends. Raises IndexError when the data ends before."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -50,8 +46,6 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-        if shift > _LAST_SHIFT:
-            raise ValueError("a number of more than 10 bytes")
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -64,7 +58,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             size = _FIXED.get(kind, 0)
             if not size:
                 size, at = read_varint(data, at)
-        except (IndexError, ValueError):  # cut in the midst of a number, or too long for one
+        except IndexError:  # cut in the midst of a number
             return
         if kind == 0:
             yield key >> 3, size

@@ -157,6 +157,8 @@ def _connacks(draw: st.DrawFn, protocol: _Protocol) -> bytes:
     present = draw(st.integers(0, 1))
     if protocol != "5":
         return packet(0x20, bytes([present if protocol == "3.1.1" else 0, 0]))
+    if draw(st.integers(0, 3)):
+        return packet(0x20, bytes([present, 0, 0]))
     one = [
         st.integers(0, 2**32 - 1).map(lambda n: b"\x11" + struct.pack("!I", n)),
         st.integers(1, 65_535).map(lambda n: b"\x21" + struct.pack("!H", n)),
@@ -284,11 +286,13 @@ class _Broker:
             if not damaged:
                 _turn_until(link, lambda: bool(handler.lost) or _END in handler.topics, "the stream's end")
                 assert left or not handler.lost, f"the link closed at allowed packets: {handler.lost[0].why}"
-                assert [m for m in handler.messages if m.topic != _END] == expected
+                found = [one for one in handler.messages if one.topic != _END]
+                assert found == expected, f"{found} instead of {expected}, lost {handler.lost}"
             with suppress(OSError):
                 peer.shutdown(socket.SHUT_WR)
             _turn_until(link, lambda: bool(handler.lost), "the end of the connection")
-        assert handler.messages[: len(expected)] == expected
+        found = handler.messages[: len(expected)]
+        assert found == expected, f"{found} instead of {expected}, lost {handler.lost[:1]}"
         with self._accepted(link) as peer:
             one = _encoded(("publish", _NEXT, b"", 1, False, False, {}), protocol, 7)
             plain = b"\x20\3\0\0\0" if protocol == "5" else b"\x20\2\0\0"
