@@ -297,6 +297,13 @@ def _instance(_key: str, payload: bytes) -> None:
     record.encode()
 
 
+def _offset(_key: str, payload: bytes) -> None:
+    with suppress(ValueError, RecursionError):  # Spark gives nothing that is no JSON
+        body = json.loads(payload)
+        if isinstance(body, dict):
+            Offset.from_json(body)
+
+
 _MAPPER: Final = Mapper(IngestSettings())
 
 
@@ -324,7 +331,7 @@ _DECODERS: Final[dict[str, Callable[[str, bytes], object]]] = {
     "instances": _instance,
     "receipts": lambda key, payload: Receipt.decode(payload).encode(),
     "notes": lambda key, payload: note_of({contract.P_DEAD_NOTE: contract.NOTE_REPLAYED}, payload),
-    "offsets": lambda key, payload: Offset.from_json(json.loads(payload)),
+    "offsets": _offset,
     "ingest": lambda key, payload: contract.decode_ingest(payload.decode("utf-8", "replace")),
     "users": lambda key, payload: contract.decode_user_properties(payload.decode("utf-8", "replace")),
 }
