@@ -66,9 +66,7 @@ _WRONG: Final[dict[str, st.SearchStrategy[Any]]] = {
     "mutation": st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=3)),
     "cut": st.integers(0, 400),
     "origin": st.sampled_from([b"http://evil.example", b"null", b"\xff"]),
-    "host": st.sampled_from(
-        [b"evil.example", b"127.0.0.1.evil.example", b"", b"[::1", b"localhost@evil.example"]
-    ),
+    "host": st.sampled_from([b"evil.example", b"127.0.0.1.evil.example", b"", b"localhost@evil.example"]),
 }
 
 
