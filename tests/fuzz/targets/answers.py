@@ -100,5 +100,5 @@ ANSWERS: Final = Target(
     "A device's message is an answer to a place that there can be, a request that is read, or refused in words.",
     lambda: _cases,
     _opened,
-    examples=500,
+    examples=300,
 )

@@ -228,5 +228,5 @@ DECODERS: Final = Target(
     "A payload gives a body, a document of at most max_bytes bytes, or the reason for quarantine, in bounded time and memory.",
     _cases,
     _opened,
-    examples=400,
+    examples=250,
 )

@@ -137,5 +137,5 @@ ENVELOPE: Final = Target(
     "reading; and its envelope is read back.",
     _cases,
     _opened,
-    examples=300,
+    examples=100,
 )

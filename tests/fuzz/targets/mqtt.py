@@ -365,5 +365,5 @@ MQTT: Final = Target(
     "and after any bytes at all the next connection brings messages.",
     _cases,
     _opened,
-    examples=150,
+    examples=100,
 )

@@ -149,5 +149,5 @@ PULSAR_ENTRIES: Final = Target(
     "An entry gives rows or one of the two declared errors, in bounded time and memory, and the next entry is read as it is.",
     lambda: _cases,
     _opened,
-    examples=400,
+    examples=150,
 )

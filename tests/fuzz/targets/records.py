@@ -361,5 +361,5 @@ RECORDS: Final = Target(
     "unreadable ones left out, still serves an honest device.",
     _cases,
     _opened,
-    examples=600,
+    examples=250,
 )
