@@ -31,7 +31,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos matrix notebook lock clean
+.PHONY: help setup demo test lint bench chaos fuzz matrix notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -57,8 +57,11 @@ lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one group
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push
+chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target, SECONDS=600 for each, SEED=7
+	@$(BIN)/python -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)

@@ -139,12 +139,12 @@ def open_connection(
     except BaseException as e:
         if link is not None:
             link.close()
-        if isinstance(e, OSError):
+        if isinstance(e, OSError | UnicodeError):  # the latter for a host name that DNS cannot have
             raise _problem(e, settings, where) from e
         raise
 
 
-def _problem(error: OSError, settings: PulsarSettings, where: str) -> Exception:
+def _problem(error: OSError | UnicodeError, settings: PulsarSettings, where: str) -> Exception:
     if isinstance(error, ssl.SSLEOFError):
         return TransientError(f"{where} closed the connection in the midst of TLS; is that its TLS port?")
     problem = handshake_problem(error, settings, "pulsar", where)

@@ -239,9 +239,18 @@ def redirect_of(answer: Answer, *, tls: bool) -> Redirect | WireError:
     if response == 2:
         return answer.error(6, 7)
     url = answer.text(2 if tls else 1)
-    if not urlsplit(url).hostname:
+    if not _names_a_broker(url):
         return WireError("ServiceUnitNotReady", f"the lookup names no broker for {'TLS' if tls else 'plain'}")
     return Redirect(url, response == 1, bool(answer.number(5)), bool(answer.number(8)))
+
+
+def _names_a_broker(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        usable = parts.port is None or parts.port > 0
+    except ValueError:  # no IPv6 address, or no port
+        return False
+    return usable and parts.scheme in ("pulsar", "pulsar+ssl") and bool(parts.hostname) and "," not in parts.netloc
 
 
 class Frames:

@@ -1,6 +1,7 @@
 """``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load.
 
-Of ingest, or with ``--push`` of push, with devices that come and go.
+Of ingest, or with ``--push`` of push, with devices that come and go. With ``--hostile`` nothing is killed: hostile devices
+attack ingest and push beside 1,000 honest ones.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import threading
 import time
 
 from bridge.killpoints import INGEST_KILL_POINTS
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
+from tests.chaos.hostile_world import hostile_world
 from tests.chaos.push_world import PUSH_POINTS, push_world
 from tests.chaos.world import VICTIMS, World, world
 from tests.support.fleet import Fleet
@@ -33,14 +36,42 @@ def main() -> int:
     parser.add_argument("--devices", type=int, help="100, of push 1000")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--no-points", action="store_true", help="leave out the named points")
+    parser.add_argument("--hostile", action="store_true", help="hostile devices, and no kills")
+    parser.add_argument(
+        "--mqtt", choices=("artemis", "mosquitto"), default="artemis", help="of --hostile: the broker"
+    )
     parser.add_argument("--push", action="store_true", help="kill push instead of ingest")
     parser.add_argument("--victim", choices=VICTIMS, help="of push: at named points kill this one alone")
     parser.add_argument("--old", type=float, default=0.0, help="of push: share of devices with MQTT 3.1.1")
     parser.add_argument("--away", type=float, default=20.0, help="of push: how long devices are away, in s")
     args = parser.parse_args()
     seed = random.randrange(2**32) if args.seed is None else args.seed
-    _say(f"seed {seed}: repeat with ARGS='{'--push ' if args.push else ''}--seed {seed}'")
+    mode = f"--hostile --mqtt {args.mqtt} " if args.hostile else "--push " if args.push else ""
+    _say(f"seed {seed}: repeat with ARGS='{mode}--seed {seed}'")
+    if args.hostile:
+        return _hostile(args, seed)
     return _push(args, seed) if args.push else _ingest(args, seed)
+
+
+def _hostile(args: argparse.Namespace, seed: int) -> int:
+    with (
+        own_folder("chaos") as folder,
+        LocalStack(LocalSettings(start_timeout_s=300, mqtt_server=args.mqtt)) as stack,
+        hostile_world(
+            stack, folder, devices=args.devices or 1000, rate=args.rate or 500.0, command_rate=50.0, seed=seed
+        ) as one,
+    ):
+        _say(f"attacks for {args.seconds:.0f} s")
+        pause, until, told = threading.Event(), time.monotonic() + args.seconds, 0
+        while (left := until - time.monotonic()) > 0:
+            pause.wait(min(left, 10.0))  # how long the attacks last: nothing is waited for
+            broken = one.interruptions()
+            if len(broken) > told:
+                told = len(broken)
+                _say(f"{left:5.0f} s left: {'; '.join(broken)}")
+        found = one.account(_say)
+        _say(found.text())
+    return 1 if found.broken else 0
 
 
 def _push(args: argparse.Namespace, seed: int) -> int:

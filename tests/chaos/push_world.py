@@ -14,11 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pulsar
 import yaml
@@ -72,6 +72,8 @@ class Writer:
         self._chance = random.Random(seed)
         self._next = [0] * devices
         self.acknowledged: dict[int, list[float]] = defaultdict(list)
+        self.places: deque[tuple[int, int, int, int]] = deque(maxlen=200)
+        """Partition, ledger, entry and index of the last ones: what a device that forges answers guesses at best."""
         self._failed: list[object] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -133,13 +135,15 @@ class Writer:
             emitted_at_us=time.time_ns() // 1000,
         )
 
-        def answered(result: object, _id: object) -> None:
+        def answered(result: object, found: pulsar.MessageId) -> None:
             if result == pulsar.Result.Ok:
                 self.acknowledged[device].append(time.time())
+                self.places.append((partition, found.ledger_id(), found.entry_id(), found.batch_index()))
             else:
                 self._failed.append(result)
 
-        producers[partition_of(name, len(producers))].send_async(
+        partition = partition_of(name, len(producers))
+        producers[partition].send_async(
             command.payload, answered, partition_key=name, properties=encode_command(command)
         )
 
@@ -176,30 +180,44 @@ class PushWorld:
     """Everything that is killed. ``kills`` counts at random, ``points`` at named points; ``times`` has them all."""
 
     def __init__(
-        self, stack: LocalStack, folder: Path, *, devices: int, rate: float, seed: int, old_share: float
+        self,
+        stack: LocalStack,
+        folder: Path,
+        *,
+        devices: int,
+        rate: float,
+        seed: int,
+        old_share: float,
+        pulsar_settings: PulsarSettings | None = None,
+        root: str | None = None,
+        port: int | None = None,
+        **push: object,
     ) -> None:
-        """``old_share`` of the devices speak MQTT 3.1.1: then commands name their positions in their topics."""
+        """``old_share`` of the devices speak MQTT 3.1.1: then commands name their positions in their topics.
+
+        ``root`` is the level above all topics, ``port`` that of a proxy before the MQTT broker; ``push`` are further settings
+        of that section.
+        """
         self.stack = stack
         self._old_share = old_share
         self._folder = folder
-        self.pulsar: PulsarSettings = provisioned(stack)
+        self.pulsar: PulsarSettings = pulsar_settings or provisioned(stack)
         self.kills: Counter[str] = Counter()
         self.points: Counter[tuple[str, str]] = Counter()
         self.times: list[Kill] = []
-        mqtt = mqtt_settings(stack, keep_alive_s=5, reconnect_max_s=0.5)
-        self.root = mqtt.client_id
-        settings = push_settings(
-            self.pulsar,
-            mqtt,
-            command_partitions=_PARTITIONS,
-            confirm="device",
-            answer_topic=f"{self.root}/answers",
-            position_in="topic" if old_share else "properties",
-            presence=(PresenceRule(filter=status_topic(self.root, "+device")),),
-            answer_timeout_s=10.0,
-            probe_min_s=5.0,
-            probe_max_s=20.0,
-        )
+        mqtt = mqtt_settings(stack, keep_alive_s=5, reconnect_max_s=0.5, port=port or stack.mqtt_port)
+        self.root = root or mqtt.client_id
+        own: dict[str, object] = {
+            "command_partitions": _PARTITIONS,
+            "confirm": "device",
+            "answer_topic": f"{self.root}/answers",
+            "position_in": "topic" if old_share else "properties",
+            "presence": (PresenceRule(filter=status_topic(self.root, "+device")),),
+            "answer_timeout_s": 10.0,
+            "probe_min_s": 5.0,
+            "probe_max_s": 20.0,
+        }
+        settings = push_settings(self.pulsar, mqtt, **own | push)
         self.settings = settings.model_copy(update={"log": LogSettings(format="json")})
         provision(self.settings)
         self._config = folder / "push.yaml"
@@ -433,9 +451,12 @@ def push_world(
     away_s: float,
     processes: int = 1,
     old_share: float = 0.25,
+    **more: Any,
 ) -> Iterator[tuple[PushWorld, DeviceProcesses]]:
-    """A world with its devices there and commands being written. ``old_share`` of them speak MQTT 3.1.1."""
-    made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed, old_share=old_share)
+    """A world with its devices there and commands being written. ``old_share`` of them speak MQTT 3.1.1; ``more`` is as for
+    ``PushWorld``.
+    """
+    made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed, old_share=old_share, **more)
     spec = made.spec(devices=devices, seed=seed, present_s=present_s, away_s=away_s)
     try:
         made.fill()

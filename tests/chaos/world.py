@@ -30,27 +30,43 @@ from tests.support.stack import mqtt_settings, provisioned
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import patient, poll_for
 
-__all__ = ["VICTIMS", "Victim", "World", "world"]
+__all__ = ["TOPIC", "VICTIMS", "Victim", "World", "world"]
 
 Victim = Literal["worker", "mqtt", "pulsar"]
 VICTIMS: tuple[Victim, ...] = ("worker", "mqtt", "pulsar")
-_TOPIC = "chaos"
+TOPIC = "chaos"
 
 
 class World:
     """One ingest worker behind a proxy that can cut its connection; ``kills`` counts who was killed."""
 
-    def __init__(self, stack: LocalStack, folder: Path, proxy: TcpProxy) -> None:
+    def __init__(
+        self,
+        stack: LocalStack,
+        folder: Path,
+        proxy: TcpProxy,
+        *,
+        protocol: str = "3.1.1",
+        rules: Callable[[str], tuple[TopicRule, ...]] = lambda root: (),
+        resume_topic: Callable[[str], str | None] = lambda root: None,
+    ) -> None:
+        """``rules`` come before the one for the fleet; like ``resume_topic`` they are made for the level above all topics."""
         self.stack = stack
         self.proxy = proxy
         self.pulsar = provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
         self.times: list[Kill] = []
-        mqtt = mqtt_settings(stack, protocol="3.1.1", port=proxy.port, keep_alive_s=5, reconnect_max_s=0.5)
+        mqtt = mqtt_settings(stack, protocol=protocol, port=proxy.port, keep_alive_s=5, reconnect_max_s=0.5)
         self.root = mqtt.client_id
-        rule = TopicRule(name="chaos", filter=f"{self.root}/+device/x", topic=_TOPIC, device="{device}")
-        ingest = ingest_settings(mqtt, self.pulsar, rules=(rule,), max_in_flight=500)
-        self.settings = ingest.model_copy(update={"log": LogSettings(format="json")})
+        rule = TopicRule(name="chaos", filter=f"{self.root}/+device/x", topic=TOPIC, device="{device}")
+        made = ingest_settings(
+            mqtt,
+            self.pulsar,
+            rules=(*rules(self.root), rule),
+            max_in_flight=500,
+            resume_topic=resume_topic(self.root),
+        )
+        self.settings = made.model_copy(update={"log": LogSettings(format="json")})
         self.log = folder / "ingest.log"
         self._config = folder / "ingest.yaml"
         self._config.write_text(
@@ -185,7 +201,7 @@ class World:
         def ledger() -> Ledger:
             return read_ledger(
                 self.pulsar,
-                _TOPIC,
+                TOPIC,
                 fleet.confirmed,
                 repeated=fleet.repeated,
                 connections=self._connections,
