@@ -136,13 +136,13 @@ class Listening:
                 )
                 await asyncio.sleep(_NO_ROOM_S)
                 continue
-            problem = self._problem(name, connection, acceptor)
-            if problem is None:
+            advice = self._problem(name, connection, acceptor)
+            if advice is None:
                 task = self.loop.create_task(self._connect(name, connection, acceptor))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
             else:
-                log.warning("a connection was refused. " + problem, protocol=name, shown=1)
+                log.warning("a connection was refused. " + advice, protocol=name, shown=1)
                 with connection, suppress(OSError):
                     if acceptor.tls is None:
                         connection.send(acceptor.refusal)
