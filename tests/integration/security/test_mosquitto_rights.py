@@ -6,16 +6,14 @@ every publish: what the protocol cannot tell is found by what does not come.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pytest
 
-from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC
+from bridge.contract import COMMANDS_TOPIC
 from bridge.errors import DeniedError
 from bridge.ingest import moving
 from bridge.local.stack import LocalStack
@@ -25,7 +23,6 @@ from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settin
 from bridge.settings.mqtt import MqttSettings
 from tests.support.certificates import HOST
 from tests.support.ingest import remembered, running_ingest, stored
-from tests.support.push import read_topic
 from tests.support.secured import PASSWORD, mosquitto
 from tests.support.secured_tiers import PLANT, pushing, write_command
 from tests.support.stack import provisioned
@@ -155,28 +152,3 @@ def test_push_that_mosquitto_does_not_let_publish_says_so_and_goes_on_trying(
         poll_for(lambda: failures or denied(), 60, "the warning")
         assert not failures
     assert "mqtt.username 'reader'" in said
-
-
-def test_the_readme_s_access_list_lets_a_device_ask_for_its_own_commands_alone(
-    namespaces: PulsarSettings, tmp_path: Path
-) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (patterns,) = re.findall(r"^```text\n((?:pattern .*\n)+)```$", readme, re.MULTILINE)
-    acl = f"user ingest\ntopic read plant/#\ntopic read pulsebridge/resume/#\n\n{patterns}"
-    with mosquitto(tmp_path, users=("ingest", "press-7"), acl=acl) as (port, _):
-        settings = settings_of(mqtt_of(port, "ingest"), namespaces)
-        mine = mqtt_of(port, "press-7", client_id="d")
-        with running_ingest(settings), DeviceClient(mine, "d") as device:
-            for asked in ("press-8", "press-7"):
-                device.publish(f"pulsebridge/resume/{asked}", b"earliest")
-            assert device.flush()
-            poll_for(lambda: requests(settings), 30, "the request that it may make")
-            assert [m.partition_key() for m in requests(settings)] == ["press-7"]
-
-
-def requests(settings: Settings) -> list[pulsar.Message]:
-    """Return the requests to resume; ingest makes their topic with the first."""
-    try:
-        return read_topic(settings, RESUME_TOPIC)
-    except pulsar.TopicNotFound:
-        return []
