@@ -13,6 +13,7 @@ from bridge.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.answers import parse_answer
+from bridge.push.position_tags import SECRET_BYTES, PositionTags
 from bridge.push.presence import PresenceRules
 from bridge.push.resume_requests import read_from
 from bridge.settings.push import PresenceRule
@@ -25,7 +26,20 @@ _TOPIC: Final = "pulsebridge/answers"
 _numbers = st.sampled_from(
     ["0", "1", "-1", "00", "٣", "1_0", " 1", "+1", "9" * 30, "9" * 5000, str(2**63), "", "é"]
 )
-_positions = st.lists(_numbers, min_size=4, max_size=7).map(tuple) | st.just(("0", "3", "7", "1", "-1"))
+_TAGS: Final = PositionTags(bytes(SECRET_BYTES), 3)
+_PLACE: Final = CommandPosition(7, 1, -1)
+_tags = st.sampled_from(
+    [
+        _TAGS.tagged(_PLACE, "d").rpartition(".")[2],
+        _TAGS.tagged(_PLACE, "other").rpartition(".")[2],
+        "A" * 16,
+        "é" * 16,
+        "",
+    ]
+)
+_positions = st.lists(_numbers, min_size=4, max_size=7).map(tuple) | _tags.map(
+    lambda tag: ("0", "3", "7", "1", "-1", tag)
+)
 _levels = st.lists(_numbers | st.sampled_from(["failed", "repeat", ""]), max_size=8)
 _messages = st.tuples(
     st.one_of(
@@ -74,6 +88,8 @@ def _answer(one: Any) -> None:
     assert all(-(2**63) <= number < 2**63 for number in found.position), (
         "a position that Pulsar does not have"
     )
+    proved = _TAGS.proves(found.tag, found.position, "d")
+    assert not proved or found.position == _PLACE, "a tag proves another position"
 
 
 def _check(case: Case) -> None:
@@ -82,12 +98,12 @@ def _check(case: Case) -> None:
         _answer(one)
         return
     try:
-        text, position = read_from(one, 3)
+        text, position = read_from(one, "d", 3, _TAGS, earliest=False)
     except ContractError as e:
         e.what.encode()
         return
-    assert isinstance(position, CommandPosition)
-    text.encode()
+    assert position == _PLACE
+    assert _TAGS.tagged(_PLACE, "d") in text.replace("/", "."), "a request without the tag of its device"
 
 
 @contextmanager
@@ -97,7 +113,7 @@ def _opened() -> Iterator[Check]:
 
 ANSWERS: Final = Target(
     "answers",
-    "A device's message is an answer to a place that there can be, a request that is read, or refused in words.",
+    "An answer or a request to resume counts only with the tag of its device and position; any other is refused in words.",
     lambda: _cases,
     _opened,
     examples=300,

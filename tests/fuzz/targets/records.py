@@ -26,6 +26,7 @@ from bridge.push.actions import Push
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Sure, read_term, term_record
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.parked import ParkedId, read_segment, segment_key
+from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.queues import Limits
 from bridge.push.records import CursorRecords, owner_record
 from bridge.push.resume import ResumingCore
@@ -74,7 +75,7 @@ def _records() -> dict[str, list[tuple[str, Any]]]:
             (segment_key("d", "o", 0), json.dumps(segment).encode()),
             (segment_key("d", "o", 1), json.dumps({**segment, "v": 2, "places": [1, 2, 0, -1, -1, -1]}).encode()),
             (OWNER_KEY, OwnerRecord("t", 1, True).encode()),
-            (TERM_KEY, term_record()),
+            (TERM_KEY, term_record(bytes(SECRET_BYTES))),
         ],
         "presence": [("d", PresenceRecord(_NOW, "l").encode())],
         "roster": [
