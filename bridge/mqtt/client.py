@@ -49,6 +49,8 @@ __all__ = ["Link", "LinkHandler"]
 
 log = structlog.get_logger("mqtt")
 
+_SOON_S: Final = 1.0
+"""The longest wait, in seconds, before the next connection to a broker that accepted the last one."""
 _FILLS: Final = 4
 """How often the socket is read in one turn, so that acknowledgements do not wait for its end."""
 _FAILED_FROM: Final = 0x80
@@ -385,11 +387,15 @@ class Link(LoopThread):
         event, self._lost = self._lost, None
         self.connected = False
         self._outbox.connection_lost()
-        # A broker that accepts us and closes at once, for whatever reason, must not be dialled without a pause.
+        # A broker that accepts us and closes at once, for whatever reason, must not be dialled without a pause; nor may
+        # one message at which it closes make the others wait as long as for a broker that is down.
         lasted = event.epoch > 0 and time.monotonic() - self._accepted_at >= AT_ONCE_S
         self.attempts = 0 if lasted else self.attempts + 1
+        shortest_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
+        if event.epoch:
+            longest_s = min(longest_s, max(shortest_s, _SOON_S))
         self._next_attempt = time.monotonic() + backoff_s(
-            self.attempts, self.settings.reconnect_min_s, self.settings.reconnect_max_s, random.random()
+            self.attempts, shortest_s, longest_s, random.random()
         )
         self.handler.on_disconnected(event)
 
