@@ -30,7 +30,7 @@ def reason_name(code: int) -> str:
     """Return the name of a reason code of DISCONNECT (MQTT 5, 3.14.2.1)."""
     try:
         return str(ReasonCode(PacketTypes.DISCONNECT, identifier=code))
-    except KeyError:
+    except (KeyError, ValueError):  # paho's errors for a code that MQTT lacks, and for one of other packets
         return f"unknown reason {code:#x}"
 
 
