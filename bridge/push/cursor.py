@@ -319,7 +319,7 @@ def term_record(secret: bytes) -> bytes:
     return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 
 
-@decodes("the beginning of a term")
+@decodes("the beginning of a term and its secret")
 def read_term(payload: bytes) -> bytes:
     """Return the secret that stands under ``TERM_KEY``. Raises ContractError for a payload of another version."""
     secret = bytes.fromhex(checked_text(_body(payload, _TERM_VERSION)["secret"]))
