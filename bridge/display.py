@@ -51,7 +51,12 @@ def markup(text: str) -> str:
     """Return ``text`` for a string that rich prints: printable, and its brackets are not rich's markup."""
     from rich.markup import escape
 
-    return escape(printable(text))
+    shown = printable(text)
+    body = shown.rstrip("\\")
+    slashes = len(shown) - len(
+        body
+    )  # before a tag of the caller's they would escape it; before a tag, two show as one
+    return escape(body) + ("\\\\" * slashes + "[b][/b]" if slashes else "")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
