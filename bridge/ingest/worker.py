@@ -75,7 +75,9 @@ class IngestWorker(LinkHandler):
             settings.mqtt,
             self,
             receive_maximum=settings.ingest.max_in_flight,
-            max_packet_bytes=settings.ingest.max_dead_letter_bytes + HEAD_BYTES,
+            # A whole one gives its device, length and head to its dead letter (H5), so only the memory is bounded here.
+            max_packet_bytes=max(settings.ingest.max_in_flight_bytes, settings.ingest.max_dead_letter_bytes)
+            + HEAD_BYTES,
         )
         self.draining = False
         self.ready = False
