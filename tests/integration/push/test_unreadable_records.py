@@ -15,6 +15,7 @@ from bridge.contract import (
 )
 from bridge.local.stack import LocalStack
 from bridge.protocols.board import read_board
+from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, ids_key
 from bridge.push.parked import segment_key
@@ -74,6 +75,8 @@ def test_h44_a_takeover_goes_on_without_the_records_that_cannot_be_read(
             devices.await_all(first)
             all_acknowledged(settings)
         write_members(settings, "presses", ["d"])
+        with PulsarAdmin(settings.pulsar) as admin:  # ingest makes it, which does not run here
+            admin.create_partitioned(settings.pulsar.system_topic(INSTANCES_TOPIC), 1)
         poison(settings)
         before = left_out()
         write_commands(settings, second)
