@@ -107,7 +107,7 @@ def _placed(mapper: Mapper, message: Message) -> None:
         value.encode()
     users = () if message.properties is None else message.properties.user
     if all(
-        "\ud800" > c or c > "\udfff" for pair in users for text in pair for c in text
+        c < "\ud800" or c > "\udfff" for pair in users for text in pair for c in text
     ):  # the link makes no others
         message_of(message.payload, contract.full_envelope(told))
     if isinstance(way, Route):

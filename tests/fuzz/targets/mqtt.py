@@ -169,7 +169,7 @@ def _connacks(draw: st.DrawFn, protocol: _Protocol) -> bytes:
         st.integers(1, 65_535).map(lambda n: b"\x21" + struct.pack("!H", n)),
         st.integers(0, 1).map(lambda n: bytes([0x24, n])),
         st.integers(0, 1).map(lambda n: bytes([0x25, n])),
-        st.integers(1000, 2**32 - 1).map(lambda n: b"\x27" + struct.pack("!I", n)),
+        st.integers(1000, 268_435_455).map(lambda n: b"\x27" + struct.pack("!I", n)),
         _broker_texts.map(lambda t: b"\x12" + _string(t)),
         st.integers(0, 65_535).map(lambda n: b"\x22" + struct.pack("!H", n)),
         _broker_texts.map(lambda t: b"\x1f" + _string(t)),
