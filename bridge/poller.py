@@ -62,9 +62,8 @@ class Poller:
 
     def forget(self, sock: _HasFile) -> None:
         """Stop watching a socket; call it before it is closed. One that is closed already is watched no more."""
-        keys = self._selector.get_map()  # None once it is closed: paho drops its socket when it is collected
         fd = sock.fileno()
-        if keys is not None and fd >= 0 and fd in keys:
+        if fd >= 0 and fd in self._selector.get_map():
             self._selector.unregister(fd)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from bridge.contract import Position
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.provisioning_plan import COMPACTION
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import Message, MessageId, our_errors, received
+from bridge.pulsar_client import EARLIEST, Message, MessageId, message_id, our_errors, received
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["EVERYTHING", "Ledgers", "end_of", "is_at_end", "is_there", "ledgers_of", "read_to_end"]
@@ -28,6 +28,8 @@ log = structlog.get_logger("pulsar")
 _TIMEOUT_S: Final = 5.0
 _READ_MS: Final = 500
 _COMPACTED_S: Final = 1.0
+"""So long a compacted view is silent before it is asked for once more, and again before that counts as its end."""
+_SOUGHT_AGAIN_S: Final = 10.0
 _DENIED_S: Final = 10.0
 """So long something is waited for that the ledgers have, and the broker denies."""
 _PATIENCE_S: Final = 30.0
@@ -125,6 +127,7 @@ def read_to_end(
     settings: PulsarSettings,
     topic: str,
     *,
+    start: MessageId = EARLIEST,
     last: CommandPosition = NOWHERE,
     compacted: bool = False,
     trusting: bool = False,
@@ -132,13 +135,14 @@ def read_to_end(
 ) -> Iterator[Message]:
     """Yield what ``reader`` gives of a partition up to its present end, which may move on meanwhile, or until ``over``.
 
-    ``last``: what it gave before. ``trusting``: the broker's word counts, for a reader that was at the end before and is
-    read to it time and again. A broker that denies the end gives what is there all the same, so it is waited for,
-    for some seconds: what nobody is given may stand last, a marker of Pulsar's or what compaction took away. Raises
-    TransientError when nothing comes although the broker says that something is there, or when there is nothing by its
-    word alone and the admin does not answer.
+    ``start``: where it began, ``last``: what it gave before. ``trusting``: the broker's word counts, for a reader that was
+    at the end before and is read to it time and again. A broker that denies the end gives what is there all the same, so
+    it is waited for, for some seconds: what nobody is given may stand last, a marker of Pulsar's or what compaction took
+    away. A compaction that ends meanwhile can leave a reader without what follows, for good: so one that is silent is
+    moved to where it stands, which makes the broker read anew. Raises TransientError when nothing comes although the
+    broker says that something is there, or when there is nothing by its word alone and the admin does not answer.
     """
-    silent_since: float | None = None
+    silent_since = sought_at = None
     while not over():
         with our_errors(f"reading {topic}"):
             denied = not reader.has_message_available()
@@ -147,19 +151,29 @@ def read_to_end(
             return
         message = received(reader.read_next, _READ_MS, f"reading {topic}")
         if message is not None:
-            silent_since = None
             where = message.message_id()
-            last = CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
-            yield message
+            place = CommandPosition(where.ledger_id(), where.entry_id(), where.batch_index())
+            if sought_at is None or place > last:
+                silent_since, last = None, place
+                yield message
             continue
         now = time.monotonic()
         silent_since = silent_since or now
-        if compacted and now - silent_since > _COMPACTED_S and _may_be_compacted(settings, topic):
-            return
+        if compacted and now - silent_since > _COMPACTED_S:
+            if sought_at is None or now - sought_at > _SOUGHT_AGAIN_S:
+                _seek(reader, topic, start, last)
+                sought_at = now
+            elif now - sought_at > _COMPACTED_S and _may_be_compacted(settings, topic):
+                return
         if now - silent_since > (_DENIED_S if denied and at_end is not None else _PATIENCE_S):
             if denied and at_end is not None:
                 return
             raise TransientError(f"reading {topic} to its end: nothing comes")
+
+
+def _seek(reader: Any, topic: str, start: MessageId, last: CommandPosition) -> None:
+    with our_errors(f"reading {topic}"):
+        reader.seek(start if last == NOWHERE else message_id(-1, last.ledger, last.entry, -1))
 
 
 def _may_be_compacted(settings: PulsarSettings, topic: str) -> bool:

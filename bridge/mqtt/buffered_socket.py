@@ -1,8 +1,7 @@
-"""A buffered socket in the shape that paho expects: one system call for many packets, in both directions.
+"""The socket of a link, with buffers: one system call for many packets, in both directions.
 
-The link reads the packets from the buffer itself; paho sees only the CONNACK that it is lent. What is written is kept
-until ``flush``, so that the acknowledgements of a whole read turn leave in one segment. It decides nothing; who reads
-when is the link's business.
+The link reads the packets from the buffer itself. What is written is kept until ``flush``, so that the acknowledgements
+of a whole read turn leave in one segment. It decides nothing; who reads when is the link's business.
 
 A packet larger than one read is gathered apart, so that its bytes are copied twice, however many reads it takes. Of
 one larger than ``limit`` only the first ``HEAD_BYTES`` are kept, and the hash of all.
@@ -17,12 +16,12 @@ import ssl
 import struct
 import sys
 import time
-from typing import Any, Final
+from typing import Final
 
 from bridge.settings.mqtt import MqttSettings
 from bridge.tls import client_context
 
-__all__ = ["HEAD_BYTES", "MAX_PACKET_BYTES", "BufferedSocket", "limited", "secured"]
+__all__ = ["HEAD_BYTES", "MAX_PACKET_BYTES", "BufferedSocket", "dialled"]
 
 MAX_PACKET_BYTES: Final = 1 + 4 + 268_435_455
 """The largest packet that MQTT has (MQTT 5, 1.5.5)."""
@@ -75,12 +74,11 @@ class BufferedSocket:
         self.cut: tuple[int, str] | None = None
         """Length and SHA-256 of the packet of which ``data`` is the beginning, when it is over the limit."""
         self._large: _Large | None = None
-        self._lent = 0
         self._short = False
         self._out = bytearray()
         self._ended = False
         self.failure: OSError | None = None
-        """What broke the connection; shown to paho once all that was read before is consumed."""
+        """What broke the connection; what was read before it counts all the same."""
         self.lingers = False
         """Whether ``close`` waits for the other side, and drops what that still sends. A close with bytes unread, or before
         bytes arrive, resets the connection, and what was sent last is lost on the other side (RFC 1122, 4.2.2.13)."""
@@ -88,18 +86,6 @@ class BufferedSocket:
         """Whether the last ``fill`` found the kernel's buffer empty, so that nothing older waits unread."""
         self._arrived: tuple[int, int] | None = None
         self._next_look = 0.0
-
-    # --- what paho calls ---
-
-    def recv(self, size: int) -> bytes:
-        """Return up to ``size`` of the bytes lent; BlockingIOError when there are none."""
-        at = self.at
-        piece = self.data[at : at + min(size, self._lent)]
-        if not piece:
-            raise BlockingIOError
-        self.at = at + len(piece)
-        self._lent -= len(piece)
-        return piece
 
     def send(self, data: bytes | bytearray) -> int:
         """Keep ``data`` for the next flush, whole. Whoever sends much looks at ``full`` before."""
@@ -133,12 +119,6 @@ class BufferedSocket:
         """Return the file descriptor."""
         return self._sock.fileno()
 
-    def setblocking(self, flag: bool) -> None:
-        """Set the socket's mode; paho sets it to non-blocking after the connect."""
-        self._sock.setblocking(flag)
-
-    # --- what the link calls ---
-
     @property
     def readable(self) -> bool:
         """Whether there is something to find: bytes that somebody can use, the end of the stream, or an error."""
@@ -158,10 +138,6 @@ class BufferedSocket:
         """Note that everything before ``at`` is consumed."""
         self.at = at
         self.cut = None
-
-    def lend(self, size: int) -> None:
-        """Let paho read the next ``size`` bytes, all of which have arrived."""
-        self._lent = size
 
     def wants_more(self, total: int = 0) -> None:
         """Keep an incomplete packet until more has arrived; ``total`` is its length in bytes, where that is known."""
@@ -258,32 +234,27 @@ def _arrivals(sock: socket.socket) -> tuple[int, int] | None:
     return kept, came
 
 
-def limited(sock: Any, settings: MqttSettings) -> Any:
-    """Bound what the kernel takes in for us before MQTT 5, which has a Receive Maximum for that.
+def dialled(settings: MqttSettings, limit: int) -> BufferedSocket:
+    """Connect to the broker, over TLS where the settings say so; ``limit`` as ``BufferedSocket`` takes it.
 
-    Else it grows to megabytes while we do not read: more messages unacknowledged than there are packet identifiers,
-    on which Artemis 2.40 hangs until it restarts.
+    The files that the settings name are read now, so that replaced ones count. Blocks for up to twice
+    ``connect_timeout_s``.
+
+    Raises ConfigError when a PEM file cannot be used, OSError (ssl.SSLError) when there is no connection.
     """
-    if settings.protocol != "5":
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-    return sock
-
-
-def secured(raw: Any, settings: MqttSettings) -> socket.socket:
-    """Return the connected TCP socket, without Nagle's wait, behind TLS where the settings say so.
-
-    The files that the settings name are read now, so that replaced ones count.
-
-    Raises ConfigError when a PEM file cannot be used, OSError (ssl.SSLError) when the handshake fails.
-    """
+    sock = socket.create_connection((settings.host, settings.port), timeout=settings.connect_timeout_s)
     try:
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not settings.tls:
-            tcp: socket.socket = raw
-            return tcp
-        context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
-        raw.settimeout(settings.connect_timeout_s)
-        return context.wrap_socket(raw, server_hostname=settings.host)
+        if settings.protocol != "5":
+            # Before MQTT 5, which has a Receive Maximum for that, what the kernel takes in for us would grow to
+            # megabytes while we do not read: more messages unacknowledged than there are packet identifiers, on which
+            # Artemis 2.40 hangs until it restarts.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if settings.tls:
+            context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
+            sock = context.wrap_socket(sock, server_hostname=settings.host)
+        sock.setblocking(False)
+        return BufferedSocket(sock, limit)
     except BaseException:  # also of a file that is just being replaced
-        raw.close()
+        sock.close()
         raise

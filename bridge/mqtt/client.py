@@ -18,18 +18,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from bridge.errors import ConfigError
-from bridge.mqtt import packets
-from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket
+from bridge.mqtt import handshakes, packets
+from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
 from bridge.mqtt.exactly_once import ExactlyOnce
 from bridge.mqtt.keepalive import KeepAlive, backoff_s
 from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
-from bridge.mqtt.paho_client import Connack, PahoClient, reason_name
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
 from bridge.mqtt.refusals import AT_ONCE_S, not_connected, refused
 from bridge.mqtt.types import (
@@ -88,7 +88,7 @@ class Link(LoopThread):
         self.handler = handler
         self.epoch = 0
         """Number of the last connection that a CONNACK accepted; an ack belongs to the epoch of its message."""
-        self.granted = Connected(0, False, 65535)
+        self.granted = Connected(0, False)
         """What the last CONNACK that accepted us said."""
         self.connected = False
         self.paused = False
@@ -110,14 +110,8 @@ class Link(LoopThread):
         self._poller = Poller()
         self._mqtt5 = settings.protocol == "5"
         self._decoder = PublishDecoder(mqtt5=self._mqtt5)
-        self._paho = PahoClient(
-            settings,
-            self.client_id,
-            persistent=persistent,
-            will=will,
-            max_packet_bytes=max_packet_bytes,
-            closing=self._poller.forget,
-        )
+        self._persistent = persistent
+        self._will = will
 
     # --- from any thread ---
 
@@ -261,23 +255,22 @@ class Link(LoopThread):
             self._broke(f"{name} {'after' if self.connected else 'before'} CONNACK")
             return
         at = sock.at + length
-        connack: Connack | None = None
+        accepted: handshakes.Connack | None = None
         codes: list[int] = []
         mid = reason = 0
         try:
             if kind == packets.CONNACK:
-                sock.lend(length)
-                connack = self._paho.read_connack(body)
+                accepted = handshakes.connack(body, mqtt5=mqtt5)
             elif kind == packets.SUBACK:
                 codes = packets.subscribed(body, mqtt5=mqtt5)
             elif packets.PUBACK <= kind <= packets.PUBCOMP:
                 mid, reason = packets.acknowledged(body, mqtt5=mqtt5)
-        except ValueError as e:
+        except packets.MalformedError as e:
             self._broke(f"a malformed {name}: {e}")
             return
         sock.taken(at)
-        if connack is not None:
-            self._take_connack(connack)
+        if accepted is not None:
+            self._take_connack(accepted)
         elif kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP):
             self._take_confirmation(kind, mid, reason)
         elif kind == packets.PUBREL:
@@ -289,7 +282,7 @@ class Link(LoopThread):
             self.keepalive.pong()
         elif kind == packets.DISCONNECT and mqtt5:
             code = body[0] if body else 0
-            self._drop(f"the broker sent DISCONNECT: {reason_name(code)}", code)
+            self._drop(f"the broker sent DISCONNECT: {handshakes.reason_name(code)}", code)
         elif kind != packets.UNSUBACK:
             self._broke(f"{name}, which MQTT {self.settings.protocol} does not let it send")
 
@@ -302,18 +295,21 @@ class Link(LoopThread):
         if ended is not None and ended[0].confirmed is not None:
             ended[0].confirmed(Confirmation(ended[1], mid, self.epoch))
 
-    def _take_connack(self, connack: Connack) -> None:
-        if connack.reason >= _FAILED_FROM:
-            self._lost = refused(connack.reason_name, connack.reason, self.settings, self.client_id)
+    def _take_connack(self, said: handshakes.Connack) -> None:
+        if said.reason >= _FAILED_FROM:
+            self._lost = refused(
+                handshakes.reason_name(said.reason), said.reason, self.settings, self.client_id
+            )
             self._close_socket()
             return
         self._accepted = self.epoch = self.epoch + 1
         self._accepted_at = time.monotonic()
         self.connected = True
-        self.granted = Connected.of_names(self.epoch, connack.session_present, connack.properties)
+        self.granted = replace(said.granted, epoch=self.epoch)
         self._outbox.connected(self.granted.receive_maximum)
-        self._exactly_once.connected(session_present=connack.session_present)
-        self.keepalive.opened(self._accepted_at, self._paho.keep_alive_s)
+        self._exactly_once.connected(session_present=self.granted.session_present)
+        keep_alive_s = self.settings.keep_alive_s if said.keep_alive_s is None else said.keep_alive_s
+        self.keepalive.opened(self._accepted_at, float(keep_alive_s))
         self.handler.on_connected(self.granted)
 
     def _write(self) -> None:
@@ -346,17 +342,21 @@ class Link(LoopThread):
         self._lost = None
         self._accepted = 0
         try:
-            sock = self._paho.connect(self.receive_maximum)
+            packet = handshakes.connect_packet(
+                s,
+                self.client_id,
+                persistent=self._persistent,
+                will=self._will,
+                receive_maximum=self.receive_maximum,
+            )
+            sock = dialled(s, self._max_packet_bytes)
         except (OSError, ValueError, ConfigError) as e:
             self._lost = not_connected(e, s)
             self._report_loss()
             return
-        if sock is None:
-            why = f"connecting to {s.host}:{s.port}: closed at once"
-            self._lost = Disconnected(0, why, closed_by_peer=True)
-            return
         self._sock = sock
         self._connack_deadline = time.monotonic() + s.connect_timeout_s
+        sock.send(packet)
         self._write()
 
     def _ended(self, sock: BufferedSocket) -> None:
@@ -422,13 +422,17 @@ class Link(LoopThread):
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
-
         self._asked_qos = max(self._asked_qos, *(s.qos for s in subscriptions))
-        self._paho.subscribe(subscriptions)
+        if self._sock is not None:
+            mid = self._outbox.request_mid()
+            self._sock.send(handshakes.subscribe_packet(mid, subscriptions, mqtt5=self._mqtt5))
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Send one UNSUBSCRIBE."""
-        self._paho.unsubscribe(filters)
+        if self._sock is not None:
+            self._sock.send(
+                handshakes.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._mqtt5)
+            )
 
     def ping(self) -> int:
         """Send PINGREQ. Returns its number on this connection; the broker answers in order."""
@@ -458,7 +462,7 @@ class Link(LoopThread):
         if self._sock is not None:
             if self.connected:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
-                self._paho.disconnect()
+                self._sock.send(handshakes.DISCONNECT_PACKET)
             self._close_socket()
         self._lost = None
 

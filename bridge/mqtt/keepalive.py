@@ -2,7 +2,7 @@
 
 PINGRESP waits behind every PUBLISH that the broker sent before it. A link that has stopped reading, because
 nobody takes what it has read, therefore sees no PINGRESP on a connection that is healthy, and must not judge by it
-(H3). paho's own keep-alive does; so a link keeps this one instead. Times are seconds of a monotonic clock.
+(H3). Times are seconds of a monotonic clock.
 
 After such a time the answer may still be on its way for as long again: what found no room in our kernel is sent again
 by the broker's after a wait that doubles each time. So we wait longer then, by as long as nothing was read, but at most

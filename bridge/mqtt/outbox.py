@@ -15,7 +15,7 @@ from bridge.mqtt.types import Confirmation, PublishProperties
 __all__ = ["Outbox", "Outgoing"]
 
 _MIDS: Final = 0x8000
-"""Packet identifiers from here on are ours: the others are paho's, for SUBSCRIBE and UNSUBSCRIBE."""
+"""Packet identifiers from here on are those of publishes; the others are for SUBSCRIBE and UNSUBSCRIBE."""
 
 
 class Outgoing:
@@ -56,6 +56,7 @@ class Outbox:
         self._in_flight: dict[int, Outgoing] = {}
         self._received: dict[int, int] = {}  # at QoS 2, the reason of PUBREC
         self._last_mid = _MIDS
+        self._last_request = 0
 
     @property
     def unconfirmed(self) -> int:
@@ -84,6 +85,11 @@ class Outbox:
             if mid not in self._in_flight:
                 self._last_mid = mid
                 return mid
+
+    def request_mid(self) -> int:
+        """Return the packet identifier of the next SUBSCRIBE or UNSUBSCRIBE, of which few wait at a time."""
+        self._last_request = self._last_request % (_MIDS - 1) + 1
+        return self._last_request
 
     def sent(self, mid: int, outgoing: Outgoing) -> None:
         """Note the packet identifier under which it went out, 0 at QoS 0, and tell it."""

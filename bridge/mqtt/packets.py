@@ -1,4 +1,4 @@
-"""The packets of MQTT 5, 3.1.1 and 3.1 that a link writes and reads itself, beside the PUBLISH that arrives. Pure."""
+"""The packets of MQTT 5, 3.1.1 and 3.1 while a session runs, beside the PUBLISH that arrives; and what they are made of. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ __all__ = [
     "PUBREL",
     "SUBACK",
     "UNSUBACK",
+    "MalformedError",
     "acknowledged",
     "body_of",
+    "length_bytes",
     "publish_packet",
     "short_packet",
     "subscribed",
+    "text_bytes",
+    "variable",
 ]
 
 CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 2, 3, 4, 5, 6, 7
@@ -48,6 +52,27 @@ NAMES: Final = (
 _MAX_REMAINING: Final = 268_435_455
 
 
+class MalformedError(ValueError):
+    """Raised for what MQTT calls malformed or a protocol error within one packet; its text says what."""
+
+
+def variable(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return the Variable Byte Integer at ``at`` (MQTT 5, 1.5.5), and where it ends.
+
+    Raises MalformedError when it has no end before ``end``, or more than four bytes.
+    """
+    number = 0
+    for shift in (0, 7, 14, 21):
+        if at >= end:
+            break
+        digit = data[at]
+        at += 1
+        number |= (digit & 127) << shift
+        if digit < 128:
+            return number, at
+    raise MalformedError("a length within it has no end (MQTT 5, 1.5.5)")
+
+
 def body_of(data: bytes, at: int, length: int) -> bytes:
     """Return what follows the fixed header of the packet of ``length`` bytes at ``at``."""
     start = at + 2
@@ -60,29 +85,21 @@ def acknowledged(body: bytes, *, mqtt5: bool) -> tuple[int, int]:
     """Return the packet identifier and the reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP (MQTT 5, 3.4.2).
 
     Any reason code is taken as it is, since below 0x80 it is success and from there on a failure (MQTT 5, 2.4).
-    Raises ValueError when there is no packet identifier.
+    Raises MalformedError when there is no packet identifier.
     """
     if len(body) < 2:
-        raise ValueError("it has no packet identifier")
+        raise MalformedError("it has no packet identifier")
     return int.from_bytes(body[:2], "big"), body[2] if mqtt5 and len(body) > 2 else 0
 
 
 def subscribed(body: bytes, *, mqtt5: bool) -> list[int]:
-    """Return the codes of a SUBACK (MQTT 5, 3.9). Raises ValueError when it ends before them."""
+    """Return the codes of a SUBACK (MQTT 5, 3.9). Raises MalformedError when it ends before them."""
     at = 2
     if mqtt5:
-        length = shift = 0
-        while True:
-            if at >= len(body) or shift > 21:
-                raise ValueError("its properties have no length")
-            length |= (body[at] & 127) << shift
-            shift += 7
-            at += 1
-            if body[at - 1] < 128:
-                break
+        length, at = variable(body, at, len(body))
         at += length
     if at >= len(body):
-        raise ValueError("it has no reason code")
+        raise MalformedError("it has no reason code")
     return list(body[at:])
 
 
@@ -105,39 +122,46 @@ def publish_packet(
 
     Raises ValueError when MQTT has no such packet: a text that is not UTF-8, or something that is too long.
     """
-    try:
-        head = _text(topic) + (struct.pack("!H", mid) if qos else b"")
-        if mqtt5:
+    head = text_bytes(topic) + (struct.pack("!H", mid) if qos else b"")
+    if mqtt5:
+        try:
             told = b"" if properties is None else _properties(properties)
-            head += _length(len(told)) + told
-    except struct.error as e:
-        raise ValueError("a part of it is too long for MQTT") from e
+        except struct.error as e:
+            raise ValueError("a number in its properties is too large for MQTT") from e
+        head += length_bytes(len(told)) + told
     size = len(head) + len(payload)
-    return b"".join((bytes([0x30 | qos << 1 | retain]), _length(size), head, payload))
+    return b"".join((bytes([0x30 | qos << 1 | retain]), length_bytes(size), head, payload))
 
 
 def _properties(given: PublishProperties) -> bytes:
     # Identifiers and types: MQTT 5, 2.2.2.2.
-    parts = [b"\x26" + _text(name) + _text(value) for name, value in given.user]
+    parts = [b"\x26" + text_bytes(name) + text_bytes(value) for name, value in given.user]
     if given.payload_format is not None:
         parts.append(struct.pack("!BB", 1, given.payload_format))
     if given.expiry_s is not None:
         parts.append(struct.pack("!BI", 2, given.expiry_s))
     if given.content_type is not None:
-        parts.append(b"\x03" + _text(given.content_type))
+        parts.append(b"\x03" + text_bytes(given.content_type))
     if given.response_topic is not None:
-        parts.append(b"\x08" + _text(given.response_topic))
+        parts.append(b"\x08" + text_bytes(given.response_topic))
     if given.correlation_data is not None:
-        parts.append(b"\x09" + struct.pack("!H", len(given.correlation_data)) + given.correlation_data)
+        parts.append(b"\x09" + text_bytes(given.correlation_data))
     return b"".join(parts)
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return struct.pack("!H", len(data)) + data
+def text_bytes(value: str | bytes) -> bytes:
+    """Return a text or binary data behind its length (MQTT 5, 1.5.4 and 1.5.6).
+
+    Raises ValueError for more than 65,535 bytes, and for a text that is not UTF-8.
+    """
+    data = value.encode() if isinstance(value, str) else value
+    if len(data) > 65_535:
+        raise ValueError("a part of it is too long for MQTT")
+    return len(data).to_bytes(2, "big") + data
 
 
-def _length(number: int) -> bytes:
+def length_bytes(number: int) -> bytes:
+    """Return a Variable Byte Integer (MQTT 5, 1.5.5). Raises ValueError for one that is too large."""
     if number > _MAX_REMAINING:
         raise ValueError(f"it has {number} bytes, and MQTT has no packet of that length")
     digits = bytearray()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from bridge.mqtt.packets import MalformedError, variable
 from bridge.mqtt.types import Message, PublishProperties
 
 __all__ = ["BAD", "MORE", "PublishDecoder", "packet_length"]
@@ -38,10 +39,6 @@ _FLAGS: Final = {
 
 _CUT: Final = "its properties end within one of them"
 _NULL: Final = "a text of its properties contains U+0000 (MQTT-1.5.4-2)"
-
-
-class _MalformedError(Exception):
-    """Raised for what MQTT calls malformed or a protocol error within one PUBLISH; its text says what."""
 
 
 def packet_length(data: bytes, at: int) -> int:
@@ -105,12 +102,12 @@ class PublishDecoder:
                 return at, end - at
             try:
                 if flags is None:
-                    raise _MalformedError  # or of QoS 2: not for here
+                    raise MalformedError  # or of QoS 2: not for here
                 qos, retain, dup = flags
                 start = body + 2
                 cut = end if start > end else start + (data[body] << 8) + data[body + 1]
                 if cut + after_topic[qos] > end:
-                    raise _MalformedError
+                    raise MalformedError
                 raw = data[start:cut]
                 topic = known(raw)
                 if topic is None:
@@ -120,7 +117,7 @@ class PublishDecoder:
                     mid = data[cut] << 8 | data[cut + 1]
                     cut += 2
                     if not mid:
-                        raise _MalformedError
+                        raise MalformedError
                 properties = None
                 if mqtt5:
                     if data[cut]:
@@ -128,7 +125,7 @@ class PublishDecoder:
                     else:
                         cut += 1
                 add(new(Message, (topic, data[cut:end], qos, retain, dup, mid, properties, "")))
-            except _MalformedError:
+            except MalformedError:
                 add(self._rare(data, at, body, end))
             at = end
         return at, 0
@@ -157,19 +154,19 @@ class PublishDecoder:
         properties = None
         try:
             if malformed:
-                raise _MalformedError(malformed)
+                raise MalformedError(malformed)
             if qos == 3:
-                raise _MalformedError("it has QoS 3 (MQTT-3.3.1-4)")
+                raise MalformedError("it has QoS 3 (MQTT-3.3.1-4)")
             if cut > end:
-                raise _MalformedError("its topic is longer than the packet")
+                raise MalformedError("its topic is longer than the packet")
             topic = _topic_of(raw)
             if qos:
                 cut += 2
                 if not mid:
-                    raise _MalformedError("it has no packet identifier, or 0 (MQTT-2.2.1-3)")
+                    raise MalformedError("it has no packet identifier, or 0 (MQTT-2.2.1-3)")
             if self._mqtt5:
                 properties, cut = _properties(data, cut, end)
-        except _MalformedError as e:
+        except MalformedError as e:
             shown = raw.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
             return Message(shown, data[body:end], qos if mid else 0, retain, dup, mid, None, str(e))
         return Message(topic, data[cut:end], qos, retain, dup, mid, properties)
@@ -203,18 +200,18 @@ class PublishDecoder:
 
 def _properties(data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
     """Return the properties whose length stands at ``at``, None where it is 0, and where the payload begins."""
-    length, at = _number(data, at, end)
+    length, at = variable(data, at, end)
     stop = at + length
     if stop > end:
-        raise _MalformedError("its properties are longer than the packet")
+        raise MalformedError("its properties are longer than the packet")
     if not length:
         return None, stop
     try:
         return _fields(data, at, stop), stop
     except IndexError:
-        raise _MalformedError(_CUT) from None
+        raise MalformedError(_CUT) from None
     except UnicodeDecodeError:
-        raise _MalformedError("a text of its properties is not UTF-8 (MQTT-1.5.4-1)") from None
+        raise MalformedError("a text of its properties is not UTF-8 (MQTT-1.5.4-1)") from None
 
 
 def _fields(data: bytes, at: int, stop: int) -> PublishProperties:
@@ -230,64 +227,50 @@ def _fields(data: bytes, at: int, stop: int) -> PublishProperties:
             at = end + 2
             last = at + (data[end] << 8) + data[end + 1]
             if last > stop:
-                raise _MalformedError(_CUT)
+                raise MalformedError(_CUT)
             name, value = data[start:end].decode(), data[at:last].decode()
             if "\0" in name or "\0" in value:
-                raise _MalformedError(_NULL)
+                raise MalformedError(_NULL)
             user.append((name, value))
             at = last
             continue
         if kind == 11:  # not asked for, and harmless
-            number, at = _number(data, at, stop)
+            number, at = variable(data, at, stop)
             if not number:
-                raise _MalformedError("it has the subscription identifier 0 (MQTT 5, 3.3.2.3.8)")
+                raise MalformedError("it has the subscription identifier 0 (MQTT 5, 3.3.2.3.8)")
             continue
         if kind in once:
-            raise _MalformedError(f"it has property {kind} twice (MQTT 5, 3.3.2.3)")
+            raise MalformedError(f"it has property {kind} twice (MQTT 5, 3.3.2.3)")
         if kind in (3, 8):
             raw, at = _binary(data, at, stop)
             once[kind] = raw.decode()
             if 0 in raw:
-                raise _MalformedError(_NULL)
+                raise MalformedError(_NULL)
         elif kind == 9:
             once[kind], at = _binary(data, at, stop)
         elif kind == 1:
             once[kind] = data[at]
             if data[at] > 1:
-                raise _MalformedError(f"it has payload format {data[at]} (MQTT 5, 3.3.2.3.2)")
+                raise MalformedError(f"it has payload format {data[at]} (MQTT 5, 3.3.2.3.2)")
             at += 1
         elif kind == 2:
             once[kind] = int.from_bytes(data[at : at + 4], "big")
             at += 4
         elif kind == 35:
-            raise _MalformedError("it has a topic alias, and none was allowed (MQTT-3.3.2-10)")
+            raise MalformedError("it has a topic alias, and none was allowed (MQTT-3.3.2-10)")
         else:
-            raise _MalformedError(f"it has property {kind}, which no PUBLISH has (MQTT 5, 2.2.2.2)")
+            raise MalformedError(f"it has property {kind}, which no PUBLISH has (MQTT 5, 2.2.2.2)")
     if at != stop:
-        raise _MalformedError(_CUT)
+        raise MalformedError(_CUT)
     get: Any = once.get
     return tuple.__new__(PublishProperties, (tuple(user), get(3), get(8), get(9), get(1), get(2)))
-
-
-def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the Variable Byte Integer at ``at`` (MQTT 5, 1.5.5), and where it ends."""
-    number = 0
-    for shift in (0, 7, 14, 21):
-        if at >= end:
-            break
-        digit = data[at]
-        at += 1
-        number |= (digit & 127) << shift
-        if digit < 128:
-            return number, at
-    raise _MalformedError("a length within it has no end (MQTT 5, 1.5.5)")
 
 
 def _binary(data: bytes, at: int, stop: int) -> tuple[bytes, int]:
     start = at + 2
     end = start + (data[at] << 8) + data[at + 1]
     if end > stop:
-        raise _MalformedError(_CUT)
+        raise MalformedError(_CUT)
     return data[start:end], end
 
 
@@ -296,9 +279,9 @@ def _topic_of(raw: bytes) -> str:
     try:
         topic = raw.decode()
     except UnicodeDecodeError:
-        raise _MalformedError("its topic is not UTF-8 (MQTT-1.5.4-1)") from None
+        raise MalformedError("its topic is not UTF-8 (MQTT-1.5.4-1)") from None
     if not topic:
-        raise _MalformedError("its topic is empty (MQTT-4.7.3-1)")
+        raise MalformedError("its topic is empty (MQTT-4.7.3-1)")
     if "\0" in topic:
-        raise _MalformedError("its topic contains U+0000 (MQTT-1.5.4-2)")
+        raise MalformedError("its topic contains U+0000 (MQTT-1.5.4-2)")
     return topic

@@ -1,6 +1,6 @@
 """What a refused MQTT connection or publish means: whether trying again can help, and what to change. Pure.
 
-Reason codes are those of MQTT 5 (3.2.2.2); paho gives the return codes of MQTT 3.1 and 3.1.1 as the same.
+Reason codes are those of MQTT 5 (3.2.2.2) in all versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What passes between the MQTT client and its users: plain data, without paho, a socket or a thread.
+"""What passes between the MQTT client and its users: plain data, without a socket or a thread.
 
 Pure modules (mapping, envelope, acks) take these, so that they can be tested and reused without a connection.
 """
@@ -99,7 +99,7 @@ class Connected:
 
     epoch: int
     session_present: bool
-    receive_maximum: int
+    receive_maximum: int = 65_535
     """How many QoS 1 and 2 publishes the broker takes unconfirmed from us (MQTT 5), else 65535."""
     maximum_packet_size: int = 0
     """The largest packet that the broker takes, in bytes (MQTT 5, 3.2.2.3.6); 0 where it says none."""
@@ -107,18 +107,6 @@ class Connected:
     """The highest QoS that the broker takes (MQTT 5, 3.2.2.3.4)."""
     retain_available: bool = True
     """Whether the broker takes retained messages (MQTT 5, 3.2.2.3.5)."""
-
-    @classmethod
-    def of_names(cls, epoch: int, session_present: bool, found: Mapping[str, Any]) -> Connected:
-        """Return what CONNACK's properties say, by the names of the specification without spaces."""
-        return cls(
-            epoch,
-            session_present,
-            found.get("ReceiveMaximum", 65535),
-            found.get("MaximumPacketSize", 0),
-            found.get("MaximumQoS", 2),
-            bool(found.get("RetainAvailable", 1)),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ class _Reading:
         reader: Any = self._client.reader(self._partition, start, queue=200, compacted=True)
         try:
             for message in read_to_end(
-                reader, self._client.settings, self._partition, compacted=True, over=self._over
+                reader, self._client.settings, self._partition, start=start, compacted=True, over=self._over
             ):
                 if self._seen >= _FAR_TOO_MUCH_BYTES:
                     return

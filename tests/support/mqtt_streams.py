@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 from bridge.mqtt.types import Message, PublishProperties
 from tests.support.raw_mqtt import packet
 
-__all__ = ["CONNACK", "PROTOCOLS", "by_paho", "packets", "plain_publish", "publishes"]
+__all__ = ["CONNACK", "PROTOCOLS", "PahoOn", "by_paho", "packets", "plain_publish", "publishes"]
 
 PROTOCOLS = {"3.1": paho.MQTTv31, "3.1.1": paho.MQTTv311, "5": paho.MQTTv5}
 CONNACK = {"3.1": b"\x20\2\0\0", "3.1.1": b"\x20\2\0\0", "5": b"\x20\3\0\0\0"}
@@ -97,10 +97,10 @@ def packets(protocol: str) -> st.SearchStrategy[bytes]:
     )
 
 
-class _Paho(paho.Client):
+class PahoOn(paho.Client):
     """paho as it is, on a socket that is given to it."""
 
-    def __init__(self, sock: socket.socket, protocol: str) -> None:
+    def __init__(self, sock: socket.socket, protocol: str, clean_session: bool | None = None) -> None:
         version = PROTOCOLS[protocol]
         super().__init__(
             CallbackAPIVersion.VERSION2,
@@ -108,6 +108,7 @@ class _Paho(paho.Client):
             protocol=version,
             manual_ack=True,
             reconnect_on_failure=False,
+            clean_session=clean_session,
         )
         self._given = sock
 
@@ -124,7 +125,7 @@ def by_paho(stream: bytes, protocol: str) -> tuple[list[Message], bool]:
     near, far = socket.socketpair()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    client = _Paho(near, protocol)
+    client = PahoOn(near, protocol)
     client.on_message = lambda _client, _data, message: found.append(_ours(message))
     lost: list[object] = []
     client.on_disconnect = lambda *args: lost.append(args)

@@ -315,7 +315,7 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(
     )
     script = (
         "import sys, atexit\n"
-        "atexit.register(lambda: print('paho' if 'paho' in sys.modules else 'no MQTT client'))\n"
+        "atexit.register(lambda: print('bridge.mqtt.client' if 'bridge.mqtt.client' in sys.modules else 'no MQTT client'))\n"
         "from bridge.cli import main; main()"
     )
     log = tmp_path / "log"

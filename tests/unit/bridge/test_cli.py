@@ -106,7 +106,6 @@ def test_help_imports_nothing_heavy() -> None:
         "pyarrow",
         "great_expectations",
         "pulsar",
-        "paho",
         "altair",
         "numpy",
         "httpx",

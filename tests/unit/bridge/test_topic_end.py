@@ -12,7 +12,7 @@ from bridge.contract import P_DEAD_REASON
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.records import Place, replayed_note
 from bridge.errors import DeniedError, TransientError
-from bridge.pulsar_client import PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import NOWHERE
 from bridge.push.requests import Requests
@@ -182,6 +182,36 @@ def test_h48_where_nobody_tells_the_end_a_reading_does_not_pass_for_complete(
     shown(monkeypatch, TransientError("the admin does not answer"))
     with pytest.raises(TransientError, match="dead-letters to its end: nothing comes"):
         list(read_to_end(Denying(0), PulsarSettings(), "dead-letters"))
+
+
+class Stuck(Denying):
+    """A reader to which the broker gives nothing more from the third message on, until it is moved (seen on Pulsar 4.0.8
+    when a compaction ends while the view is read).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self._rest = [StoredMessage(entry, "d", b"%d" % entry) for entry in range(2, 5)]
+        del self._left[3:]
+
+    def has_message_available(self) -> bool:
+        return bool(self._left or self._rest)
+
+    def seek(self, where: MessageId) -> None:
+        assert (where.ledger_id(), where.entry_id()) == (3, 2)
+        self._left, self._rest = self._rest, []  # the one at which it stands comes once more
+
+
+def test_h48_a_reader_that_a_compaction_left_without_a_word_is_moved_to_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where all of it was compacted, which makes silence look like the end."""
+    cursors = {"__compaction": {"markDeletePosition": "3:4"}}
+    shown(monkeypatch, stats({3: 5}) | {"cursors": cursors, "lastConfirmedEntry": "3:4"})
+    monkeypatch.setattr("bridge.topic_end._COMPACTED_S", 0.0)
+    monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 30.0)
+    found = list(read_to_end(Stuck(), PulsarSettings(), "cursors", compacted=True))
+    assert [message.data() for message in found] == [b"%d" % entry for entry in range(5)]
 
 
 class DeadLetters:

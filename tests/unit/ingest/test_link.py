@@ -65,3 +65,26 @@ def test_a_release_of_a_qos_2_message_is_completed_even_when_we_never_saw_it() -
                 poll_for(answered, 30, "PUBCOMP", every=0.0)
         finally:
             link.close()
+
+
+def test_a_broker_that_does_not_close_after_disconnect_is_left_once() -> None:
+    """It has DISCONNECT, keeps the connection open and says nothing; that ends neither with an error nor a second wait."""
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        link = Link(MqttSettings(port=broker.getsockname()[1], protocol="3.1.1"), Losses())
+        try:
+            link.turn(0.0)
+            peer, _ = broker.accept()
+            with peer:
+                peer.sendall(CONNACK["3.1.1"])
+
+                def connected() -> bool:
+                    link.turn(0.02)
+                    return link.connected
+
+                poll_for(connected, 30, "CONNACK", every=0.0)
+                link.disconnect()
+                peer.settimeout(10)
+                received = b"".join(iter(lambda: peer.recv(1000), b""))
+                assert received.endswith(b"\xe0\0")
+        finally:
+            link.close()

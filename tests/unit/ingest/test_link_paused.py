@@ -11,7 +11,7 @@ import pytest
 
 from bridge.errors import ConfigError
 from bridge.mqtt import buffered_socket
-from bridge.mqtt.buffered_socket import BufferedSocket, secured
+from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Disconnected, LinkHandler, Message
 from bridge.settings.mqtt import MqttSettings
@@ -168,8 +168,9 @@ def test_a_connection_for_which_tls_has_no_files_is_closed(tmp_path: Path) -> No
     half = tmp_path / "ca.pem"
     half.write_text("-----BEGIN CERTIFICATE-----\nMIIB")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ours = socket.create_connection(server.getsockname())
+        settings = MqttSettings(port=server.getsockname()[1], tls=True, tls_ca=half)
+        with pytest.raises(ConfigError, match=r"mqtt\.tls_ca"):
+            dialled(settings, MAX_PACKET_BYTES)
         theirs, _ = server.accept()
-        with theirs, pytest.raises(ConfigError, match=r"mqtt\.tls_ca"):
-            secured(ours, MqttSettings(tls=True, tls_ca=half))
-    assert ours.fileno() == -1
+        with theirs:
+            assert theirs.recv(1) == b""

@@ -6,7 +6,7 @@ from pathlib import Path
 from streaming.packing import pex_arguments, requirements, submit_words
 
 METADATA = (
-    "paho-mqtt<3,>=2.2",
+    "structlog>=25.1",
     "httpx<1,>=0.27",
     "pyarrow>=18; extra == 'spark'",
     'fastavro>=1.9 ; extra == "avro"',
@@ -17,7 +17,7 @@ METADATA = (
 
 
 def test_the_core_and_the_extras_asked_for_are_packed_and_never_a_spark() -> None:
-    assert requirements(("spark",), METADATA) == ["paho-mqtt<3,>=2.2", "httpx<1,>=0.27", "pyarrow>=18"]
+    assert requirements(("spark",), METADATA) == ["structlog>=25.1", "httpx<1,>=0.27", "pyarrow>=18"]
     assert "fastavro>=1.9" in requirements(("spark", "avro"), METADATA)
     everything = requirements(("spark", "avro", "local"), METADATA)
     assert not [need for need in everything if need.startswith(("pyspark", "delta", "pulsebridge"))]
