@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 
 from bridge import topic_end
 from bridge.commands import Command, CommandPosition, encode_command
-from bridge.contract import P_DEAD_REASON
-from bridge.dead_letters.log import DeadLetterLog
-from bridge.dead_letters.records import Place, replayed_note
 from bridge.errors import DeniedError, TransientError
 from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import FindCommands
@@ -212,28 +209,3 @@ def test_h48_a_reader_that_a_compaction_left_without_a_word_is_moved_to_where_it
     monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 30.0)
     found = list(read_to_end(Stuck(), PulsarSettings(), "cursors", compacted=True))
     assert [message.data() for message in found] == [b"%d" % entry for entry in range(5)]
-
-
-class DeadLetters:
-    """A client whose dead letter topic has a letter and behind it the note that it was replayed."""
-
-    settings = PulsarSettings()
-
-    def partitions(self, topic: str) -> list[str]:
-        return [f"{topic}-partition-0"]
-
-    def reader(self, *_args: object, **_more: object) -> Denying:
-        payload, properties = replayed_note([Place(3, 0, -1)])
-        reader = Denying(0)
-        reader._left = [
-            StoredMessage(0, "d", b"letter", properties={P_DEAD_REASON: "x"}),
-            StoredMessage(1, "", payload, properties=properties),
-        ]
-        return reader
-
-
-def test_h48_a_replay_knows_what_was_replayed_though_the_broker_denies_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown(monkeypatch, stats({3: 2}))
-    assert DeadLetterLog(cast(PulsarClient, DeadLetters())).replayed(0) == {Place(3, 0, -1)}
