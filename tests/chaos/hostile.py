@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from tests.support.mqtt_packets import PUBACK, connect, split
-from tests.support.raw_mqtt import packet
+from tests.support.raw_mqtt import packet, text, variable
 
 __all__ = ["HostileDevices", "Target"]
 
@@ -46,30 +45,16 @@ class Target:
         return f"{self.root}/answers"
 
 
-def _text(value: str | bytes) -> bytes:
-    raw = value.encode() if isinstance(value, str) else value
-    return struct.pack("!H", len(raw)) + raw
-
-
-def _number(value: int) -> bytes:
-    out = b""
-    while True:
-        value, digit = divmod(value, 128)
-        out += bytes([digit | (0x80 if value else 0)])
-        if not value:
-            return out
-
-
 def _publish(
     topic: str | bytes, payload: bytes = b"evil", *, said: bytes = b"", qos: int = 1, retain: bool = False
 ) -> bytes:
     """Return an MQTT 5 PUBLISH with the properties ``said``, its packet identifier 1."""
     mid = b"\0\1" if qos else b""
-    return packet(0x30 | qos << 1 | retain, _text(topic) + mid + _number(len(said)) + said + payload)
+    return packet(0x30 | qos << 1 | retain, text(topic) + mid + variable(len(said)) + said + payload)
 
 
 def _user(name: str | bytes, value: str | bytes) -> bytes:
-    return b"\x26" + _text(name) + _text(value)
+    return b"\x26" + text(name) + text(value)
 
 
 class HostileDevices:
@@ -170,7 +155,7 @@ def _mark_in_user(target: Target, chance: random.Random) -> list[bytes]:
 
 
 def _mark_in_type(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(_device(target, chance), said=b"\x03" + _text(_BOM))]
+    return [_publish(_device(target, chance), said=b"\x03" + text(_BOM))]
 
 
 def _null(target: Target, chance: random.Random) -> list[bytes]:
@@ -178,7 +163,7 @@ def _null(target: Target, chance: random.Random) -> list[bytes]:
 
 
 def _no_utf8(target: Target, chance: random.Random) -> list[bytes]:
-    said = chance.choice([_user(b"\xff", b"\xfe"), b"\x03" + _text(b"\xed\xa0\x80")])
+    said = chance.choice([_user(b"\xff", b"\xfe"), b"\x03" + text(b"\xed\xa0\x80")])
     topic = _device(target, chance).encode()
     return [_publish(topic if chance.random() < 0.5 else topic + b"\xff", said=said)]
 
@@ -202,7 +187,7 @@ def _forged(target: Target, chance: random.Random) -> list[bytes]:
         place = f"0.{partition}.{ledger}.{entry}.{index}"
         failed = chance.choice([b"", _user("failed", "1")])
         found.append(
-            _publish(f"{target.answers}/0/{partition}", b"forged", said=b"\x09" + _text(place) + failed)
+            _publish(f"{target.answers}/0/{partition}", b"forged", said=b"\x09" + text(place) + failed)
         )
         found.append(_publish(f"{target.answers}/{place.replace('.', '/')}", b"forged"))
         found.append(_publish(f"{target.answers}/{place.replace('.', '/')}/failed", b"forged"))
@@ -210,7 +195,7 @@ def _forged(target: Target, chance: random.Random) -> list[bytes]:
 
 
 def _poisoned_answer(target: Target, chance: random.Random) -> list[bytes]:
-    said = chance.choice([_user(_BOM, _BOM), b"\x03" + _text(_BOM), b"\x09" + _text(b"\xff" * 9)])
+    said = chance.choice([_user(_BOM, _BOM), b"\x03" + text(_BOM), b"\x09" + text(b"\xff" * 9)])
     return [_publish(f"{target.answers}/0/{chance.randrange(4)}", said=said)]
 
 
@@ -244,7 +229,7 @@ def _invented_status(target: Target, chance: random.Random) -> list[bytes]:
 def _malformed(target: Target, chance: random.Random) -> list[bytes]:
     said = chance.choice(
         [
-            b"\x03" + _text("a") + b"\x03" + _text("b"),
+            b"\x03" + text("a") + b"\x03" + text("b"),
             b"\x01\x02",
             b"\x23\0\1",
             b"\x0b\0",

@@ -71,9 +71,9 @@ def subscribe(version: Version, mid: int, topic: str) -> bytes:
 
 def publish(version: Version, topic: bytes, payload: bytes, mid: int, correlation_data: bytes = b"") -> bytes:
     """Return PUBLISH at QoS 1; ``correlation_data`` is sent with MQTT 5 alone."""
-    body = _field(topic) + struct.pack("!H", mid)
+    body = text(topic) + struct.pack("!H", mid)
     if version == "5":
-        body += _counted(bytes([_CORRELATION_DATA]) + _field(correlation_data) if correlation_data else b"")
+        body += _counted(bytes([_CORRELATION_DATA]) + text(correlation_data) if correlation_data else b"")
     return packet(0x32, body + payload)
 
 
@@ -154,10 +154,6 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
 def _read(body: bytes, at: int) -> tuple[bytes, int]:
     end = at + 2 + int.from_bytes(body[at : at + 2], "big")
     return body[at + 2 : end], end
-
-
-def _field(data: bytes) -> bytes:
-    return struct.pack("!H", len(data)) + data
 
 
 def _counted(properties: bytes) -> bytes:

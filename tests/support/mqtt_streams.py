@@ -13,7 +13,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from bridge.mqtt.types import Message, PublishProperties
-from tests.support.raw_mqtt import packet
+from tests.support.raw_mqtt import packet, variable
 
 __all__ = ["CONNACK", "PROTOCOLS", "PahoOn", "by_paho", "packets", "plain_publish", "publishes"]
 
@@ -26,20 +26,11 @@ field = st.builds(lambda b: struct.pack("!H", len(b)) + b, text.map(str.encode) 
 _REMAINING = st.builds(lambda first, rest: bytes([first]) + rest, st.integers(0, 255), st.binary(max_size=6))
 
 
-def _variable(n: int) -> bytes:
-    out = b""
-    while True:
-        n, digit = divmod(n, 128)
-        out += bytes([digit | (0x80 if n else 0)])
-        if not n:
-            return out
-
-
 one_property = st.one_of(
     st.integers(0, 2).map(lambda n: bytes([1, n])),
     st.integers(0, 2**32 - 1).map(lambda n: b"\2" + struct.pack("!L", n)),
     st.tuples(st.sampled_from([b"\3", b"\x08", b"\x09"]), field).map(b"".join),
-    st.integers(0, 300).map(lambda n: b"\x0b" + _variable(n)),
+    st.integers(0, 300).map(lambda n: b"\x0b" + variable(n)),
     st.integers(0, 3).map(lambda n: b"\x23" + struct.pack("!H", n)),
     st.tuples(st.just(b"\x26"), field, field).map(b"".join),
     st.tuples(st.just(b"\x26"), field, field).map(b"".join),
@@ -47,8 +38,8 @@ one_property = st.one_of(
 )
 _properties = st.one_of(
     st.just(b"\0"),
-    st.lists(one_property, max_size=5).map(b"".join).map(lambda b: _variable(len(b)) + b),
-    st.tuples(st.integers(0, 200).map(_variable), st.binary(max_size=20)).map(b"".join),
+    st.lists(one_property, max_size=5).map(b"".join).map(lambda b: variable(len(b)) + b),
+    st.tuples(st.integers(0, 200).map(variable), st.binary(max_size=20)).map(b"".join),
 )
 _payload = st.one_of(
     st.binary(max_size=40),

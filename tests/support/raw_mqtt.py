@@ -12,18 +12,25 @@ from bridge.settings.mqtt import MqttSettings
 _Connection = TypeVar("_Connection", bound="RawMqtt")
 
 
-def text(value: str) -> bytes:
-    data = value.encode()
+def text(value: str | bytes) -> bytes:
+    """A text or binary data behind its length."""
+    data = value.encode() if isinstance(value, str) else value
     return struct.pack("!H", len(data)) + data
 
 
-def packet(kind: int, body: bytes) -> bytes:
-    length, head = len(body), b""
+def variable(number: int) -> bytes:
+    """A Variable Byte Integer."""
+    out = b""
     while True:
-        length, digit = divmod(length, 128)
-        head += bytes([digit | (0x80 if length else 0)])
-        if not length:
-            return bytes([kind]) + head + body
+        number, digit = divmod(number, 128)
+        out += bytes([digit | (0x80 if number else 0)])
+        if not number:
+            return out
+
+
+def packet(kind: int, body: bytes) -> bytes:
+    """A packet of this first byte."""
+    return bytes([kind]) + variable(len(body)) + body
 
 
 class RawMqtt:

@@ -16,7 +16,7 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.types import Disconnected, LinkHandler, Message, PublishProperties
 from bridge.settings.mqtt import MqttSettings
 from tests.fuzz.engine import Case, Check, Target
-from tests.support.raw_mqtt import packet
+from tests.support.raw_mqtt import packet, text, variable
 
 __all__ = ["MQTT"]
 
@@ -65,22 +65,8 @@ _publishes = st.tuples(
 """Allowed PUBLISH packets: topic, payload, QoS, RETAIN, DUP and, for MQTT 5, properties."""
 
 
-def _string(text: str | bytes) -> bytes:
-    raw = text.encode() if isinstance(text, str) else text
-    return struct.pack("!H", len(raw)) + raw
-
-
-def _number(value: int) -> bytes:
-    out = b""
-    while True:
-        value, digit = divmod(value, 128)
-        out += bytes([digit | (0x80 if value else 0)])
-        if not value:
-            return out
-
-
 def _block(body: bytes) -> bytes:
-    return _number(len(body)) + body
+    return variable(len(body)) + body
 
 
 @st.composite
@@ -88,9 +74,9 @@ def _said(draw: st.DrawFn) -> bytes:
     """Properties that an acknowledgement may have: a reason and user properties."""
     body = b""
     if draw(st.booleans()):
-        body += b"\x1f" + _string(draw(_texts))
+        body += b"\x1f" + text(draw(_texts))
     for name, value in draw(_users):
-        body += b"\x26" + _string(name) + _string(value)
+        body += b"\x26" + text(name) + text(value)
     return _block(body)
 
 
@@ -165,20 +151,20 @@ def _connacks(draw: st.DrawFn, protocol: _Protocol) -> bytes:
         st.integers(0, 1).map(lambda n: bytes([0x24, n])),
         st.integers(0, 1).map(lambda n: bytes([0x25, n])),
         st.integers(1000, 2**32 - 1).map(lambda n: b"\x27" + struct.pack("!I", n)),
-        _texts.map(lambda t: b"\x12" + _string(t)),
+        _texts.map(lambda t: b"\x12" + text(t)),
         st.integers(0, 65_535).map(lambda n: b"\x22" + struct.pack("!H", n)),
-        _texts.map(lambda t: b"\x1f" + _string(t)),
+        _texts.map(lambda t: b"\x1f" + text(t)),
         st.integers(0, 1).map(lambda n: bytes([0x28, n])),
         st.integers(0, 1).map(lambda n: bytes([0x29, n])),
         st.integers(0, 1).map(lambda n: bytes([0x2A, n])),
         st.sampled_from([0, 5, 60, 65_535]).map(lambda n: b"\x13" + struct.pack("!H", n)),
-        _texts.map(lambda t: b"\x1a" + _string(t)),
-        _texts.map(lambda t: b"\x1c" + _string(t)),
+        _texts.map(lambda t: b"\x1a" + text(t)),
+        _texts.map(lambda t: b"\x1c" + text(t)),
     ]
     chosen = draw(st.lists(st.sampled_from(range(len(one))), unique=True, max_size=4))
     body = b"".join(draw(one[n]) for n in chosen)
     for name, value in draw(_users):
-        body += b"\x26" + _string(name) + _string(value)
+        body += b"\x26" + text(name) + text(value)
     return packet(0x20, bytes([present, 0]) + _block(body))
 
 
@@ -198,19 +184,17 @@ def _cases(draw: st.DrawFn) -> Case:
 
 def _encoded(one: Any, protocol: str, mid: int) -> bytes:
     _, topic, payload, qos, retain, dup, properties = one
-    body = _string(topic) + (struct.pack("!H", mid) if qos else b"")
+    body = text(topic) + (struct.pack("!H", mid) if qos else b"")
     if protocol == "5":
-        block = b"".join(
-            b"\x26" + _string(name) + _string(value) for name, value in properties.get("user", ())
-        )
+        block = b"".join(b"\x26" + text(name) + text(value) for name, value in properties.get("user", ()))
         for name, kind in (("content_type", 3), ("response_topic", 8), ("correlation_data", 9)):
             if name in properties:
-                block += bytes([kind]) + _string(properties[name])
+                block += bytes([kind]) + text(properties[name])
         if "payload_format" in properties:
             block += bytes([1, properties["payload_format"]])
         if "expiry_s" in properties:
             block += b"\2" + struct.pack("!I", properties["expiry_s"])
-        block += b"".join(b"\x0b" + _number(n) for n in properties.get("subscriptions", ()))
+        block += b"".join(b"\x0b" + variable(n) for n in properties.get("subscriptions", ()))
         body += _block(block)
     # DUP must be 0 at QoS 0 (MQTT-3.3.1-2).
     return packet(0x30 | (bool(qos) and dup) << 3 | qos << 1 | retain, body + payload)
