@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, Final
@@ -28,6 +29,7 @@ TEXT_CHARACTERS: Final = 1_000
 CELL_CHARACTERS: Final = 200
 """The maximum length of a table's cell, which makes each line of the table as long."""
 _LINE_CHARACTERS: Final = 20_000
+_BEFORE_BRACKET: Final = re.compile(r"(\\*)(\[|\Z)")
 
 
 def printable(text: str, most: int = TEXT_CHARACTERS) -> str:
@@ -49,14 +51,14 @@ def text_of(lines: Iterable[str]) -> str:
 
 def markup(text: str) -> str:
     """Return ``text`` for a string that rich prints: printable, and its brackets are not rich's markup."""
-    from rich.markup import escape
+    return _BEFORE_BRACKET.sub(_escaped_bracket, printable(text))
 
-    shown = printable(text)
-    body = shown.rstrip("\\")
-    slashes = len(shown) - len(
-        body
-    )  # before a tag of the caller's they would escape it; before a tag, two show as one
-    return escape(body) + ("\\\\" * slashes + "[b][/b]" if slashes else "")
+
+def _escaped_bracket(found: re.Match[str]) -> str:
+    # rich.markup.escape leaves a bracket that begins no tag, of which rich takes away a backslash all the same. Before a
+    # tag two backslashes show as one; so an empty one stands behind them.
+    slashes, bracket = found.groups()
+    return (slashes * 2 + "[b][/b]" if slashes else "") + ("\\[" if bracket else "")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -80,6 +80,9 @@ def test_h38_a_table_has_a_line_for_each_row(rows: list[tuple[str, str]]) -> Non
 
 
 @given(anything)
+@example("\\[")
+@example("[b\\")
+@example("\\\\[red]x[/red]\\")
 def test_h38_rich_prints_the_text_and_not_its_markup(text: str) -> None:
     console = Console(file=(out := io.StringIO()), width=2000, force_terminal=True, color_system="truecolor")
     console.print(f"x{markup(text)}y", highlight=False, emoji=False, soft_wrap=True)
