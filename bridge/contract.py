@@ -146,6 +146,8 @@ ORIGIN_SINK: Final = "sink"
 # --- dead letters (beside the envelope's properties) ----------------------------------------------------------
 
 P_DEAD_REASON: Final = "pb.dead.reason"
+DEAD_MALFORMED: Final = "malformed PUBLISH: "
+"""How the reason of a PUBLISH begins that MQTT calls malformed: its payload is what followed the packet's header."""
 P_DEAD_TOPIC: Final = "pb.dead.topic"
 """The Pulsar topic (with partition) that the message was meant for; empty when no rule named one."""
 P_DEAD_AT: Final = "pb.dead.at_us"

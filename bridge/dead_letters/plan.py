@@ -10,6 +10,7 @@ from bridge.commands import decode_command
 from bridge.contract import (
     C_ID,
     COMMANDS_TOPIC,
+    DEAD_MALFORMED,
     GROUP_COMMANDS_TOPIC,
     P_COMMAND_TOPIC,
     P_DEAD_AT,
@@ -65,6 +66,8 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
         return Refusal(
             letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here"
         )
+    if letter.reason.startswith(DEAD_MALFORMED):
+        return Refusal(letter, "its payload is the packet as it came: the device has to publish it again")
     if P_DEAD_CUT in letter.told:
         return Refusal(
             letter, "its envelope was too large and is cut: what it tells is not what was published"

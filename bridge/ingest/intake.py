@@ -24,6 +24,7 @@ import structlog
 from bridge.bounded_map import BoundedMap
 from bridge.contract import (
     DEAD_LETTERS_TOPIC,
+    DEAD_MALFORMED,
     P_DEVICE,
     P_TOPIC,
     RESUME_TOPIC,
@@ -213,7 +214,7 @@ class Intake:
         way: _Way | NoRoute | LeftOut | None = self._ways.get(message.topic)
         if message.malformed:
             self.metrics.malformed.inc()
-            way = NoRoute(f"malformed PUBLISH: {message.malformed}", "")
+            way = NoRoute(f"{DEAD_MALFORMED}{message.malformed}", "")
         elif way is None:
             way = self._way(message)
         asks = isinstance(way, _Way) and way.topic == self._resume_topic

@@ -93,6 +93,10 @@ def test_a_replay_is_the_message_as_it_was_meant_with_its_mark() -> None:
     [
         (letter(b"y" * 5_000_000), "only its head"),
         (letter(topic=""), "--remap"),
+        (
+            letter(topic="", told={contract.P_DEAD_REASON: "malformed PUBLISH: it has QoS 3"}),
+            "publish it again",
+        ),
         (letter(topic="persistent://public/other/fleet"), "neither a readings topic"),
         (letter(topic=PULSAR.system_topic("command-cursors")), "neither a readings topic"),
         (letter(topic=PULSAR.system_topic("commands")), "shape of a command"),
@@ -102,6 +106,15 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
     planned = replay_of(one, PULSAR)
     assert isinstance(planned, Refusal)
     assert why in planned.why
+
+
+def test_what_mqtt_calls_malformed_is_not_mapped_anew() -> None:
+    """Its payload is not what the device meant."""
+    mapper = Mapper(IngestSettings(rules=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
+    told = letter(topic="").told | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
+    planned = replay_of(letter(told=told), PULSAR, mapper)
+    assert isinstance(planned, Refusal)
+    assert "publish it again" in planned.why
 
 
 def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_is_not() -> None:
