@@ -143,6 +143,8 @@ def connack(body: bytes, *, mqtt5: bool) -> Connack:
 def _numbers(body: bytes) -> dict[int, int]:
     length, at = variable(body, 2, len(body))
     stop = at + length
+    if stop > len(body):
+        raise MalformedError("its properties are longer than the packet")
     found: dict[int, int] = {}
     while at < stop:
         identifier = body[at]
@@ -157,7 +159,7 @@ def _numbers(body: bytes) -> dict[int, int]:
         else:
             for _ in range(1 + (kind == _PAIR)):
                 at += 2 + int.from_bytes(body[at : at + 2], "big")
-    if at != stop or stop > len(body):
+    if at != stop:
         raise MalformedError("its properties end within one of them")
     return found
 

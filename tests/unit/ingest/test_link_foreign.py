@@ -134,7 +134,17 @@ def test_h33_bytes_of_the_broker_that_nobody_can_read_are_called_so(protocol: st
 
 
 @pytest.mark.parametrize(
-    "connack", [b"\x20\3\0\x7e\0", b"\x20\1\0", b"\x20\0", b"\x20\5\0\0\2\xff\0", b"\x32\2\0\0"]
+    "connack",
+    [
+        b"\x20\3\0\x7e\0",
+        b"\x20\1\0",
+        b"\x20\0",
+        b"\x20\5\0\0\2\xff\0",
+        b"\x20\3\0\0\x7f",  # properties of 127 bytes, of which none follows
+        b"\x20\4\0\0\2\x21",
+        b"\x20\3\0\x87\5",
+        b"\x32\2\0\0",
+    ],
 )
 def test_h33_a_connack_that_cannot_be_read_is_called_so(connack: bytes) -> None:
     with playing(connack=connack) as (link, handler, accept):
