@@ -5,7 +5,6 @@ Devices may invent names without end, so no map from names may grow with them (H
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from typing import Final, TypeVar
 
@@ -32,7 +31,9 @@ class BoundedMap(OrderedDict[str, V]):
         """What it holds, in bytes, roughly; never above its bound."""
 
     def _cost(self, name: str) -> int:
-        return self._each + self._copies * sys.getsizeof(name)
+        # Not sys.getsizeof: it grows when a C extension has asked for the UTF-8, and what is taken off must be what was added.
+        text = 49 + len(name) if name.isascii() else 76 + 4 * len(name)
+        return self._each + self._copies * text
 
     def put(self, name: str, value: V) -> None:
         """Put a value, and drop the oldest ones while there are too many bytes; also this one where it alone is too large."""
