@@ -46,6 +46,7 @@ class MqttSettings(Section):
     session_expiry_s: int = Field(
         604_800,
         ge=1,
+        le=4_294_967_295,
         description="How long the broker keeps our session while we are away, in seconds (MQTT 5).",
     )
     connect_timeout_s: float = Field(

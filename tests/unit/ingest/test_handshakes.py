@@ -235,3 +235,12 @@ def test_what_mqtt_has_no_packet_for_is_an_error_of_its_caller() -> None:
         subscribe_packet(1, [Subscription("x" * 65_536)], mqtt5=True)
     with pytest.raises(ValueError, match="surrogates"):
         unsubscribe_packet(1, ["\ud800"], mqtt5=False)
+
+
+def test_a_session_expiry_that_connect_cannot_carry_is_refused_in_the_settings() -> None:
+    """MQTT 5, 3.1.2.11.2: four bytes, of which the largest number means that the session does not expire."""
+    assert b"\x11\xff\xff\xff\xff" in connect_packet(
+        MqttSettings(session_expiry_s=2**32 - 1), "a", persistent=True
+    )
+    with pytest.raises(ValueError, match="session_expiry_s"):
+        MqttSettings(session_expiry_s=2**32)
