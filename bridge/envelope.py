@@ -78,7 +78,7 @@ class Envelope:
         """
         common = {"link": self._link, "protocol": self._protocol}
         if route is None:
-            return {P_TOPIC: _readable(topic), P_INGEST: encode_ingest(**common)}
+            return {P_TOPIC: _as_utf8(topic), P_INGEST: encode_ingest(**common)}
         return {
             P_TOPIC: topic,
             P_INGEST: encode_ingest(
@@ -121,16 +121,10 @@ class Envelope:
         return told
 
 
-def _readable(topic: str) -> str:
-    try:
-        return topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # no bytes that came from a broker stand behind it
-        return topic.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def _add_mqtt5(told: dict[str, str], properties: PublishProperties) -> None:
     if properties.user:
-        told[P_USER] = _as_utf8(encode_user_properties(properties.user))
+        pairs = [(_as_utf8(name), _as_utf8(value)) for name, value in properties.user]
+        told[P_USER] = encode_user_properties(pairs)
     if properties.content_type is not None:
         told[P_CONTENT_TYPE] = _as_utf8(properties.content_type)
     if properties.response_topic is not None:
@@ -144,7 +138,10 @@ def _add_mqtt5(told: dict[str, str], properties: PublishProperties) -> None:
 
 
 def _as_utf8(text: str) -> str:
-    """Return text that Pulsar takes: bytes that were no UTF-8, or halves of surrogate pairs, come escaped."""
+    """Return text that Pulsar takes: bytes that were no UTF-8, or halves of surrogate pairs, come escaped.
+
+    The MQTT link and the HTTP handler hand over neither; handlers of other packages may.
+    """
     if text.isascii():
         return text
     try:

@@ -117,6 +117,16 @@ def test_a_topic_that_is_not_utf8_is_told_with_its_bytes() -> None:
     assert told(message(topic="a/\ud800"), None)[contract.P_TOPIC] == r"a/\ud800"
 
 
+@pytest.mark.parametrize(("given", "kept"), [("\udcff", r"\xff"), ("a\ud800", r"a\ud800")])
+def test_user_properties_that_are_not_utf8_are_told_with_their_bytes_and_read_back(
+    given: str, kept: str
+) -> None:
+    stored = told(message(properties=PublishProperties(user=((given, given), ("b", "c")))))
+    again = message_of(b"", stored).properties
+    assert again is not None
+    assert again.user == ((kept, kept), ("b", "c"))
+
+
 def test_push_s_own_publishes_are_known() -> None:
     assert from_push(
         message(properties=PublishProperties(user=(("a", "b"), (contract.ORIGIN_PROPERTY, "push"))))
