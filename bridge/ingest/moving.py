@@ -34,6 +34,7 @@ from bridge.ingest.lanes import Reading
 from bridge.ingest.places import Place
 from bridge.ingest.session import wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
+from bridge.ingest.worker import packet_limit
 from bridge.mqtt.client import Link
 from bridge.mqtt.keepalive import backoff_s
 from bridge.mqtt.refusals import subscriber, subscription_remedy, what_to_check
@@ -164,7 +165,13 @@ class _Visit(LinkHandler):
 
     def __init__(self, settings: Settings, *, persistent: bool = True, window: int = 100) -> None:
         self.settings = settings
-        self.link = Link(settings.mqtt, self, persistent=persistent, receive_maximum=window)
+        self.link = Link(
+            settings.mqtt,
+            self,
+            persistent=persistent,
+            receive_maximum=window,
+            max_packet_bytes=packet_limit(settings),
+        )
         self.done = False
         self._losses = 0
 

@@ -38,7 +38,7 @@ from bridge.mqtt.types import (
 from bridge.settings import Settings
 from bridge.topic_rules import resume_filter
 
-__all__ = ["IngestWorker", "in_flight_limit"]
+__all__ = ["IngestWorker", "in_flight_limit", "packet_limit"]
 
 log = structlog.get_logger("ingest")
 
@@ -50,6 +50,14 @@ def in_flight_limit(settings: Settings) -> int:
     way into Pulsar. A third waits in the socket.
     """
     return 2 * settings.ingest.max_in_flight
+
+
+def packet_limit(settings: Settings) -> int:
+    """Return the length in bytes from which on only the beginning of a PUBLISH is kept.
+
+    A whole one gives its device, length and head to its dead letter (H5), so only the memory is bounded here.
+    """
+    return max(settings.ingest.max_in_flight_bytes, settings.ingest.max_dead_letter_bytes) + HEAD_BYTES
 
 
 class IngestWorker(LinkHandler):
@@ -75,9 +83,7 @@ class IngestWorker(LinkHandler):
             settings.mqtt,
             self,
             receive_maximum=settings.ingest.max_in_flight,
-            # A whole one gives its device, length and head to its dead letter (H5), so only the memory is bounded here.
-            max_packet_bytes=max(settings.ingest.max_in_flight_bytes, settings.ingest.max_dead_letter_bytes)
-            + HEAD_BYTES,
+            max_packet_bytes=packet_limit(settings),
         )
         self.draining = False
         self.ready = False

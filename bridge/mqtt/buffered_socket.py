@@ -23,8 +23,8 @@ from bridge.tls import client_context
 
 __all__ = ["HEAD_BYTES", "MAX_PACKET_BYTES", "BufferedSocket", "dialled"]
 
-MAX_PACKET_BYTES: Final = 1 + 4 + 268_435_455
-"""The largest packet that MQTT has (MQTT 5, 1.5.5)."""
+MAX_PACKET_BYTES: Final = 16 * 1024 * 1024
+"""Limit of links that name no other one. Commands and answers are far smaller, and MQTT allows 256 MiB (MQTT 5, 1.5.5)."""
 HEAD_BYTES: Final = 128 * 1024
 """What is kept of a packet over the limit: a topic has at most 64 KiB, and some of the payload is to follow."""
 

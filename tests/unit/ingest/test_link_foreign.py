@@ -283,6 +283,19 @@ def test_a_large_packet_is_gathered_and_one_over_the_limit_is_cut(size: int) -> 
             assert large.startswith(big.payload, len(large) - len(payload) - 8)
 
 
+def test_h35_a_link_that_names_no_limit_keeps_no_256_mib_for_one_message() -> None:
+    """Devices publish to push, and to what the other clients of this process subscribe to."""
+    with playing() as (link, handler, accept):
+        peer = accept()
+        peer.turns(lambda: link.connected)
+        peer.send(plain_publish("big", bytes(17 << 20), 9, protocol="5"))
+        peer.turns(lambda: len(handler.messages) == 1)
+        (big,) = handler.messages
+        assert (big.topic, big.mid) == ("big", 9)
+        assert len(big.payload) < HEAD_BYTES
+        assert "SHA-256" in big.malformed
+
+
 def test_h42_a_text_that_is_not_utf_8_is_refused_and_the_next_publish_goes() -> None:
     with RawBroker() as broker:
         link = Link(MqttSettings(port=broker.port, protocol="5"), Recorder())
