@@ -124,7 +124,12 @@ def _damaged(draw: st.DrawFn, protocol: _Protocol) -> tuple[str, bytes]:
             _acknowledgements(protocol).map(lambda one: one[1]),
         )
     )
-    raw = bytearray(raw[:2000])
+    return "raw", draw(_with_errors(raw))
+
+
+@st.composite
+def _with_errors(draw: st.DrawFn, whole: bytes) -> bytes:
+    raw = bytearray(whole[:2000])
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, min(len(raw) - 1, 60))))
         more = draw(
@@ -135,7 +140,7 @@ def _damaged(draw: st.DrawFn, protocol: _Protocol) -> tuple[str, bytes]:
     fixed = bytes(raw)
     if draw(st.booleans()):  # as a packet of its own length, so that what follows is found
         fixed = packet(fixed[0], fixed[2:])
-    return "raw", fixed
+    return fixed
 
 
 @st.composite
@@ -179,7 +184,10 @@ def _cases(draw: st.DrawFn) -> Case:
         items.append(draw(_disconnects()))
     every = draw(st.integers(0, 7)) == 0
     cuts = True if every else draw(st.lists(st.integers(0, 300), max_size=4))
-    return protocol, draw(_connacks(protocol)), items, cuts
+    connack = draw(_connacks(protocol))
+    if draw(st.integers(0, 5)) == 0:  # then what follows means nothing
+        connack, items = draw(_with_errors(connack)), [("raw", b""), *items]
+    return protocol, connack, items, cuts
 
 
 def _encoded(one: Any, protocol: str, mid: int) -> bytes:
