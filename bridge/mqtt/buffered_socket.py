@@ -35,7 +35,7 @@ _RECEIVE_BYTES: Final = 128 * 1024
 _LINGER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _SPARE_BYTES: Final = 512 * 1024
-"""What is read at most for a link that does not read: packet identifiers are as few as ``limited`` says."""
+"""What is read at most for a link that does not read: packet identifiers are few (``dialled``)."""
 _ARRIVALS: Final = struct.Struct("=128xQ16xI")
 """Of Linux's struct tcp_info: tcpi_bytes_received, what was kept, and tcpi_data_segs_in, kept or not."""
 

@@ -5,9 +5,9 @@ Pure modules (mapping, envelope, acks) take these, so that they can be tested an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = [
     "DISCONNECT_TAKEN_OVER",
@@ -37,30 +37,6 @@ class PublishProperties(NamedTuple):
     payload_format: int | None = None
     expiry_s: int | None = None
     """Message Expiry Interval, in seconds, as it is left when the packet arrives."""
-
-    @classmethod
-    def of_names(cls, found: Mapping[str, Any]) -> PublishProperties:
-        """Return the properties given by the names of the specification without spaces; others are left out."""
-        return cls(
-            user=tuple(found.get("UserProperty", ())),
-            content_type=found.get("ContentType"),
-            response_topic=found.get("ResponseTopic"),
-            correlation_data=found.get("CorrelationData"),
-            payload_format=found.get("PayloadFormatIndicator"),
-            expiry_s=found.get("MessageExpiryInterval"),
-        )
-
-    def by_name(self) -> dict[str, Any]:
-        """Return what is set, by the names of the specification without spaces."""
-        named = {
-            "UserProperty": list(self.user) or None,
-            "ContentType": self.content_type,
-            "ResponseTopic": self.response_topic,
-            "CorrelationData": self.correlation_data,
-            "PayloadFormatIndicator": self.payload_format,
-            "MessageExpiryInterval": self.expiry_s,
-        }
-        return {name: value for name, value in named.items() if value is not None}
 
 
 class Message(NamedTuple):

@@ -151,7 +151,15 @@ def _ours(message: paho.MQTTMessage) -> Message:
         topic = message._topic.decode("utf-8", "surrogateescape")
     properties = None
     if message.properties is not None and len(vars(message.properties)) > _NO_PROPERTIES:
-        properties = PublishProperties.of_names(vars(message.properties))
+        found = vars(message.properties)
+        properties = PublishProperties(
+            user=tuple(found.get("UserProperty", ())),
+            content_type=found.get("ContentType"),
+            response_topic=found.get("ResponseTopic"),
+            correlation_data=found.get("CorrelationData"),
+            payload_format=found.get("PayloadFormatIndicator"),
+            expiry_s=found.get("MessageExpiryInterval"),
+        )
     return Message(
         topic, bytes(message.payload), message.qos, message.retain, message.dup, message.mid, properties
     )
