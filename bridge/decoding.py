@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from math import isfinite
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from bridge.errors import ContractError
@@ -126,7 +127,9 @@ def checked_fields(values: Mapping[str, Any], kinds: Mapping[str, object]) -> di
         elif kind == "str":
             value = checked_text(value)
         elif kind == "float":
-            value = float(checked_whole(value) if type(value) is int else value)
+            if type(value) not in (int, float) or not isfinite(value):  # JSON's 1e999 is infinity
+                raise ValueError(f"{name} is {value!r:.40}, not a number")
+            value = float(value)
         elif kind == "bool" and type(value) is not bool:
             raise ValueError(f"{name} is {value!r:.40}, not true or false")
         found[name] = value

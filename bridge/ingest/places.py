@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bridge.decoding import checked_text, decodes, json_of_record
+from bridge.errors import ContractError
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.sharding import Remembered, own_sessions, sessions
@@ -78,6 +80,11 @@ def advertised(settings: Settings) -> str:
 def read_advertised(data: str) -> set[tuple[str, str]]:
     """Return broker and client id of each session that an instance advertises; none when it is of another version."""
     try:
-        return {(str(v["broker"]), str(v["client_id"])) for v in json.loads(data).values()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return _decoded(data)
+    except ContractError:
         return set()
+
+
+@decodes("what ingest advertises")
+def _decoded(data: str) -> set[tuple[str, str]]:
+    return {(checked_text(v["broker"]), checked_text(v["client_id"])) for v in json_of_record(data).values()}

@@ -12,6 +12,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.decoding import checked_text, checked_whole, decodes, json_of_record
+from bridge.errors import ContractError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.settings.pulsar import PulsarSettings
 from bridge.sharding import Remembered
@@ -65,14 +67,18 @@ class SessionMemory:
 def _read(text: str) -> Remembered | None:
     """Return what was stored, None when it is not ours: then the session counts as unknown and subscribes anew."""
     try:
-        told: Any = json.loads(text)
-        granted = {str(name): int(qos) for name, qos in told["granted"].items()}
-        return Remembered(
-            str(told["family"]),
-            granted,
-            tuple(map(str, told["released"])),
-            str(told.get("broker", "")),
-            str(told.get("client_id", "")),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return _decoded(text)
+    except ContractError:
         return None
+
+
+@decodes("a session of ingest")
+def _decoded(text: str) -> Remembered:
+    told: Any = json_of_record(text)
+    return Remembered(
+        checked_text(told["family"]),
+        {checked_text(name): checked_whole(qos) for name, qos in told["granted"].items()},
+        tuple(map(checked_text, told["released"])),
+        checked_text(told.get("broker", "")),
+        checked_text(told.get("client_id", "")),
+    )

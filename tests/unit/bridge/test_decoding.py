@@ -29,6 +29,8 @@ from bridge.dead_letters.records import note_of, replayed_note
 from bridge.decoding import LAST_US, MAX_RECORD_BYTES, json_of_record
 from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.groups import member_key, member_of
+from bridge.ingest import session_memory
+from bridge.ingest.places import read_advertised
 from bridge.presence_record import PresenceRecord
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.pulsar_wire.protobuf import number, read_varint
@@ -165,6 +167,9 @@ def test_what_is_valid_is_read(name: str) -> None:
         ("segment", b'{"v":1,"parked":[1e999,0,0,0,0]}'),
         ("segment", b'{"v":1,"parked":[0,0,4294967296,0,0]}'),
         ("instance", INSTANCE.encode().replace(b'"written_ms":2', b'"written_ms":1e999')),
+        ("instance", INSTANCE.encode().replace(b'"interval_s":3.0', b'"interval_s":1e999')),
+        ("instance", INSTANCE.encode().replace(b'"interval_s":3.0', b'"interval_s":"nan"')),
+        ("instance", INSTANCE.encode().replace(b'"interval_s":3.0', b'"interval_s":true')),
         ("instance", b"[" * 100_000),
         ("receipt", b'{"v":"1","command_id":1,"device":"","mqtt_topic":"","state":""}'),
         ("roster open", b'{"v":1,"o":"x","command_id":"c","group":"g","mqtt_topic":"","size":1,"expires_at_ms":"x"}'),
@@ -176,6 +181,21 @@ def test_what_is_valid_is_read(name: str) -> None:
 def test_h44_what_would_raise_later_is_a_contract_error(name: str, payload: bytes) -> None:
     with pytest.raises(ContractError):
         DECODERS[name][0](payload)
+
+
+SESSION = '{"family":"f","granted":{"a/#":%s},"released":[]}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 100_000, "[]", SESSION % "1e999", SESSION % '"1"', SESSION % "NaN"]
+)
+def test_h44_a_session_of_ingest_that_cannot_be_read_counts_as_unknown(text: str) -> None:
+    read = session_memory._read(SESSION % "1")
+    assert read is not None
+    assert read.granted == {"a/#": 1}
+    assert session_memory._read(text) is None
+    assert read_advertised('{"l":{"broker":"b","client_id":"c"}}') == {("b", "c")}
+    assert read_advertised(text) == set()
 
 
 def test_h44_a_record_is_bounded_before_it_is_parsed() -> None:
