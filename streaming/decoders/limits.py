@@ -27,6 +27,7 @@ _BIGNUMS: Final = (2, 3)
 _FRACTIONS: Final = (4, 5)
 """Tags of pairs of exponent and mantissa (RFC 8949, section 3.4.4)."""
 _SHARED_TEXT: Final = 25
+_SHAREABLE: Final = 28
 _SET: Final = 258
 _REFUSED: Final = {35: "a regular expression", 36: "a MIME message"}
 """What the library would compile or parse further; no reading is one."""
@@ -121,13 +122,19 @@ class _Cbor:
         if tag in _FRACTIONS:
             self._check_exponent(at)
         if tag == _SET:
-            kind, length, inside = self._head(at)
-            if kind == _ARRAY:
-                return self.items(inside, length, False, True, depth + 1)
+            kind, length, inside = self._array_head(at)
+            if kind != _ARRAY:  # in another tag its elements would not be checked
+                raise ValueError(f"tag {tag}, a set, needs an array")
+            return self.items(inside, length, False, True, depth + 1)
         return self.items(at, 1, False, hashed, depth + 1)
 
+    def _array_head(self, at: int) -> tuple[int, int | None, int]:
+        """Return the head of an array that may be marked as shareable."""
+        kind, length, inside = self._head(at)
+        return self._head(inside) if (kind, length) == (_TAG, _SHAREABLE) else (kind, length, inside)
+
     def _check_exponent(self, at: int) -> None:
-        kind, _, at = self._head(at)
+        kind, _, at = self._array_head(at)
         exponent, size, _ = self._head(at)
         if kind != _ARRAY or exponent >= _BYTES or size is None or size > MAX_DIGITS:
             raise ValueError(f"a number with an exponent beyond {MAX_DIGITS}")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ DECODER = {"filter": "a", "metric": "m", "value": "$.t", "id": "$.id", "time": "
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.decimals(allow_nan=False)
     | st.datetimes(timezones=st.timezones()) | st.fractions() | st.uuids(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=4)
+    | st.sets(st.integers(), max_size=4),
     max_leaves=10,
 )  # fmt: skip
 
@@ -83,6 +85,14 @@ HOSTILE_CBOR: dict[str, tuple[bytes, str]] = {
         b"\xd9\x01\x02\x9a" + struct.pack(">I", 60_000) + b"".join(colliding(60_000)),
         "more than 256 keys",
     ),
+    "colliding elements of a set that can be shared": (
+        b"\xd9\x01\x02\xd8\x1c\x99\x4e\x20" + b"".join(colliding(20_000)),
+        "more than 256 keys",
+    ),
+    "a set that is no array": (
+        b"\x82\xd8\x1c\x83\x00\x01\x02\xd9\x01\x02\xd8\x1d\x00",
+        "tag 258, a set, needs an array",
+    ),
     "many values": (b"\x9f" + b"\x00" * 1_000_000 + b"\xff", "more values than max_values, 100000"),
     "many tags": (b"\x9f" + b"\xd9\xd9\xf7\x00" * 200_000 + b"\xff", "more values than max_values, 100000"),
     "levels": (b"\x81" * 1_000_000 + b"\x00", "max_depth, 64"),
@@ -109,6 +119,12 @@ def test_what_a_library_writes_is_within_the_limits(value: object) -> None:
     except (cbor2.CBOREncodeError, OverflowError):
         return  # a time zone or a number that CBOR lacks
     check_cbor(payload, max_depth=64, max_values=10_000)
+
+
+def test_sets_and_decimals_that_are_marked_as_shareable_are_within_the_limits() -> None:
+    value = {"elements": {1, 2}, "decimal": Decimal("1.5")}
+    found = unpacker(decoder(format="cbor"))(cbor2.dumps(value, value_sharing=True), "a")
+    assert found.document == '{"elements":[1,2],"decimal":"1.5"}'
 
 
 @given(st.binary(max_size=80))
