@@ -130,7 +130,7 @@ def test_h39_tls_handshakes_that_never_end_count_as_connections_and_are_cut(
                 assert one.recv(100) == b""
 
 
-def test_h39_a_head_and_a_body_that_drip_have_one_time_for_the_whole(
+def test_a_head_and_a_body_that_drip_have_one_time_for_the_whole(
     pulsar: PulsarSettings, connections: ExitStack
 ) -> None:
     http = {"port": 0, "first_request_s": 1.0, "read_timeout_s": 1.0}
