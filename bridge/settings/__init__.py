@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES
+from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES, name_problem
 from bridge.settings.base import Section
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
@@ -86,6 +86,20 @@ class Settings(Section):
                         f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same broker, "
                         "so each would take the other's session: give one another client_id"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _named(self) -> Settings:
+        names = [("push.client_id", self.push.client_id)]
+        for link, mqtt in self.links().items():
+            names += [(f"{link}: client_id", mqtt.client_id)]
+            names += [(f"{link}: former_client_ids", former) for former in mqtt.former_client_ids]
+        for group in self.push.groups:
+            names += [(f"push.groups: {group.name[:40]}", name) for name in (group.name, *group.devices)]
+        found = [(where, name_problem(name, self.max_name_bytes)) for where, name in names]
+        problems = [f"{where} {why}" for where, why in found if why is not None]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -263,3 +263,25 @@ def test_qos_2_is_refused_with_the_safe_way(source: tuple[dict[str, object], dic
     (line,) = problems(*source)
     assert line.startswith("ingest.qos: must be 0 or 1")
     assert "Leave it at 1: what devices publish at QoS 2 then arrives at least once" in line
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "push.client_id",
+        "mqtt.client_id",
+        "mqtt.former_client_ids",
+        "ingest.links",
+        "push.groups",
+    ],
+)
+def test_h35_names_in_the_settings_have_the_one_limit_of_names(setting: str) -> None:
+    name = "ä" * 9
+    values: dict[str, object] = {
+        "mqtt.former_client_ids": [name],
+        "ingest.links": [{"name": "north", "client_id": name}],
+        "push.groups": [{"name": "all", "devices": ["a", name]}],
+    }
+    load(None, {setting: values.get(setting, name)})
+    with pytest.raises(ConfigError, match="has 18 bytes, max_name_bytes is 17"):
+        load(None, {"max_name_bytes": 17, "push.client_id": "push", setting: values.get(setting, name)})
