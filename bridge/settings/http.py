@@ -104,10 +104,11 @@ class HttpSettings(Section):
         description="Messages taken and not yet stored in Pulsar; beyond it: 503 with Retry-After.",
     )
     max_connections: int = Field(
-        1000,
+        250,
         ge=1,
-        description="Open connections, with those in a TLS handshake; further ones are closed at once. Each one takes "
-        "some KB and max_head_bytes, with TLS 300 KB more. The process always keeps some file descriptors free.",
+        description="Open connections, with those in a TLS handshake; further ones are closed at once. Before a client has "
+        "authenticated, each takes up to 16 KB and max_head_bytes, with TLS up to 500 KB: 8 or 125 MB in all by default. "
+        "The process always keeps some file descriptors free.",
     )
     store_timeout_s: float = Field(
         10.0,
