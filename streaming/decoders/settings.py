@@ -90,9 +90,9 @@ class Decoder(BaseModel):
     max_depth: int = Field(
         64,
         ge=1,
-        le=500,
-        description="cbor, protobuf, python: levels of arrays and objects; beyond it: quarantine. Spark reads JSON up to "
-        "1,000.",
+        le=400,
+        description="cbor, protobuf, python: levels of arrays and objects; beyond it: quarantine. The library for protobuf "
+        "reads 100; Spark reads JSON up to 1,000.",
     )
     max_values: int = Field(
         100_000,
