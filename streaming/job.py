@@ -86,7 +86,7 @@ class Plan:
         streaming = self.settings.streaming
         return silver.recipe_of(
             self.decoders, self.suite, streaming.clock_skew_s, self.rule_fields,
-            streaming.schema_evolution, streaming.max_added_columns,
+            streaming.schema_evolution, streaming.max_added_columns, self.settings.max_name_bytes,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
+from bridge.names import DEFAULT_MAX_NAME_BYTES
 from streaming import rule_fields
 from streaming.batch_figures import observed
 from streaming.built_once import built_once
@@ -44,6 +45,7 @@ __all__ = [
     "CLOCK_SKEW",
     "CONTENT",
     "KEY",
+    "LONG_METRIC",
     "Admit",
     "SilverBatches",
     "as_silver",
@@ -64,6 +66,8 @@ CLOCK_SKEW: Final = "clock_skew"
 """Rule that a row fails when the device's time is too far ahead of arrival (H20), or of the clock that bronze had when
 it stored the message (H45).
 """
+LONG_METRIC: Final = "metric_too_long"
+"""Rule that a row fails when the name of its metric has more bytes than the one limit of names (``bridge.names``)."""
 KEY: Final = ("device", "reading_id", "event_day")
 """What makes two rows the same reading."""
 
@@ -77,6 +81,7 @@ What it raises stops the query before anything of the batch is written."""
 _REASONS: Final = {
     UNKNOWN_TOPIC: "no decoder's filter matches the MQTT topic",
     CLOCK_SKEW: "the device's time is ahead of arrival, or of bronze's clock, by more than streaming.clock_skew_s",
+    LONG_METRIC: "the name of the metric has more bytes than max_name_bytes",
 }
 
 
@@ -105,6 +110,7 @@ def recipe_of(
     rules: Sequence[RuleFields] = (),
     schema_evolution: str = "rescue",
     max_added_columns: int = 0,
+    max_name_bytes: int = DEFAULT_MAX_NAME_BYTES,
 ) -> dict[str, Any]:
     """Return all that decides where a row goes, as plain data. ``rules``: what the topic rules say of readings."""
     recipe = {
@@ -114,6 +120,7 @@ def recipe_of(
         "clock_skew_s": clock_skew_s,
         "schema_evolution": schema_evolution,
         "max_added_columns": max_added_columns,
+        "max_name_bytes": max_name_bytes,
     }
     if all(d.id and d.time for d in decoders):
         return recipe
@@ -134,7 +141,8 @@ def judged(bronze: DataFrame, recipe: Mapping[str, Any]) -> DataFrame:
     # that is run again has the same bound.
     now = F.least(F.coalesce("arrival_time", "publish_time"), F.col("stored_at"))
     skewed = F.when(F.col("event_time") > now + limit, F.lit(CLOCK_SKEW))
-    failed = F.concat("decoding_failures", F.array_compact(F.array(skewed)), failed_rules(suite))
+    long = F.when(F.octet_length("metric") > recipe["max_name_bytes"], F.lit(LONG_METRIC))
+    failed = F.concat("decoding_failures", F.array_compact(F.array(skewed, long)), failed_rules(suite))
     added = recipe.get("columns")
     rows = decode(bronze, decoders, rules, added, recipe.get("schema_evolution", "rescue"))
     rows = rows.select("*", "added.*").drop("added") if added else rows

@@ -49,7 +49,7 @@ class Settings(Section):
         ge=16,
         le=MAX_NAME_BYTES,
         description="Longest name of a device, key, group, client or metric, in bytes of UTF-8; a message with a longer "
-        "one goes to the dead letters.",
+        "one goes to the dead letters, a reading with a longer metric to quarantine.",
     )
     mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
     pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")

@@ -102,7 +102,7 @@ def _replay(
     streaming = plan.settings.streaming
     recipe = silver.recipe_of(
         plan.decoders, plan.suite, streaming.clock_skew_s, plan.rule_fields,
-        streaming.schema_evolution, streaming.max_added_columns,
+        streaming.schema_evolution, streaming.max_added_columns, plan.settings.max_name_bytes,
     )  # fmt: skip
     with local_tables(settings) as (spark, tables):
         outcomes, more = [Outcome()], []

@@ -227,3 +227,15 @@ def test_h37_a_payload_beyond_a_limit_goes_to_quarantine_and_the_batch_goes_on(
         row = held[n, 0]
         assert (row["failed_rules"][0], bytes(row["payload"])) == ("undecodable", payload), form
         assert words in row["reason"], (form, row["reason"])
+
+
+def test_h35_the_name_of_a_metric_has_the_one_limit_of_names(spark: SparkSession, tmp_path: Path) -> None:
+    named = {"filter": "gw/own", "metric": "$.m", "value": "$.v", "id": "$.id", "time": "$.ts"}
+    world = World(spark, tmp_path, [named])
+    one = {"ts": TS, "v": 1.5}
+    metrics = ["ü" * 512, "ü" * 513, "m" * 1_000_000]
+    world.run(*(message(n, "own", one | {"id": f"r{n}", "m": metric}) for n, metric in enumerate(metrics)))
+    assert world.silver("metric") == [("ü" * 512,)]
+    held = {entry: (row["failed_rules"], row["reason"]) for (entry, _), row in world.held().items()}
+    words = "the name of the metric has more bytes than max_name_bytes"
+    assert held == {1: (["metric_too_long"], words), 2: (["metric_too_long"], words)}
