@@ -155,7 +155,10 @@ def _decompressed(opened: Opened) -> bytes:
         if opened.uncompressed > _MOST_BYTES:
             raise ValueError(f"{opened.uncompressed} bytes, at most {_MOST_BYTES} are read")
         if opened.compression == 2:
-            return zlib.decompressobj().decompress(opened.body, max(1, opened.uncompressed))
+            body = zlib.decompressobj().decompress(opened.body, opened.uncompressed + 1)
+            if len(body) != opened.uncompressed:
+                raise ValueError(f"it does not give {opened.uncompressed} bytes")
+            return body
         codec = _CODECS[opened.compression]
         return bytes(pa.decompress(opened.body, opened.uncompressed, codec=codec, asbytes=True))
     except (KeyError, ValueError, MemoryError, zlib.error, OSError, pa.ArrowException) as e:

@@ -229,11 +229,15 @@ def test_h44_an_entry_that_names_a_size_beyond_memory_is_an_error_of_ours(
         Opener().add(opened)
 
 
-def test_h44_an_entry_expands_to_the_size_that_it_names_at_most() -> None:
-    body = zlib.compress(bytes(50_000_000))
-    opener = Opener()
-    opener.add(open_entry(entry(number(8, 2) + number(9, 10), body), "p"))
-    assert opener.rows.size == 10
+@pytest.mark.parametrize(
+    ("named", "kept"), [(10, None), (50_000_001, None), (50_000_000, -8)], ids=["less", "more", "cut"]
+)
+def test_h44_an_entry_that_does_not_expand_to_the_size_that_it_names_is_no_payload(
+    named: int, kept: int | None
+) -> None:
+    body = zlib.compress(bytes(50_000_000))[:kept]
+    with pytest.raises(TransientError, match=f"does not give {named} bytes"):
+        Opener().add(open_entry(entry(number(8, 2) + number(9, named), body), "p"))
 
 
 def test_h44_a_number_without_end_costs_nothing() -> None:
