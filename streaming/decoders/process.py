@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -23,6 +23,8 @@ __all__ = ["DecoderProcess", "Limits", "Unpacked"]
 _PATIENCE: Final = 10
 """Times ``seconds`` that a payload may take while it waits, for another process or a network."""
 _MIB: Final = 1024 * 1024
+_ANSWER_BYTES: Final = 8 * _MIB
+"""Beyond this an answer leaves the other payloads to the next one: a few bytes may expand to ``max_bytes`` each."""
 _NO_MEMORY: Final = 3
 """Exit code of a process that has used its memory. A new one begins without what this one has kept."""
 
@@ -61,10 +63,15 @@ class DecoderProcess:
         self.started = 0
         """How many processes were made."""
 
-    def decode(self, rows: Sequence[Row]) -> list[Unpacked]:
-        """Return what each payload gives. One that ends the process twice, the second time alone, is a fault."""
-        found = self._ask(rows)
-        return [self._alone(row) for row in rows] if isinstance(found, str) else found
+    def decode(self, rows: Sequence[Row]) -> Iterator[Unpacked]:
+        """Yield what each payload gives. One that ends the process twice, the second time alone, is a fault."""
+        while rows:
+            found = self._ask(rows)
+            if isinstance(found, str):
+                yield from map(self._alone, rows)
+                return
+            yield from found
+            rows = rows[len(found) :]
 
     def close(self) -> None:
         """End the process."""
@@ -76,7 +83,7 @@ class DecoderProcess:
         return Unpacked(fault=found) if isinstance(found, str) else found[0]
 
     def _ask(self, rows: Sequence[Row]) -> list[Unpacked] | str:
-        """Return what the payloads give, or why the process ended."""
+        """Return what the first payloads give, one at least, or why the process ended."""
         pipe = self._pipe or self._start()
         limits = self._limits[rows[0][0]]
         try:
@@ -152,15 +159,19 @@ def _answer(
     unpackers: Mapping[int, Callable[[bytes, str], Unpacked]],
     limits: Mapping[int, Limits],
 ) -> bytes:
-    found = []
+    found: list[Unpacked] = []
+    size = 0
     for number, payload, topic in pickle.loads(request):
         seconds = limits[number].seconds
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, seconds * _PATIENCE)
-        found.append(tuple(unpackers[number](payload, topic)))
+        found.append(unpackers[number](payload, topic))
+        size += len(found[-1].body or b"") + len(found[-1].document or "")
+        if size > _ANSWER_BYTES:
+            break
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps([tuple(one) for one in found], pickle.HIGHEST_PROTOCOL)
 
 
 def _limit_memory(megabytes: int) -> None:

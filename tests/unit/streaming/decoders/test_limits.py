@@ -218,6 +218,8 @@ def act(payload: bytes, topic: str) -> Unpacked:
                 continue
     elif payload == b"memory":
         return Unpacked(document=str(len([bytes(2**20) for _ in range(10_000)])))
+    elif payload == b"grow":
+        return Unpacked(document="x" * 2**20)
     elif payload == b"exit":
         os._exit(7)
     elif payload == b"crash":
@@ -255,7 +257,7 @@ def test_h37_a_payload_that_ends_or_blocks_the_decoder_is_a_fault_and_no_other(
     before, fault, behind = process.decode(rows)
     assert (before.document, behind.document) == ("before", "behind")
     assert words in (fault.fault or "")
-    assert process.decode([(0, b"next", "a")])[0].document == "next"
+    assert [one.document for one in process.decode([(0, b"next", "a")])] == ["next"]
 
 
 def test_healthy_payloads_share_a_process(process: DecoderProcess) -> None:
@@ -264,14 +266,20 @@ def test_healthy_payloads_share_a_process(process: DecoderProcess) -> None:
     assert process.started == 1
 
 
+def test_h37_payloads_that_grow_do_not_add_up_to_an_answer_without_a_bound(process: DecoderProcess) -> None:
+    found = process.decode([(0, b"grow", "a")] * 100)
+    assert sum(len(one.document or "") for one in found) == 100 * 2**20
+    assert process.started == 1  # within its 64 MiB
+
+
 PARENT = """
 import sys
 from tests.unit.streaming.decoders.test_limits import act
 from streaming.decoders.process import DecoderProcess, Limits
 process = DecoderProcess({0: act}, {0: Limits(1.0, 64)})
-process.decode([(0, b"x", "a")])
+list(process.decode([(0, b"x", "a")]))
 print("ready", flush=True)
-process.decode([(0, sys.argv[1].encode(), "a")])
+list(process.decode([(0, sys.argv[1].encode(), "a")]))
 sys.stdin.read()
 """
 
