@@ -133,14 +133,17 @@ def read_to_end(
     trusting: bool = False,
     over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Message]:
-    """Yield what ``reader`` gives of a partition up to its present end, which may move on meanwhile, or until ``over``.
+    """Yield the messages of a partition up to its present end, which may move meanwhile, or until ``over``.
 
-    ``start``: where it began, ``last``: what it gave before. ``trusting``: the broker's word counts, for a reader that was
-    at the end before and is read to it time and again. A broker that denies the end gives what is there all the same, so
-    it is waited for, for some seconds: what nobody is given may stand last, a marker of Pulsar's or what compaction took
-    away. A compaction that ends meanwhile can leave a reader without what follows, for good: so one that is silent is
-    moved to where it stands, which makes the broker read anew. Raises TransientError when nothing comes although the
-    broker says that something is there, or when there is nothing by its word alone and the admin does not answer.
+    ``start`` is where ``reader`` began, ``last`` the last message that it returned before this call. ``trusting``: the
+    broker's answer about the end counts, because the reader was at the end before.
+
+    A broker may deny messages that exist, and the last entry may be a marker or a removed record that no reader
+    receives. So this function waits some seconds for them. A compaction that ends during the read can leave a reader
+    without the messages that follow. So a silent reader seeks to its position, and the broker reads again from there.
+
+    Raises TransientError if no message arrives although the broker reports one, or if only the broker reports the end
+    and the admin does not answer.
     """
     silent_since = sought_at = None
     while not over():

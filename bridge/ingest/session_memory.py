@@ -74,11 +74,11 @@ def _read(text: str) -> Remembered | None:
 
 @decodes("a session of ingest")
 def _decoded(text: str) -> Remembered:
-    told: Any = json_of_record(text)
+    stored: Any = json_of_record(text)
     return Remembered(
-        checked_text(told["family"]),
-        {checked_text(name): checked_whole(qos) for name, qos in told["granted"].items()},
-        tuple(map(checked_text, told["released"])),
-        checked_text(told.get("broker", "")),
-        checked_text(told.get("client_id", "")),
+        checked_text(stored["family"]),
+        {checked_text(name): checked_whole(qos) for name, qos in stored["granted"].items()},
+        tuple(map(checked_text, stored["released"])),
+        checked_text(stored.get("broker", "")),
+        checked_text(stored.get("client_id", "")),
     )

@@ -1,4 +1,4 @@
-"""The packets of MQTT 5, 3.1.1 and 3.1 while a session runs, beside the PUBLISH that arrives; and what they are made of. Pure."""
+"""Packets of a running MQTT session, except the PUBLISH that arrives, and their data types."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ def publish_packet(
     head = text_bytes(topic) + (struct.pack("!H", mid) if qos else b"")
     if mqtt5:
         try:
-            told = b"" if properties is None else _properties(properties)
+            block = b"" if properties is None else _properties(properties)
         except struct.error as e:
             raise ValueError("a number in its properties is too large for MQTT") from e
-        head += length_bytes(len(told)) + told
+        head += length_bytes(len(block)) + block
     size = len(head) + len(payload)
     return b"".join((bytes([0x30 | qos << 1 | retain]), length_bytes(size), head, payload))
 

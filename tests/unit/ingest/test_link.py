@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Disconnected, LinkHandler
@@ -44,47 +45,47 @@ def test_a_broker_that_says_nothing_is_dialled_again_and_again() -> None:
     assert {event.why for event in losses.lost} == {"no CONNACK within 0.05 s"}
 
 
-def test_a_release_of_a_qos_2_message_is_completed_even_when_we_never_saw_it() -> None:
-    """The message went to a process before us; without PUBCOMP the broker would keep its place in the window for ever."""
+@contextmanager
+def dialled() -> Iterator[tuple[Link, socket.socket]]:
+    """A link that has dialled, and the broker's end of its connection."""
     with socket.create_server(("127.0.0.1", 0)) as broker:
         link = Link(MqttSettings(port=broker.getsockname()[1], protocol="3.1.1"), Losses())
         try:
             link.turn(0.0)
             peer, _ = broker.accept()
             with peer:
-                peer.setblocking(False)
-                peer.sendall(CONNACK["3.1.1"] + b"\x62\2\0\x63")
-
-                def answered() -> bool:
-                    link.turn(0.02)
-                    with suppress(BlockingIOError):
-                        answers.extend(peer.recv(1000))
-                    return answers.endswith(b"\x70\2\0\x63")
-
-                answers = bytearray()
-                poll_for(answered, 30, "PUBCOMP", every=0.0)
+                yield link, peer
         finally:
             link.close()
+
+
+def test_a_release_of_a_qos_2_message_is_completed_even_when_we_never_saw_it() -> None:
+    """The message went to a process before us; without PUBCOMP the broker would keep its place in the window for ever."""
+    with dialled() as (link, peer):
+        peer.setblocking(False)
+        peer.sendall(CONNACK["3.1.1"] + b"\x62\2\0\x63")
+
+        def answered() -> bool:
+            link.turn(0.02)
+            with suppress(BlockingIOError):
+                answers.extend(peer.recv(1000))
+            return answers.endswith(b"\x70\2\0\x63")
+
+        answers = bytearray()
+        poll_for(answered, 30, "PUBCOMP", every=0.0)
 
 
 def test_a_broker_that_does_not_close_after_disconnect_is_left_once() -> None:
-    """It has DISCONNECT, keeps the connection open and says nothing; that ends neither with an error nor a second wait."""
-    with socket.create_server(("127.0.0.1", 0)) as broker:
-        link = Link(MqttSettings(port=broker.getsockname()[1], protocol="3.1.1"), Losses())
-        try:
-            link.turn(0.0)
-            peer, _ = broker.accept()
-            with peer:
-                peer.sendall(CONNACK["3.1.1"])
+    """The broker keeps the connection open and sends nothing. The link closes it once, without an error."""
+    with dialled() as (link, peer):
+        peer.sendall(CONNACK["3.1.1"])
 
-                def connected() -> bool:
-                    link.turn(0.02)
-                    return link.connected
+        def connected() -> bool:
+            link.turn(0.02)
+            return link.connected
 
-                poll_for(connected, 30, "CONNACK", every=0.0)
-                link.disconnect()
-                peer.settimeout(10)
-                received = b"".join(iter(lambda: peer.recv(1000), b""))
-                assert received.endswith(b"\xe0\0")
-        finally:
-            link.close()
+        poll_for(connected, 30, "CONNACK", every=0.0)
+        link.disconnect()
+        peer.settimeout(10)
+        received = b"".join(iter(lambda: peer.recv(1000), b""))
+        assert received.endswith(b"\xe0\0")
