@@ -16,7 +16,7 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 from bridge.decoding import LAST_US
-from bridge.errors import RefusedError, TransientError
+from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.pulsar_wire.protobuf import fields, number, read_varint, text
 from bridge.pulsar_wire.reader import RawEntry
 from sources.chunks import ChunkPart
@@ -162,9 +162,7 @@ def _decompressed(opened: Opened) -> bytes:
         codec = _CODECS[opened.compression]
         return bytes(pa.decompress(opened.body, opened.uncompressed, codec=codec, asbytes=True))
     except (KeyError, ValueError, MemoryError, zlib.error, OSError, pa.ArrowException) as e:
-        raise TransientError(
-            f"entry {opened.ledger}:{opened.entry} cannot be decompressed (type {opened.compression}): {e}"
-        ) from e
+        raise ContractError(f"it cannot be decompressed (type {opened.compression}): {e}") from e
 
 
 def _time(milliseconds: int) -> int:
@@ -234,16 +232,19 @@ class Opener:
         return found
 
     def add(self, opened: Opened) -> int:
-        """Append the rows of an entry. Returns how many. Raises TransientError when it cannot be read."""
+        """Append the rows of an entry. Returns how many. Raises ContractError when its writer left what nobody can read;
+        then it appended none.
+        """
         body = _decompressed(opened)
         rows, before = self.rows, len(self.rows.payloads)
         if opened.batched:
             try:
                 self._add_batch(opened, body)
             except (IndexError, ValueError) as e:
-                raise TransientError(
-                    f"entry {opened.ledger}:{opened.entry}: its batch of {opened.size} cannot be read: {e}"
-                ) from e
+                for column in (rows.payloads, rows.kind_of, rows.events, rows.indexes):
+                    if column is not None:
+                        del column[before:]
+                raise ContractError(f"its batch of {opened.size} cannot be read: {e}") from e
         else:
             rows.payloads.append(None if opened.null and not body else body)
             rows.kind_of.append(self._place(opened.prefix, opened.key_base64))

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.contract import Position
-from bridge.errors import DataLossError, TransientError
+from bridge.errors import ContractError, DataLossError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader, RawEntry
@@ -187,7 +187,7 @@ class _Range:
             return
         chunk = opened.chunk
         if chunk is None:
-            self.opener.add(opened)
+            self._add(opened)
             return
         parts = self.chunks.pop(chunk.uuid, [])
         if chunk.number == 0:
@@ -195,13 +195,20 @@ class _Range:
         if chunk.number == len(parts):
             parts.append(opened)
         if len(parts) == chunk.total:
-            self.opener.add(joined(parts))
+            self._add(joined(parts))
         elif chunk.number == chunk.total - 1:
             self._read_chunked(opened)
         else:
             self.chunks[chunk.uuid] = parts
             if len(self.chunks) > _CHUNKED:
                 del self.chunks[next(iter(self.chunks))]  # should its last chunk come, it is read again
+
+    def _add(self, opened: Opened) -> None:
+        """Add the rows of an entry. One that nobody can read, whoever asks again, is as lost as one that is gone."""
+        try:
+            self.opener.add(opened)
+        except ContractError as e:
+            self._lose(Position(opened.ledger, opened.entry), e.what)
 
     def _flush(self) -> Any:
         rows = self.opener.flush()
@@ -276,7 +283,7 @@ class _Range:
                     parts.append(opened)
         finally:
             reader.close()
-        self.opener.add(joined([*parts, last]))
+        self._add(joined([*parts, last]))
 
     def _first_chunk(self, last: Position, uuid: str) -> Position | None:
         with _admin(self.task.pulsar) as admin:
@@ -293,10 +300,15 @@ class _Range:
                 if (place := Position(segment.ledger, entry)) < last:
                     yield place
 
-    def _lose(self, place: Position) -> None:
+    def _lose(self, place: Position, unreadable: str = "") -> None:
         self.lost.append(place)
         if not self.task.fail_on_data_loss:
             return
+        if unreadable:
+            raise DataLossError(
+                f"{self.task.partition}: entry {place.ledger}:{place.entry} cannot be read: {unreadable}",
+                remedy="find out what wrote it; failOnDataLoss=false leaves it out and goes on",
+            )
         raise DataLossError(
             f"{self.task.partition}: entry {place.ledger}:{place.entry}, which the query still has to read, "
             "is no longer in Pulsar",
@@ -309,7 +321,8 @@ class _Range:
             import structlog
 
             structlog.get_logger("source").warning(
-                "entries are gone and failOnDataLoss is off: check TTL, eviction and retention of the topic",
+                "entries are gone or cannot be read, and failOnDataLoss is off: check TTL, eviction and retention of the "
+                "topic, and what writes to it",
                 partition=self.task.partition,
                 entries=len(self.lost),
                 first=list(self.lost[0]),

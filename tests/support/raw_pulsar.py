@@ -26,8 +26,12 @@ def store_raw(
     key: bytes,
     as_base64: bool = False,
     properties: Mapping[bytes, bytes] | None = None,
+    metadata_fields: bytes = b"",
 ) -> None:
-    """Store one unbatched message. ``as_base64`` sets the flag with which Java marks keys that were given as bytes."""
+    """Store one entry, an unbatched message unless the further ``metadata_fields`` say otherwise.
+
+    ``as_base64`` sets the flag with which Java marks keys that were given as bytes.
+    """
     with PulsarAdmin(settings) as admin:
         admin.owner(partition)  # loads the topic
     parts = urlsplit(settings.service_url)
@@ -39,6 +43,7 @@ def store_raw(
             metadata += text(4, text(1, name) + text(2, value))
         if as_base64:
             metadata += number(17, 1)
+        metadata += metadata_fields
         body = struct.pack("!I", len(metadata)) + metadata + payload
         _ask(link, _SEND, number(1, 1) + number(2, 0) + number(3, 1), _RECEIPT, body)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Long, Record, String
 
+from bridge.pulsar_wire.protobuf import number
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.raw_pulsar import store_raw
@@ -87,6 +88,28 @@ def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession,
     topic.publish([b"v"], partition_key="no base64!")
     with pytest.raises(Exception, match="a key is not base64, as keyEncoding=base64 says"):
         frame(spark, topic, keyEncoding="base64").collect()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (number(8, 2) + number(9, 1000), r"it cannot be decompressed \(type 2\)"),
+        (number(8, 9) + number(9, 3), r"it cannot be decompressed \(type 9\)"),
+        (number(11, 1000), "its batch of 1000 cannot be read"),
+    ],
+    ids=["no zlib", "an unknown type", "no batch"],
+)
+def test_h44_an_entry_that_nobody_can_read_is_named_and_left_out_only_if_loss_is_allowed(
+    spark: SparkSession, topic: TestTopic, said: bytes, why: str
+) -> None:
+    """Whoever may write to the topic can store it. Before, the query tried it again for ever."""
+    topic.publish([b"before"])
+    store_raw(topic.settings, topic.partition(), b"bad", key=b"k", metadata_fields=said)
+    topic.publish([b"after"])
+    with pytest.raises(Exception, match=rf"(?s)entry \d+:\d+ cannot be read: {why}.*failOnDataLoss=false"):
+        frame(spark, topic).collect()
+    rows = frame(spark, topic, failOnDataLoss="false").collect()
+    assert [row.value for row in rows] == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])

@@ -225,7 +225,7 @@ def test_h44_an_entry_that_names_a_size_beyond_memory_is_an_error_of_ours(
     compression: int, size: int
 ) -> None:
     opened = open_entry(entry(number(8, compression) + number(9, size), b"x" * 20), "p")
-    with pytest.raises(TransientError, match="cannot be decompressed"):
+    with pytest.raises(ContractError, match="cannot be decompressed"):
         Opener().add(opened)
 
 
@@ -236,7 +236,7 @@ def test_h44_an_entry_that_does_not_expand_to_the_size_that_it_names_is_no_paylo
     named: int, kept: int | None
 ) -> None:
     body = zlib.compress(bytes(50_000_000))[:kept]
-    with pytest.raises(TransientError, match=f"does not give {named} bytes"):
+    with pytest.raises(ContractError, match=f"does not give {named} bytes"):
         Opener().add(open_entry(entry(number(8, 2) + number(9, named), body), "p"))
 
 
@@ -249,7 +249,7 @@ def test_h44_a_number_without_end_costs_nothing() -> None:
 def test_h44_any_entry_gives_rows_or_an_error_of_ours(metadata: bytes, body: bytes, batched: bool) -> None:
     metadata += number(11, 2) if batched else b""
     opener = Opener()
-    with contextlib.suppress(TransientError, RefusedError):
+    with contextlib.suppress(ContractError, TransientError, RefusedError):
         opener.add(open_entry(entry(metadata, body), "p"))
 
 
