@@ -191,4 +191,33 @@ class Decoder:
 def _parse(schema: TopicSchema) -> Any:
     from fastavro import parse_schema
 
-    return parse_schema(plain_definition(json.loads(schema.definition)))
+    named: dict[str, Any] = {}
+    parsed = parse_schema(plain_definition(json.loads(schema.definition)), named_schemas=named)
+    if _has_weightless_elements(parsed, named):
+        raise ValueError(
+            "the schema has an array whose elements take no bytes: a few bytes could name any number of them"
+        )
+    return parsed
+
+
+def _has_weightless_elements(schema: Any, named: Mapping[str, Any]) -> bool:
+    if isinstance(schema, list):
+        return any(_has_weightless_elements(one, named) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    if schema["type"] == "array" and not _takes_bytes(schema["items"], named):
+        return True
+    inside = [schema["type"], schema.get("items"), schema.get("values")]
+    inside += [one["type"] for one in schema.get("fields", ())]
+    return any(_has_weightless_elements(one, named) for one in inside)
+
+
+def _takes_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a value of a parsed Avro type has one byte at least (Avro 1.12, Binary Encoding)."""
+    if isinstance(schema, str):
+        return _takes_bytes(named[schema], named) if schema in named else schema != "null"
+    if isinstance(schema, list):
+        return True  # which of its types it is
+    if schema["type"] == "record":
+        return any(_takes_bytes(one["type"], named) for one in schema["fields"])
+    return bool(schema["size"]) if schema["type"] == "fixed" else _takes_bytes(schema["type"], named)
