@@ -262,7 +262,7 @@ class Link(LoopThread):
             if kind == packets.CONNACK:
                 accepted = handshakes.connack(body, mqtt5=mqtt5)
             elif kind == packets.SUBACK:
-                codes = packets.subscribed(body, mqtt5=mqtt5)
+                codes = self._outbox.answered(*packets.subscribed(body, mqtt5=mqtt5))
             elif packets.PUBACK <= kind <= packets.PUBCOMP:
                 mid, reason = packets.acknowledged(body, mqtt5=mqtt5)
         except packets.MalformedError as e:
@@ -276,14 +276,14 @@ class Link(LoopThread):
         elif kind == packets.PUBREL:
             self._exactly_once.released(mid)
             self._answer(packets.PUBCOMP, [mid])  # for one that we do not know as well (MQTT-4.3.3-11)
-        elif kind == packets.SUBACK:
+        elif codes:
             self.handler.on_subscribed(codes)
         elif kind == packets.PINGRESP:
             self.keepalive.pong()
         elif kind == packets.DISCONNECT and mqtt5:
             code = body[0] if body else 0
             self._drop(f"the broker sent DISCONNECT: {handshakes.reason_name(code)}", code)
-        elif kind != packets.UNSUBACK:
+        elif kind not in (packets.SUBACK, packets.UNSUBACK):
             self._broke(f"{name}, which MQTT {self.settings.protocol} does not let it send")
 
     def _take_confirmation(self, kind: int, mid: int, reason: int) -> None:
@@ -424,7 +424,7 @@ class Link(LoopThread):
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
         self._asked_qos = max(self._asked_qos, *(s.qos for s in subscriptions))
         if self._sock is not None:
-            mid = self._outbox.request_mid()
+            mid = self._outbox.request_mid(len(subscriptions))
             self._sock.send(handshakes.subscribe_packet(mid, subscriptions, mqtt5=self._mqtt5))
 
     def unsubscribe(self, filters: Sequence[str]) -> None:

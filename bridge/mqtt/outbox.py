@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from bridge.mqtt.packets import MalformedError
 from bridge.mqtt.types import Confirmation, PublishProperties
 
 __all__ = ["Outbox", "Outgoing"]
@@ -57,6 +58,7 @@ class Outbox:
         self._received: dict[int, int] = {}  # at QoS 2, the reason of PUBREC
         self._last_mid = _MIDS
         self._last_request = 0
+        self._asked: dict[int, int] = {}  # how many filters a SUBSCRIBE has
 
     @property
     def unconfirmed(self) -> int:
@@ -86,10 +88,22 @@ class Outbox:
                 self._last_mid = mid
                 return mid
 
-    def request_mid(self) -> int:
-        """Return the packet identifier of the next SUBSCRIBE or UNSUBSCRIBE, of which few wait at a time."""
+    def request_mid(self, filters: int = 0) -> int:
+        """Return the packet identifier of the next UNSUBSCRIBE, or SUBSCRIBE to ``filters``; few wait at a time."""
         self._last_request = self._last_request % (_MIDS - 1) + 1
+        if filters:
+            self._asked[self._last_request] = filters
         return self._last_request
+
+    def answered(self, mid: int, codes: list[int]) -> list[int]:
+        """Return the codes of a SUBACK; none when it answers no SUBSCRIBE of ours.
+
+        Raises MalformedError when it has not one code for each filter (MQTT-3.8.4-6): which were granted is not known.
+        """
+        asked = self._asked.pop(mid, 0)
+        if asked and asked != len(codes):
+            raise MalformedError(f"it has {len(codes)} reason codes for {asked} filters")
+        return codes if asked else []
 
     def sent(self, mid: int, outgoing: Outgoing) -> None:
         """Note the packet identifier under which it went out, 0 at QoS 0, and tell it."""
@@ -119,6 +133,7 @@ class Outbox:
         self._waiting.extendleft(reversed(self._in_flight.values()))
         self._in_flight.clear()
         self._received.clear()
+        self._asked.clear()
 
     def abandon(self) -> int:
         """Drop everything. Returns how many publishes that were."""

@@ -92,15 +92,15 @@ def acknowledged(body: bytes, *, mqtt5: bool) -> tuple[int, int]:
     return int.from_bytes(body[:2], "big"), body[2] if mqtt5 and len(body) > 2 else 0
 
 
-def subscribed(body: bytes, *, mqtt5: bool) -> list[int]:
-    """Return the codes of a SUBACK (MQTT 5, 3.9). Raises MalformedError when it ends before them."""
+def subscribed(body: bytes, *, mqtt5: bool) -> tuple[int, list[int]]:
+    """Return the packet identifier and the codes of a SUBACK (MQTT 5, 3.9). Raises MalformedError when it ends before them."""
     at = 2
     if mqtt5:
         length, at = variable(body, at, len(body))
         at += length
     if at >= len(body):
         raise MalformedError("it has no reason code")
-    return list(body[at:])
+    return int.from_bytes(body[:2], "big"), list(body[at:])
 
 
 def short_packet(kind: int, mid: int) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.mqtt.buffered_socket import HEAD_BYTES
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import perhaps_for_a_packet
-from bridge.mqtt.types import Confirmation, Disconnected, LinkHandler, Message
+from bridge.mqtt.types import Confirmation, Disconnected, LinkHandler, Message, Subscription
 from bridge.settings.mqtt import MqttSettings
 from tests.support.mqtt_streams import CONNACK, plain_publish
 from tests.support.raw_broker import RawBroker
@@ -131,6 +131,27 @@ def test_h33_bytes_of_the_broker_that_nobody_can_read_are_called_so(protocol: st
         assert event.why.startswith("the broker sent ")
         assert not event.closed_by_peer
         assert not perhaps_for_a_packet(event)
+
+
+@pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+def test_a_suback_has_a_code_for_each_filter_and_answers_what_was_asked(protocol: str) -> None:
+    """Else a filter that was not granted would count as granted, or a broker that answers nothing end the link's user."""
+    none = b"\0" if protocol == "5" else b""
+    with playing(protocol) as (link, handler, accept):
+        peer = accept()
+        peer.turns(lambda: link.connected)
+        peer.send(packet(0x90, b"\0\x09" + none + b"\x80"))  # nobody asked
+        link.subscribe([Subscription("a"), Subscription("b")])
+        peer.send(packet(0x90, b"\0\1" + none + b"\1\x80"))
+        peer.turns(lambda: bool(handler.granted))
+        assert handler.granted == [1, 0x80]
+        link.subscribe([Subscription("a"), Subscription("b")])
+        peer.send(packet(0x90, b"\0\2" + none + b"\1"))
+        peer.turns(lambda: bool(handler.lost))
+        assert (
+            handler.lost[0].why == "the broker sent a malformed SUBACK: it has 1 reason codes for 2 filters"
+        )
+        assert handler.granted == [1, 0x80]
 
 
 @pytest.mark.parametrize(
