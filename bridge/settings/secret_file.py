@@ -6,11 +6,14 @@ from os import PathLike
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import structlog
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError
 
 __all__ = ["SecretFile", "token_of"]
+
+log = structlog.get_logger("settings")
 
 
 class SecretFile(SecretStr):
@@ -32,6 +35,12 @@ class SecretFile(SecretStr):
         except (OSError, ValueError) as e:
             if not self._secret_value:
                 raise ConfigError(f"the secret's file {self.path} cannot be read: {e}") from e
+            log.warning(
+                "a secret's file cannot be read, so its last content still counts; action: write the file anew to revoke that",
+                file=str(self.path),
+                why=str(e),
+                shown=1,
+            )
         return self._secret_value
 
     def __eq__(self, other: object) -> bool:

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.errors import ConfigError
 from bridge.settings.loading import load_with_origins
@@ -33,7 +34,11 @@ def test_in_the_midst_of_a_rotation_the_last_content_counts(tmp_path: Path) -> N
         file.unlink,
     ):
         disturb()
-        assert secret.get_secret_value() == "first"
+        with capture_logs() as logs:
+            assert secret.get_secret_value() == "first"
+        assert [one["file"] for one in logs] == [
+            str(file)
+        ]  # an emptied file revokes nothing, and that is said
     file.write_text("second", encoding="utf-8")
     assert secret.get_secret_value() == "second"
 
