@@ -30,7 +30,8 @@ _KEY: Final = 500
 
 _CREDENTIALS = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|token:)\s*[\w.~+/=-]{8,}")
-_JWT = re.compile(r"\beyJ[\w-]{4,}\.[\w-]{4,}\.[\w-]*")
+# From the begin of a run of its characters on, so that each run is searched once: devices choose some of the texts.
+_JWT = re.compile(r"(?<![\w-])(?=[\w-]*?\beyJ[\w-]{4})[\w-]+\.[\w-]{4,}\.[\w-]*")
 _SECRET_NAMES: Final = ("password", "token", "secret", "private_key", "authorization")
 
 
