@@ -8,6 +8,7 @@ read, and so is one that would take the last free file descriptors: MQTT and Pul
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 import threading
@@ -28,6 +29,7 @@ __all__ = ["Listening"]
 log = structlog.get_logger("protocols")
 
 _BEAT_S: Final = 1.0
+_NOT_HERE: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 _FREE_DESCRIPTORS: Final = 256
 """File descriptors that connections of the listeners leave to the rest of the process, a quarter of them at most."""
 _NO_ROOM_S: Final = 0.5
@@ -104,15 +106,27 @@ class Listening:
         return bound
 
     async def _bind(self, address: Address) -> list[socket.socket]:
-        """Return a listening socket for each address that the host has."""
+        """Return a listening socket for each address that the host has and this machine: names such as localhost have one
+        of IPv6 also where the system has none.
+        """
         found = await self.loop.getaddrinfo(
             address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         sockets: list[socket.socket] = []
+        lacking: OSError | None = None
         try:
             for family, _kind, _protocol, _name, where in dict.fromkeys(found):
-                sockets.append(socket.create_server(where[:2], family=family, reuse_port=self._shares_ports))
-                sockets[-1].setblocking(False)
+                try:
+                    made = socket.create_server(where[:2], family=family, reuse_port=self._shares_ports)
+                except OSError as e:
+                    if e.errno not in _NOT_HERE:
+                        raise
+                    lacking = e
+                    continue
+                made.setblocking(False)
+                sockets.append(made)
+            if lacking is not None and not sockets:
+                raise lacking
         except OSError:
             for one in sockets:
                 one.close()
