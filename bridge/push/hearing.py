@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import structlog
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import DeniedError
 from bridge.killpoints import reach
@@ -23,7 +23,7 @@ from bridge.push.answers import Answer, answer_filter, parse_answer
 from bridge.push.core import NO_SUBSCRIBERS
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog
-from bridge.push.presence import PresenceRules, Sign
+from bridge.push.presence import PresenceRules
 from bridge.push.presence_log import Seen
 from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
@@ -34,6 +34,8 @@ log = structlog.get_logger("push")
 
 _REFUSED: Final = 0x80
 _SHOWN: Final = 200
+_SIGNS_BYTES: Final = 64 * 1024 * 1024
+"""Signs of devices that come before the partition is taken over; devices name themselves."""
 _SAID: Final[set[tuple[str, int, str, bool | None]]] = set()
 
 
@@ -76,7 +78,8 @@ class Hearing:
             self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
         self._core: ResumingCore | None = None
         self._answered: Callable[[Answer], bool] = lambda _answer: False
-        self._signs: deque[tuple[Sign, int]] = deque()
+        # By device the latest sign, whether it is one of life, and when it came.
+        self._signs: BoundedMap[tuple[bool, int]] = BoundedMap(_SIGNS_BYTES, each=192)
         self._mids: list[int] = []  # to acknowledge
         self.ready = False
         """Whether what devices say would reach us on this connection."""
@@ -179,7 +182,7 @@ class Hearing:
             return
         sign = self._presence.sign(message)
         if sign is not None:
-            self._signs.append((sign, time.time_ns() // 1000))
+            self._signs.put(sign.device, (sign.alive, time.time_ns() // 1000))
             if self._core is not None:
                 self._notice(self._core)
             return
@@ -204,11 +207,12 @@ class Hearing:
             self._mids.clear()
 
     def _notice(self, core: ResumingCore) -> None:
-        while self._signs:
-            sign, at_us = self._signs.popleft()
-            if not self._log.is_ours(sign.device):
+        signs = list(self._signs.items())
+        self._signs.clear()
+        for device, (alive, at_us) in signs:
+            if not self._log.is_ours(device):
                 continue
-            if sign.alive:
-                core.alive(sign.device, at_us)
+            if alive:
+                core.alive(device, at_us)
             else:
-                core.gone(sign.device, at_us, time.time_ns() // 1000)
+                core.gone(device, at_us, time.time_ns() // 1000)

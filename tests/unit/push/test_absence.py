@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from bridge.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
-from bridge.mqtt.types import Confirmation
+from bridge.mqtt.types import Confirmation, Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
 from bridge.push.hearing import Hearing
 from bridge.push.metrics import PushMetrics
@@ -19,6 +19,7 @@ from bridge.push.partition_log import PartitionLog
 from bridge.push.queues import Limits
 from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
+from bridge.settings.push import PresenceRule, PushSettings
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
@@ -45,6 +46,9 @@ class Asked:
 
 class OnePartition:
     partition = 0
+
+    def is_ours(self, _device: str) -> bool:
+        return True
 
 
 def tried(core: ResumingCore, now: int, reason: int) -> int:
@@ -122,3 +126,23 @@ def test_a_broker_that_does_not_let_us_ask_is_told_of_once_with_the_remedy(
     assert "to write there" in lines[0]["event"]
     assert lines[0]["reason"] == "0x87"
     assert not hearing.tells_absence
+
+
+def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
+    rule = PresenceRule(filter="devices/+device/status")
+    hearing = Hearing(
+        Settings(push=PushSettings(presence=(rule,))),
+        cast(PartitionLog, OnePartition()),
+        cast(Link, Asked()),
+        PushMetrics(CollectorRegistry()),
+        lambda: None,
+    )
+    names = [f"{number:060000}" for number in range(1500)]
+    for name in names:
+        for payload in (b"online", b"offline"):
+            hearing.heard(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
+    core = ResumingCore(0, Limits(), {}, None)
+    hearing.serve(core, lambda _answer: False)
+    known = [name for name in names if core.presence.absent(name)]
+    assert sum(map(len, known)) < 64 * 1024 * 1024
+    assert known == names[-len(known) :]
