@@ -169,6 +169,8 @@ def command_problem(command: Command, max_name_bytes: int = MAX_NAME_BYTES) -> P
     names = [("command_id", command.command_id), ("device", command.device)]
     if command.resend_of:
         names.append(("resend_of", command.resend_of))
+    if command.ref is not None:  # they stand in its receipt
+        names += [(C_GROUP, command.ref.group), (C_GROUP_ID, command.ref.command_id)]
     for field, name in names:
         why = mqtt_name_problem(name, max_name_bytes)
         if why is not None:
@@ -182,6 +184,8 @@ def command_problem(command: Command, max_name_bytes: int = MAX_NAME_BYTES) -> P
         return Problem("expires_at", f"is {command.expires_at_ms} ms, before the epoch")
     if command.expires_at_ms >= _END_OF_TIME_MS:
         return Problem("expires_at", f"is {command.expires_at_ms} ms, the limit is 2^63")
+    if command.ref is not None and not 0 <= command.ref.size <= MAX_COMMAND_BYTES:
+        return Problem(C_SIZE, f"is {command.ref.size}, a payload has at most {MAX_COMMAND_BYTES} bytes")
     if _bytes(command.cause) > MAX_CAUSE_BYTES:
         return Problem("cause", f"has {_bytes(command.cause)} bytes, the limit is {MAX_CAUSE_BYTES}")
     size = (

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from bridge.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
-from bridge.contract import C_DEVICE, C_REF
+from bridge.contract import C_DEVICE, C_GROUP, C_GROUP_ID, C_REF, C_SIZE
 from bridge.devices.view import PartitionView
 from bridge.errors import ContractError
 from bridge.mqtt.client import Link
@@ -279,3 +279,15 @@ def test_a_payload_stands_where_pulsar_can_have_one(place: str) -> None:
     assert decode_command(properties, b"") == entry
     with pytest.raises(ContractError, match=C_REF):
         decode_command(properties | {C_REF: place}, b"")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(C_GROUP, "g" * 1025), (C_GROUP, "\1"), (C_GROUP_ID, "c" * 1025), (C_SIZE, "-1"), (C_SIZE, str(2**62))],
+)
+def test_h35_the_names_of_an_index_entry_fit_into_its_receipt_and_its_size_into_the_window(
+    field: str, value: str
+) -> None:
+    entry = Command("c", "d", "t", b"", ref=GroupRef("g", "c", CommandPosition(1, 2, -1), 6))
+    with pytest.raises(ContractError, match=field):
+        decode_command(encode_command(entry) | {field: value}, b"", 1024)
