@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Final
 
 from bridge.errors import ContractError
+from bridge.names import MAX_NAME_BYTES, name_problem
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term
 from bridge.push.parked import segment_device
 
@@ -78,7 +79,7 @@ class CursorRecords:
         try:
             self._take(key, payload, writer)
         except ContractError:
-            if not key.startswith(_OURS):
+            if not key.startswith(_OURS) and name_problem(key, MAX_NAME_BYTES) is None:
                 self.by_device.setdefault(key, Cursor(self._capacity))
                 self.uncertain.add(key)
             raise

@@ -291,3 +291,11 @@ def test_h35_the_names_of_an_index_entry_fit_into_its_receipt_and_its_size_into_
     entry = Command("c", "d", "t", b"", ref=GroupRef("g", "c", CommandPosition(1, 2, -1), 6))
     with pytest.raises(ContractError, match=field):
         decode_command(encode_command(entry) | {field: value}, b"", 1024)
+
+
+@pytest.mark.parametrize("key", ["", "d" * 20_000])
+def test_h44_what_cannot_be_read_under_a_key_that_no_device_has_makes_no_cursor(key: str) -> None:
+    records = CursorRecords(8)
+    with pytest.raises(ContractError):
+        records.take(key, b"x")
+    assert (records.by_device, records.uncertain) == ({}, set())
