@@ -65,7 +65,7 @@ bytes of one.
 
 _SHOWN: Final = 200
 _END_OF_TIME_MS: Final = 2**63
-_POSITION: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(-?\d{1,19})\.(-?\d{1,19})\.(-?\d{1,9})", re.ASCII)
+_POSITION: Final = re.compile(r"(\d{1,9})\.(\d{1,9})\.(-?\d{1,18})\.(-?\d{1,18})\.(-?\d{1,9})", re.ASCII)
 _NOT_IN_MQTT: Final = re.compile(
     "[\0-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
     + "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))

@@ -126,6 +126,7 @@ def test_positions_are_ordered_as_the_log() -> None:
         "0.3.1_0.1.0",
         "0.3.٣.1.0",
         "9" * 9000,
+        f"0.3.{2**63}.0.0",
     )
     for text in bad:
         with pytest.raises(ContractError, match="not a position"):
