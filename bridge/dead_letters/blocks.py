@@ -21,6 +21,8 @@ from typing import Final, Literal
 from urllib.parse import quote
 
 from bridge.decoding import LAST_US, checked_text, checked_whole, decodes, json_of_record
+from bridge.display import printable
+from bridge.errors import ContractError
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 
 __all__ = ["Block", "BlockState", "BlockStore"]
@@ -71,10 +73,20 @@ class BlockStore:
         self._admin.request("DELETE", f"/{rest_path(topic)}/properties?key={name}", accept=(404,))
 
 
-@decodes("a block of a partition; remove the property with pulsar-admin topics remove-properties")
 def _decode(name: str, value: str) -> Block | None:
     if not name.startswith(_PREFIX):
         return None
+    try:
+        return _read(name, value)
+    except ContractError as e:
+        raise ContractError(
+            f"the property {printable(name)} cannot be read: {e.what}",
+            remedy="remove it with pulsar-admin topics remove-properties",
+        ) from e
+
+
+@decodes("a block of a partition")
+def _read(name: str, value: str) -> Block:
     partition, _, client_id = name[len(_PREFIX) :].partition(".")
     told = json_of_record(value)
     since_us = checked_whole(told["since_us"], 0, LAST_US)

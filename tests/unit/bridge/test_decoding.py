@@ -258,3 +258,8 @@ def test_h44_a_time_that_spark_lacks_is_none(field: int) -> None:
     opener = Opener()
     opener.add(open_entry(entry(number(field, 2**64 - 1), b"x"), "p"))
     assert (opener.rows.entries[0].publish_ms, opener.rows.events) == (0, [0])
+
+
+def test_a_block_that_cannot_be_read_names_its_property_and_the_remedy() -> None:
+    with pytest.raises(ContractError, match=r"property pulsebridge\.blocked\.0\.c .*remove-properties"):
+        decode_block("pulsebridge.blocked.0.c", "x")
