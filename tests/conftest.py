@@ -57,6 +57,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
+class SaidAtOnce:
+    """Prints each failure when it happens: a run that is cut short prints no summary."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._out.ensure_newline()
+            self._out.line(f"{report.nodeid} failed in its {report.when}:\n{report.longreprtext[-2000:]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the process that reports say failures at once; those that xdist starts only test."""
+    out = config.pluginmanager.get_plugin("terminalreporter")
+    if out is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SaidAtOnce(out))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     before = Footprint.now()
