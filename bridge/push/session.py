@@ -234,7 +234,9 @@ class Session(LinkHandler):
         parts = (self._settings, core, self._link, self._log, self._gate, self._metrics.all, self._ask, tags)
         self._doing = TracedDoing(*parts, wanted=self._trace) if self._trace else Doing(*parts)
         self._hearing.serve(core, self._doing.answered)
-        self._up_if_ready()
+        # Nothing is pushed before this is stored, behind the secret by which the next owner knows our tags.
+        self._proven_epoch = 0
+        self._write_owner(self._link.epoch)
         self._metrics.all.takeovers.inc()
         self._metrics.owner(True)
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))

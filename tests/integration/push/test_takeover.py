@@ -22,7 +22,7 @@ from bridge.local.stack import LocalStack
 from bridge.mqtt.client import Link
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Disconnected, LinkHandler
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord
 from bridge.push.partition_log import PartitionLog
 from bridge.settings import PulsarSettings
 from tests.support.push import (
@@ -181,3 +181,31 @@ def test_h23_a_former_owners_connection_that_looks_open_has_no_answer_once_its_s
                 assert set(answered) == {1}
         finally:
             link.close()
+
+
+def test_h36_nothing_is_pushed_with_a_tag_before_the_secret_behind_it_is_stored(
+    stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner that dies in between leaves a successor that would refuse what the device says by that tag."""
+    settings = push_settings(namespaces, mqtt_settings(stack))
+    provision(settings)
+    write, held = PartitionLog.write_record, []
+
+    def hold(*given: Any) -> None:
+        if held or given[1] == TERM_KEY:
+            held.append(given)
+        else:
+            write(*given)
+
+    monkeypatch.setattr(PartitionLog, "write_record", hold)
+    one = command(settings, "d", 1)
+    write_commands(settings, [one])
+    with Devices(settings) as devices, push_in_thread(settings):
+        poll_for(lambda: held, 30, "the secret of the partition")
+        with pytest.raises(AssertionError, match="a command"):
+            poll_for(lambda: devices.ids("d"), 1, "a command")
+        monkeypatch.undo()
+        for given in held:
+            write(*given)
+        devices.await_all([one])
+        all_acknowledged(settings)
