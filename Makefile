@@ -45,8 +45,8 @@ setup: $(STAMP) ## Make .venv and install the locked packages, once
 demo: $(STAMP) ## Run the demo; ARGS="--quick", ARGS="--no-chaos", ARGS="--keep"
 	@$(BIN)/pulsebridge demo $(ARGS)
 
-test: $(WARM) ## Run the tests; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
-	@$(BIN)/python -m pytest $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
+test: $(WARM) ## Run the tests; LONG=1 with the long ones, LONG=long those alone; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
+	@$(BIN)/python -m pytest $(if $(LONG),-m "$(filter long,$(LONG))") $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 	$(BIN)/ruff check .

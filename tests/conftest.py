@@ -111,7 +111,7 @@ def mosquitto(stack: LocalStack) -> Iterator[LocalStack]:
         yield running
 
 
-@pytest.fixture(params=["artemis", "mosquitto"])
+@pytest.fixture(params=["artemis", pytest.param("mosquitto", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, stack: LocalStack) -> LocalStack:
     """The session's stack with each MQTT broker in turn."""
     if request.param == "artemis":

@@ -40,7 +40,7 @@ __all__ = ["Demo", "Interrupted"]
 
 READY_S: Final = 180.0
 SPARK_START_S: Final = 180.0
-STALL_S: Final = 60.0
+STALL_S: Final = 120.0
 """The drain is given up when nothing moved for so long: the audit then says what is missing."""
 RESTARTS: Final = 3
 """How often a part that ends by itself is started again."""

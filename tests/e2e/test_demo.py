@@ -20,7 +20,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.spark]
 
 
 def pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PULSEBRIDGE, *arguments], capture_output=True, text=True, timeout=patient(600))
+    patience = {"PULSEBRIDGE_LOCAL__START_TIMEOUT_S": str(patient(120))}
+    return subprocess.run(
+        [*PULSEBRIDGE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=patient(600),
+        env=os.environ | patience,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +104,7 @@ def test_the_audit_fails_when_a_journal_is_cut(
     assert "short" in {f["kind"] for f in verdict["failing"]}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     log = tmp_path / "demo.log"

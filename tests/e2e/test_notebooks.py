@@ -83,6 +83,7 @@ class TestRun:
         for source in ("explore.plot_live", "explore.plot_device"):
             assert "vega" in str(outputs_of(notebook, source)[0].data)
 
+    @pytest.mark.long
     def test_quality_and_quarantine_shows_what_each_rule_held_back(self, run: Callable[[str], Any]) -> None:
         notebook = run("quality_and_quarantine")
         counts = literal_eval(shown(notebook, "lab.process"))
@@ -92,6 +93,7 @@ class TestRun:
             assert rule in chart
         assert "some_rows" in shown(notebook, "verdicts =")
 
+    @pytest.mark.long
     def test_device_history_reads_silver_as_it_was(self, run: Callable[[str], Any]) -> None:
         notebook = run("device_history")
         assert literal_eval(shown(notebook, "device =")) == (288, 432)

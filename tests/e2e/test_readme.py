@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from bridge.cli import main
 from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar_admin import PulsarAdmin
@@ -67,6 +68,14 @@ def run(line: str, cwd: Path) -> str:
     )
     assert done.returncode == 0, f"{line} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+def run_here(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command in this process, so that it takes the session of Spark that is there."""
+    monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0, line
 
 
 @contextmanager
@@ -144,7 +153,7 @@ def test_the_examples_run_in_their_order(
             ("press-3", 41.5)
         ]  # however often it was published: one id, one row
         for line in care.splitlines():
-            run(line, tmp_path)
+            run_here(line, monkeypatch)
         exec(sink, here)
         with running(push.strip(), tmp_path):
             poll_for(lambda: received, 60, "the command at the device")

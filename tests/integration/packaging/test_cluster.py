@@ -103,6 +103,7 @@ def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
             only_the_packed(probe, cluster)
 
 
+@pytest.mark.long
 def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
     packed: Path, cluster: Cluster, namespaces: PulsarSettings
 ) -> None:

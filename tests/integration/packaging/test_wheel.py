@@ -102,6 +102,7 @@ def test_a_command_that_needs_an_extra_names_the_install_line(core: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_the_core_install_is_small(core: Path) -> None:
     (site,) = (core / "v/lib").glob("python*/site-packages")
     total = sum(f.stat().st_size for f in site.rglob("*") if f.is_file())

@@ -22,6 +22,7 @@ MEMBERS = 10_000
 PAYLOAD = 32 * 1024
 
 
+@pytest.mark.long
 def test_a_command_to_ten_thousand_is_read_once_and_costs_index_entries_not_payloads(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -122,7 +122,7 @@ def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
                 assert devices.check([*parked, *live]) == 0
 
 
-@pytest.fixture(params=["artemis", "mosquitto"])
+@pytest.fixture(params=["artemis", pytest.param("mosquitto", marks=pytest.mark.long)])
 def lonely_broker(request: pytest.FixtureRequest, stack: LocalStack) -> Iterator[LocalStack]:
     """The session's Artemis, or a Mosquitto of the test's own: with 0x10 it says that nobody at all subscribes, which a
     session of another test on ``#`` would deny.

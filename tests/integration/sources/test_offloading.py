@@ -53,6 +53,7 @@ def read(query: StreamPlanner, begin: Offset, end: Offset) -> list[dict[str, Any
     return [row for task in tasks for batch in read_range(task) for row in batch.to_pylist()]
 
 
+@pytest.mark.long
 def test_offloaded_ledgers_are_read_in_any_cuts_and_never_passed_over(topic: TestTopic, folder: Path) -> None:
     given = topic.options(predefinedSubscription="q", startingOffsets="earliest", readIdleTimeout="1000")
     query = StreamPlanner(parse(given, streaming=True))

@@ -33,7 +33,7 @@ from tests.support.waiting import patient, poll_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 WINDOW_S = 600
 MORE = os.environ.get("PULSEBRIDGE_TEST_KILLS") == "all"

@@ -63,6 +63,7 @@ def test_a_device_is_gone_from_every_table_and_the_queries_run_on(
         alerts.stop()
 
 
+@pytest.mark.long
 def test_a_query_that_is_behind_is_named_since_it_would_bring_the_device_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_deletion_that_delta_refuses_because_of_an_append_is_tried_again(
     assert [row[0] for row in house.tables.bronze.read(spark).select("device").collect()] == ["b"]
 
 
+@pytest.mark.long
 def test_the_job_pauses_between_batches_while_it_is_asked_and_loses_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ def commands(client: pulsar.Client, settings: PulsarSettings) -> Counter[str]:
 
 
 @pytest.mark.chaos
+@pytest.mark.long
 @pytest.mark.timeout(700)
 def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path

@@ -49,6 +49,7 @@ def rows(spark: SparkSession, tables: Tables) -> list[tuple[Any, ...]]:
     return sorted(tuple(r) for r in tables.device_latest.read(spark).selectExpr(*names).collect())
 
 
+@pytest.mark.long
 def test_the_latest_state_alone_follows_silver_and_pulsar_until_all_is_done_or_it_is_stopped(
     namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path
 ) -> None:

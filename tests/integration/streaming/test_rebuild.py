@@ -104,6 +104,7 @@ def test_rows_that_the_query_adds_meanwhile_are_neither_lost_nor_doubled(
     assert stored.where("coalesce(at, kind, identity) IS NOT NULL").isEmpty()
 
 
+@pytest.mark.long
 def test_a_row_of_quarantine_whose_day_changes_is_changed_where_it_is(
     spark: SparkSession, tmp_path: Path
 ) -> None:

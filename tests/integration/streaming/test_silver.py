@@ -247,6 +247,7 @@ def test_h18_a_batch_cut_after_each_step_ends_as_it_began(world: World) -> None:
     assert world.ids("quarantine") == ["a-10", "a-3", "a-6", "a-9"]
 
 
+@pytest.mark.long
 def test_what_the_decoders_say_is_not_built_anew_for_each_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

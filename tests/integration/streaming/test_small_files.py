@@ -22,7 +22,7 @@ from tests.support.lakehouse import Lakehouse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(7200), pytest.mark.long]
 
 LONG = int(os.environ.get("PULSEBRIDGE_SMALL_FILES", "0"))
 BATCHES = LONG or 6
