@@ -48,7 +48,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise ValueError("a number of more than ten bytes")
+    raise ValueError("not protobuf: a number of more than ten bytes")
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

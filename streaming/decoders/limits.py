@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bridge.pulsar_wire.protobuf import read_varint
+
 __all__ = ["MAX_DIGITS", "MessageFields", "check_cbor", "check_protobuf", "check_size"]
 
 MAX_DIGITS: Final = 1000
@@ -201,17 +203,17 @@ class _Protobuf:
         body = self._body
         self._count(fields.count)
         while at < end:
-            key, at = self._varint(at)
+            key, at = read_varint(body, at)
             number, wire = key >> 3, key & 7
             self._count(1)
             if wire == _VARINT:
-                at = self._varint(at)[1]
+                at = read_varint(body, at)[1]
             elif wire == _FIXED64:
                 at += 8
             elif wire == _FIXED32:
                 at += 4
             elif wire == _LENGTH:
-                size, at = self._varint(at)
+                size, at = read_varint(body, at)
                 stop = at + size
                 if stop > end:
                     raise IndexError
@@ -238,19 +240,3 @@ class _Protobuf:
         self._values += more
         if self._values > self._max_values:
             raise ValueError(f"more values than max_values, {self._max_values}")
-
-    def _varint(self, at: int) -> tuple[int, int]:
-        body = self._body
-        byte = body[at]
-        at += 1
-        if byte < 128:
-            return byte, at
-        found, shift = byte & 127, 7
-        while shift < 70:
-            byte = body[at]
-            at += 1
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found, at
-            shift += 7
-        raise ValueError(f"not protobuf: a number of more than ten bytes at {at}")

@@ -77,27 +77,36 @@ def test_the_command_prints_json_at_ctrl_c_and_needs_no_pulsar(stack: LocalStack
         "--set",
         "pulsar.admin_url=http://127.0.0.1:9",
     )
+    topics = (f"{root}/w-0/glucose", f"{root}/w-1/glucose")
+    out = told_of_twenty(process, mqtt, f"{root}/#", topics, b'{"glucose": 90}')
+    told = json.loads(out)
+    assert 0 < told["messages"] <= 20
+    assert told["rules"][0]["filter"].startswith(f"{root}/+device")
+    assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(told["yaml"])["ingest"])) == []
+    assert told["tree"][0]["level"] == root
+
+
+def told_of_twenty(
+    process: subprocess.Popen[str], mqtt: MqttSettings, watched: str, topics: tuple[str, str], payload: bytes
+) -> str:
+    """Publish to the topics in turn, then press Ctrl+C. Returns what the command printed."""
     try:
         assert process.stderr is not None
-        assert f"on {root}/# for 600 s" in process.stderr.readline()
+        assert f"on {watched} for 600 s" in process.stderr.readline()
         arrived: list[Message] = []
         with device(mqtt, "dev", on_message=arrived.append) as dev:
-            dev.subscribe(f"{root}/#")  # after discover, which is therefore sent each message before us
+            dev.subscribe(watched)  # after discover, which is therefore sent each message before us
             for number in range(20):
-                dev.publish(f"{root}/w-{number % 2}/glucose", b'{"glucose": 90}')
+                dev.publish(topics[number % 2], payload)
             poll_for(lambda: len(arrived) >= 20, 30, "the messages")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=patient(60))
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait()
+        process.communicate()
     assert process.returncode == 0, err
-    told = json.loads(out)
-    assert 0 < told["messages"] <= 20
-    assert told["rules"][0]["filter"].startswith(f"{root}/+device")
-    assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(told["yaml"])["ingest"])) == []
-    assert told["tree"][0]["level"] == root
+    return out
 
 
 def discovering(mqtt: MqttSettings, *arguments: str) -> subprocess.Popen[str]:
@@ -128,22 +137,8 @@ def test_h38_a_newline_in_a_topic_level_stays_within_the_comment(stack: LocalSta
     listener = "http: {port: 8088, host: 0.0.0.0, allow_anonymous: true}"
     root = f"x\x1b[2J\n{listener}\nmqtt:\n  client_id: |\n   "  # which swallows the rest of the line
     process = discovering(mqtt, "--for", "10m", "--filter", f"+/{ours}/#")
-    try:
-        assert process.stderr is not None
-        assert "for 600 s" in process.stderr.readline()
-        arrived: list[Message] = []
-        with device(mqtt, "dev", on_message=arrived.append) as dev:
-            dev.subscribe(f"+/{ours}/#")  # after discover, which is therefore sent each message before us
-            for number in range(20):
-                dev.publish(f"{root}/{ours}/{('set', 'state')[number % 2]}", b"1")
-            poll_for(lambda: len(arrived) >= 20, 30, "the messages")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=patient(60))
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    assert process.returncode == 0, err
+    topics = (f"{root}/{ours}/set", f"{root}/{ours}/state")
+    out = told_of_twenty(process, mqtt, f"+/{ours}/#", topics, b"1")
     assert all(line.isprintable() for line in out.split("\n"))
     assert "has a level 'set'" in out
     pasted = yaml.safe_load("#" + out.partition("# proposed settings")[2])
