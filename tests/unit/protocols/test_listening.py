@@ -46,11 +46,18 @@ def test_an_address_of_the_host_that_this_machine_lacks_is_left_out(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
     monkeypatch.setattr(listening.loop, "getaddrinfo", addresses)
-    listeners = {Address("some-host", 0): Acceptor(asyncio.Protocol)}
+    gone = threading.Event()
+
+    class Gone(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            gone.set()
+
+    listeners = {Address("some-host", 0): Acceptor(Gone)}
     try:
         if here:
             (bound,) = listening.open("http", listeners)
             socket.create_connection(bound, timeout=30).close()
+            assert gone.wait(30)  # else the loop ends with the connection open
         else:
             with pytest.raises(TerminalError, match="cannot listen on some-host:0"):
                 listening.open("http", listeners)
