@@ -232,8 +232,8 @@ class Opener:
         return found
 
     def add(self, opened: Opened) -> int:
-        """Append the rows of an entry. Returns how many. Raises ContractError when its writer left what nobody can read;
-        then it appended none.
+        """Append the rows of an entry. Returns how many. Raises ContractError when the entry cannot be read; then no row
+        is appended.
         """
         body = _decompressed(opened)
         rows, before = self.rows, len(self.rows.payloads)

@@ -204,7 +204,7 @@ class _Range:
                 del self.chunks[next(iter(self.chunks))]  # should its last chunk come, it is read again
 
     def _add(self, opened: Opened) -> None:
-        """Add the rows of an entry. One that nobody can read, whoever asks again, is as lost as one that is gone."""
+        """Add the rows of an entry. One that cannot be read counts as lost: a retry would meet the same bytes."""
         try:
             self.opener.add(opened)
         except ContractError as e:

@@ -83,7 +83,14 @@ def plan_run(run: RunFolder, options: DemoOptions) -> Plan:
 def local_settings(options: DemoOptions) -> LocalSettings:
     """Return the settings of the demo's own stack, on free ports chosen beforehand: Spark starts beside it."""
     mqtt, pulsar, admin = free_ports(3)
-    return LocalSettings(offline=options.offline, mqtt_port=mqtt, pulsar_port=pulsar, admin_port=admin)
+    given = load(conf_path("demo.yaml"), options.sets).local
+    return LocalSettings(
+        offline=options.offline,
+        mqtt_port=mqtt,
+        pulsar_port=pulsar,
+        admin_port=admin,
+        start_timeout_s=given.start_timeout_s,
+    )
 
 
 def addresses_of(local: LocalSettings) -> Addresses:
