@@ -1,7 +1,7 @@
 # Sets everything up by itself: needs Python 3.10-3.13 and Java 17 or 21, nothing else.
 #
 #   make demo            the whole way, device to table and back, with kills, ending in an audit
-#   make test            set up and run the tests
+#   make test            set up and run the tests; make test-all: with those that take long
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -31,12 +31,12 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos fuzz matrix notebook lock clean
+.PHONY: help setup demo test test-long test-all lint bench chaos fuzz matrix notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 	@echo
 	@echo "  PYTHON=python3.12   the Python to use (3.10-3.13), found by itself if not given"
 
@@ -45,8 +45,15 @@ setup: $(STAMP) ## Make .venv and install the locked packages, once
 demo: $(STAMP) ## Run the demo; ARGS="--quick", ARGS="--no-chaos", ARGS="--keep"
 	@$(BIN)/pulsebridge demo $(ARGS)
 
-test: $(WARM) ## Run the tests; LONG=1 with the long ones, LONG=long those alone; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
-	@$(BIN)/python -m pytest $(if $(LONG),-m "$(filter long,$(LONG))") $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
+PYTEST = $(BIN)/python -m pytest $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
+
+test: $(WARM) ## Run the tests but for the long ones; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
+	@$(PYTEST)
+
+test-long: $(WARM) ## Run the tests that take long, and those on Mosquitto that run on Artemis as well
+	@$(PYTEST) -m long
+
+test-all: test test-long ## Run all tests
 
 lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 	$(BIN)/ruff check .

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(patient(marker.args[0] if marker else usual)), append=False)
     items.sort(key=lambda item: next((n for f, n in _FIRST.items() if item.nodeid.startswith(f)), _LAST))
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup() -> None:
+    """Skip what has not begun when the time is up (seconds since 1970), where there is a limit."""
+    if time.time() > float(os.environ.get("PULSEBRIDGE_TEST_UNTIL", "inf")):
+        pytest.skip("PULSEBRIDGE_TEST_UNTIL has passed")
 
 
 @pytest.hookimpl(optionalhook=True)

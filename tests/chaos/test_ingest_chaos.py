@@ -46,6 +46,7 @@ def test_a_worker_killed_three_times_at_each_point_loses_and_mixes_nothing(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_servers_killed_at_named_points_and_all_at_random(private_stack: LocalStack, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

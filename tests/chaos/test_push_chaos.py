@@ -17,6 +17,7 @@ from tests.chaos.push_world import push_world
 pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
+@pytest.mark.long
 def test_push_killed_at_named_points_and_all_at_random_loses_mixes_and_repeats_nothing_unmarked(
     private_stack: LocalStack, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def shown(notebook: Any, source: str) -> str:
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 class TestRun:
+    @pytest.mark.long
     def test_first_stream_runs_and_plots_readings_and_alerts(self, run: Callable[[str], Any]) -> None:
         notebook = run("first_stream")
         assert int(shown(notebook, "sent =")) == 864

@@ -107,6 +107,7 @@ def stored(stack: LocalStack) -> int:
 @pytest.mark.spark
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_the_examples_run_in_their_order(
     stack: LocalStack, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def shown(settings: Settings, port: int) -> Settings:
     return settings.model_copy(update={"metrics": MetricsSettings(port=port, probe_s=0.5)})
 
 
+@pytest.mark.long
 def test_pulsar_away_makes_both_unready_and_no_more(private_stack: LocalStack, tmp_path: Path) -> None:
     ingest_port, push_port = free_ports(2)
     namespaces = provisioned(private_stack)

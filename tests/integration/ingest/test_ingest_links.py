@@ -68,6 +68,7 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(
             poll_for(lambda: service.readiness().get("mqtt") == ready, 60, "the link to be back")
 
 
+@pytest.mark.long
 def test_a_stopped_second_broker_holds_no_other_link_and_loses_nothing_when_it_goes_on(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:

@@ -72,6 +72,7 @@ def ingest_of(
         yield service, dev, mqtt.client_id
 
 
+@pytest.mark.long
 def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
     private_stack: LocalStack,
 ) -> None:
@@ -157,6 +158,7 @@ GROWTH = 100_000
 """Bytes per second that the memory of a worker may grow in an outage this short: a tenth of what it is sent."""
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_while_pulsar_is_away_under_load(
     private_stack: LocalStack, tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_will_arrives_like_any_publish(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+@pytest.mark.long
 def test_h6_ten_restarts_bring_each_of_a_thousand_retained_messages_once(
     broker: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:

@@ -84,6 +84,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("master", MASTERS)
+@pytest.mark.long
 def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
     master: str, packed: Path, cluster: Cluster, namespaces: PulsarSettings
 ) -> None:

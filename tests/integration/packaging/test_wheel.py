@@ -81,6 +81,7 @@ def test_ingest_runs_from_the_core_install(core: Path) -> None:
     assert "left out" not in shown
 
 
+@pytest.mark.long
 def test_the_core_install_has_neither_spark_nor_great_expectations(core: Path) -> None:
     code = (
         "import importlib.util as u, bridge\n"

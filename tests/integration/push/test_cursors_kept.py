@@ -217,6 +217,7 @@ def test_h24_a_partition_that_is_never_compacted_is_named(
         assert "set-compaction-threshold" in logs[0]["event"]
 
 
+@pytest.mark.long
 def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def listed(settings: Settings, *arguments: str) -> dict[str, dict[str, Any]]:
     return {one["device"]: one for one in asked(settings, "devices", "list", *arguments)["devices"]}
 
 
+@pytest.mark.long
 def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_down(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -304,6 +304,7 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
     assert [one.state for one in receipts(settings)["unheard-2"]] == ["rejected", "expanded"]
 
 
+@pytest.mark.long
 def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:

@@ -42,6 +42,7 @@ def position(admin: PulsarAdmin, partition: str, hold: str) -> tuple[int, int]:
     return int(ledger), int(entry)
 
 
+@pytest.mark.long
 def test_h24_push_moves_the_holds_with_the_right_to_consume_and_without_the_admin(
     pulsar: SecuredPulsar, artemis: SecuredArtemis
 ) -> None:

@@ -81,6 +81,7 @@ def shell(pulsar: SecuredPulsar, folder: Path, script: str) -> None:
     assert "Usage:" not in said, said[-3000:]
 
 
+@pytest.mark.long
 def test_the_printed_plan_runs_in_pulsars_own_shell_and_ingest_starts_with_verify(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_topic_that_nobody_made_is_a_dead_letter_with_the_command_and_the_rest
     assert f"pulsar-admin topics create-partitioned-topic {admin.readings_topic('lab-ozone')}" in reason
 
 
+@pytest.mark.long
 def test_no_output_of_any_command_shows_a_secret(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, tmp_path: Path
 ) -> None:

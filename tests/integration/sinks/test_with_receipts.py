@@ -40,6 +40,7 @@ def micros(at: datetime) -> int:
     return (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
+@pytest.mark.long
 def test_each_command_is_one_row_with_its_last_state_and_its_times(
     spark: SparkSession, stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def told(entry: int, state: str, one: str, device: str, at: datetime | None, of:
     return (receipt.encode(), 1, entry, 0)
 
 
+@pytest.mark.long
 def test_a_stream_has_the_rows_of_a_batch_however_far_its_receipts_are_ahead(
     spark: SparkSession, tmp_path: Path
 ) -> None:

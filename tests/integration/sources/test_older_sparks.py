@@ -68,6 +68,7 @@ def once(**counts: int) -> Counter[str]:
     return Counter(f"{prefix}{n}" for prefix, count in counts.items() for n in range(count))
 
 
+@pytest.mark.long
 def test_runs_and_restarts_give_each_message_once_and_new_partitions_are_found(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def streamnative(
     )
 
 
+@pytest.mark.long
 def test_a_query_for_streamnatives_connector_runs_with_the_formats_name_changed(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

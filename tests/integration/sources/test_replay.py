@@ -75,6 +75,7 @@ def random_range(chance: random.Random, view: PartitionView) -> tuple[Position, 
     return places[first], places[second]
 
 
+@pytest.mark.long
 def test_any_hundred_ranges_read_twice_give_equal_rows(topic: TestTopic) -> None:
     chance = seeded()
     with PulsarAdmin(topic.settings) as admin:

@@ -144,6 +144,7 @@ def test_times_are_instants_whatever_the_zone_of_the_session(
             spark.conf.set(name, value)
 
 
+@pytest.mark.long
 def test_an_avro_topic_is_read_under_its_newest_schema_whatever_wrote_it(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_what_a_query_left_is_listed_and_deleted_but_not_while_it_runs(topic: Te
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_checkpoint_is_shown_and_a_query_goes_on_from_a_time(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_available_now_takes_many_batches_under_a_limit_and_every_row_once(query
 
 
 @needs_limits
+@pytest.mark.long
 def test_a_row_limit_bounds_a_batch_by_the_rows_per_entry_seen(query: Query) -> None:
     for _ in range(10):
         query.topic.publish(names("r", 10), "batched")
@@ -308,6 +309,7 @@ def test_data_trimmed_before_it_was_read_fails_the_query_with_the_remedy(query: 
     assert query.values() == once(("a", 5), ("b", 5))
 
 
+@pytest.mark.long
 def test_a_topic_made_anew_is_refused_with_the_remedy(query: Query) -> None:
     query.topic.publish(names("a", 5))
     query.run()

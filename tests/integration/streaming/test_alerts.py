@@ -104,6 +104,7 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(
     assert [c["command_id"] for c in world.judge()] == [command_id("glucose-low", "a", "a-6")]
 
 
+@pytest.mark.long
 def test_silence_and_hysteresis_outlive_restarts_a_crash_and_an_upgrade(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_what_is_not_known_is_rescued_as_python_would_find_it(spark: SparkSessio
 # ---- what becomes of the table
 
 
+@pytest.mark.long
 def test_a_field_that_is_named_like_what_a_row_carries_on_its_way_stays_a_field(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ class Cut(Exception):
     """Stands for the end of the process between two tables."""
 
 
+@pytest.mark.long
 def test_a_device_is_gone_from_every_table_and_the_queries_run_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_query_that_is_behind_is_named_since_it_would_bring_the_device_again(
     assert house.ids("silver") == ["b-1"]
 
 
+@pytest.mark.long
 def test_a_deletion_that_delta_refuses_because_of_an_append_is_tried_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def some(seed: int, begin: float, end: float, count: int) -> list[Silver]:
     ]
 
 
+@pytest.mark.long
 def test_h17_each_reading_is_in_one_window_or_late_however_its_batch_is_cut_and_run_again(
     world: World,
 ) -> None:
@@ -142,6 +143,7 @@ def test_h17_each_reading_is_in_one_window_or_late_however_its_batch_is_cut_and_
     assert means.count() == 0
 
 
+@pytest.mark.long
 def test_h20_a_reading_from_2099_among_ten_thousand_costs_no_window(world: World) -> None:
     epoch = datetime(2010, 3, 24, tzinfo=timezone.utc)
     begin = (ARRIVAL - timedelta(hours=3) - epoch).total_seconds() / 60

@@ -68,6 +68,7 @@ def world(spark: SparkSession, tmp_path: Path) -> World:
     return World(spark, tables, DeviceTopics(spark, tmp_path / "topics"))
 
 
+@pytest.mark.long
 def test_whatever_order_batches_come_in_and_wherever_they_are_cut_the_newest_of_each_counts(
     world: World,
 ) -> None:

@@ -88,6 +88,7 @@ def stores(spark: SparkSession) -> Stores:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sets(NAMES, max_size=30), NAMES)
+@pytest.mark.long
 def test_a_log_is_listed_as_delta_lists_it(
     stores: Stores, tmp_path_factory: pytest.TempPathFactory, names: set[str], start: str
 ) -> None:
@@ -138,12 +139,14 @@ def test_a_disk_without_links_is_written_as_delta_writes_it(stores: Stores, tmp_
     assert [one.name for one in tmp_path.iterdir() if one.suffix == ".tmp"] == []
 
 
+@pytest.mark.long
 def test_a_log_that_is_not_there_is_told_as_delta_tells_it(stores: Stores, tmp_path: Path) -> None:
     for store in (stores.ours, stores.theirs):
         with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
             stores.listed(store, tmp_path / "none" / "0.json")
 
 
+@pytest.mark.long
 def test_tables_are_written_read_travelled_and_streamed_with_it(spark: SparkSession, tmp_path: Path) -> None:
     jvm: Any = spark.sparkContext._jvm
     table = str(tmp_path / "a table")

@@ -36,6 +36,7 @@ def kinds(changes: dict[str, Change]) -> dict[str, dict[str, int]]:
     return {name: dict(change.counts) for name, change in changes.items()}
 
 
+@pytest.mark.long
 def test_h19_a_span_is_judged_anew_once_and_no_command_comes_of_it_or_of_a_replay(
     spark: SparkSession, tmp_path: Path
 ) -> None:

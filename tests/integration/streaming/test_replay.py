@@ -144,6 +144,7 @@ def test_h18_a_replay_cut_after_each_step_ends_by_the_rules_that_it_began_with(w
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_h18_a_replay_killed_between_the_tables_is_finished_by_the_next(world: World, tmp_path: Path) -> None:
     world.arrive(*(reading(n, "a", n, 100 if n % 2 else 2000) for n in range(1, 5)))
     world.judge()
@@ -164,6 +165,7 @@ def test_h18_a_replay_killed_between_the_tables_is_finished_by_the_next(world: W
     assert (len(world.silver()), world.held()) == (4, {})
 
 
+@pytest.mark.long
 def test_h17_what_passes_by_new_rules_and_decoders_comes_to_silver_once_beside_the_query(
     world: World,
 ) -> None:
@@ -254,6 +256,7 @@ def test_rebuild_forget_and_replay_exclude_each_other_and_name_who_runs(
     assert Forgetting(spark, tables, "a", 0.0).run().complete
 
 
+@pytest.mark.long
 def test_a_batch_that_stops_the_query_writes_nothing_and_is_judged_anew_by_the_next_start(
     world: World,
 ) -> None:

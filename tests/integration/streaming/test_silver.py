@@ -191,6 +191,7 @@ def test_h17_without_a_path_of_its_own_a_decoder_takes_id_and_time_from_the_topi
     }
 
 
+@pytest.mark.long
 def test_h17_without_any_id_each_message_is_kept_and_those_that_repeat_one_are_counted(world: World) -> None:
     """In one batch and over batches; a batch that runs again counts the same."""
     decoders = (Decoder(filter="+/+/glucose", metric="glucose", value="$.glucose", id=NO_ID, time="$.ts"),)
@@ -270,6 +271,7 @@ def test_a_committed_batch_that_runs_again_writes_nothing(world: World) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.long
 def test_h18_a_driver_killed_between_the_tables_while_the_rules_are_edited(world: World) -> None:
     world.arrive([reading(n, "a", n, 100 if n % 2 else 2000) for n in range(1, 7)])
     code = "from tests.support.silver_driver import main; main()"
@@ -286,6 +288,7 @@ def test_h18_a_driver_killed_between_the_tables_while_the_rules_are_edited(world
     assert (world.ids("silver"), world.ids("quarantine")) == (["a-1", "a-3", "a-5"], ["a-2", "a-4", "a-6"])
 
 
+@pytest.mark.long
 def test_rows_that_a_suite_lets_through_without_a_part_of_their_key_are_each_kept(
     spark: SparkSession, tmp_path: Path
 ) -> None:

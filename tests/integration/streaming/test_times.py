@@ -66,6 +66,7 @@ def judged(spark: SparkSession, decoders: list[dict[str, Any]], messages: list[M
     return rows.select("entry_id", "micros", "failed_rules", "reason").orderBy("entry_id").collect()
 
 
+@pytest.mark.long
 def test_numbers_of_every_unit_are_read_exactly_and_others_held_with_the_reason(spark: SparkSession) -> None:
     """JSON numbers, text and CBOR; beyond the years that Python knows, and what is no number, is no time."""
     common = {"metric": "t", "value": "$.v", "id": "$.i", "time": "$.t"}

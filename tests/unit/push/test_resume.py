@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_h27_whatever_happens_a_device_gets_all_after_its_position_in_order(
 @given(st.integers(0, 2**32), st.sampled_from([BROKER, DEVICE]), st.sampled_from([{}, {"resume_max": 5}]))
 @example(19600, BROKER, {})  # died between ids that stand apart and the cursor that leaves them out
 @example(685158, DEVICE, {})  # what came again stood behind the last that came, and before all that is parked
+@pytest.mark.long
 def test_h27_no_long_walk_with_resumes_loses_or_reorders(
     seed: int, limits: Limits, changes: dict[str, int]
 ) -> None:
