@@ -1,7 +1,7 @@
 """``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load.
 
 Of ingest, or with ``--push`` of push, with devices that come and go. With ``--hostile`` nothing is killed: hostile devices
-attack ingest and push beside 1,000 honest ones.
+attack ingest, push and silver beside 1,000 honest ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,13 @@ def _hostile(args: argparse.Namespace, seed: int) -> int:
         own_folder("chaos") as folder,
         LocalStack(LocalSettings(start_timeout_s=300, mqtt_server=args.mqtt)) as stack,
         hostile_world(
-            stack, folder, devices=args.devices or 1000, rate=args.rate or 500.0, command_rate=50.0, seed=seed
+            stack,
+            folder,
+            devices=args.devices or 1000,
+            rate=args.rate or 500.0,
+            command_rate=50.0,
+            seed=seed,
+            with_silver=True,
         ) as one,
     ):
         _say(f"attacks for {args.seconds:.0f} s")

@@ -1,0 +1,165 @@
+"""Bronze and silver beside hostile devices: one job that must neither end nor start a query again, and what it stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import yaml
+from deltalake import DeltaTable
+
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings import PulsarSettings
+from tests.support.waiting import patient, poll_for
+
+__all__ = ["SilverBeside"]
+
+_AGAIN: Final = "query failed and is started again"
+_SUITE: Final = {
+    "name": "hostile",
+    "expectations": [
+        {
+            "type": "expect_column_values_to_not_be_null",
+            "kwargs": {"column": "reading_id"},
+            "meta": {"rule": "id_present"},
+        }
+    ],
+}
+"""What the honest send is its own id, and neither a number nor a time."""
+
+
+class SilverBeside:
+    """``pulsebridge stream`` over the topics of ingest, in a process of its own."""
+
+    def __init__(self, pulsar: PulsarSettings, root: str, topics: tuple[str, ...], folder: Path) -> None:
+        """``root`` is the level above all MQTT topics; ``topics`` are local names, which are made where they lack."""
+        self._pulsar, self._topics = pulsar, topics
+        self.log = folder / "silver.log"
+        self._tables = folder / "tables"
+        self._config = folder / "stream.yaml"
+        readings = [
+            {
+                "filter": f"{root}/+/x",
+                "metric": "x",
+                "format": "raw",
+                "id": "$",
+                "time": "$.ts",
+                "value": "$",
+            },
+            {
+                "filter": f"{root}/named/#",
+                "metric": "named",
+                "id": "$.id",
+                "time": "$.ts",
+                "value": "$.value",
+            },
+            {
+                "filter": f"{root}/+/y",
+                "metric": "y",
+                "format": "cbor",
+                "id": "none",
+                "time": "$.ts",
+                "value": "$.value",
+            },
+        ]
+        (folder / "rules.yaml").write_text(yaml.safe_dump({"readings": readings, "alerts": []}), "utf-8")
+        (folder / "suite.json").write_text(json.dumps(_SUITE), "utf-8")
+        settings = {
+            "pulsar": pulsar.model_dump(mode="json", exclude_defaults=True),
+            "streaming": {
+                "root": str(self._tables),
+                "topics": list(topics),
+                "queries": ["bronze", "silver"],
+                "rules": str(folder / "rules.yaml"),
+                "expectations": str(folder / "suite.json"),
+                "quality_interval_s": 0,
+            },
+            "metrics": {"port": 0},
+        }
+        self._config.write_text(yaml.safe_dump(settings), "utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait for its first rows."""
+        with PulsarAdmin(self._pulsar, timeout_s=30) as admin:
+            for topic in self._topics:
+                admin.create_partitioned(self._pulsar.readings_topic(topic), self._pulsar.partitions)
+        command = [
+            sys.executable,
+            "-c",
+            "from bridge.cli import main; main()",
+            "stream",
+            "-c",
+            str(self._config),
+        ]
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        poll_for(
+            lambda: self._rows("silver") or self.interruptions(), 180, "the first rows in silver", every=1
+        )
+        assert not self.interruptions(), self.interruptions()
+
+    def interruptions(self) -> list[str]:
+        """Return what was interrupted so far."""
+        said = self.log.read_text(errors="replace")
+        found = []
+        if self._process is None or self._process.poll() is not None:
+            found.append(f"the job of silver ended by itself: {json.dumps(said[-3000:])}")
+        if _AGAIN in said:
+            found.append(f"{said.count(_AGAIN)} times a query failed and was started again")
+        return found
+
+    def account(self, confirmed: list[int]) -> list[str]:
+        """Wait until all is judged, and return what is wrong; ``confirmed`` is how many messages each device has sent."""
+        wanted = {f"d{device:03d}#{n}" for device, count in enumerate(confirmed) for n in range(count)}
+
+        def judged() -> bool:
+            broken = self.interruptions()
+            assert not broken, broken
+            rows = self._rows("bronze")
+            return rows >= self._stored() and self._rows("silver") + self._rows("quarantine") >= rows
+
+        poll_for(judged, 300, "every message in silver or in quarantine", every=2)
+        found = Counter(v for v in self._column("silver", "reading_id") if v in wanted)
+        missing = wanted - found.keys()
+        twice = [name for name, count in found.items() if count > 1]
+        told = [f"{len(missing)} readings are not in silver: {sorted(missing)[:5]}"] * bool(missing)
+        return told + [f"{len(twice)} readings are twice in silver: {twice[:5]}"] * bool(twice)
+
+    def text(self) -> str:
+        """Return how many rows the tables have."""
+        return ", ".join(f"{name} {self._rows(name)}" for name in ("bronze", "silver", "quarantine"))
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(patient(60))
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _stored(self) -> int:
+        with PulsarAdmin(self._pulsar, timeout_s=30) as admin:
+            return sum(
+                admin.stats(f"{self._pulsar.readings_topic(topic)}-partition-{n}")["msgInCounter"]
+                for topic in self._topics
+                for n in range(self._pulsar.partitions)
+            )
+
+    def _rows(self, table: str) -> int:
+        found = self._table(table)
+        return 0 if found is None else int(found.to_pyarrow_dataset().count_rows())
+
+    def _column(self, table: str, column: str) -> list[str]:
+        found = self._table(table)
+        return [] if found is None else found.to_pyarrow_table(columns=[column])[column].to_pylist()
+
+    def _table(self, name: str) -> DeltaTable | None:
+        folder = self._tables / name
+        return DeltaTable(str(folder)) if list((folder / "_delta_log").glob("*.json")) else None
