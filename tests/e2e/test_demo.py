@@ -16,7 +16,7 @@ from tests.support.waiting import patient, poll_for
 
 PULSEBRIDGE = [sys.executable, "-c", "from bridge.cli import main; main()"]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.spark]
+pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.spark, pytest.mark.long]
 
 
 def pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:

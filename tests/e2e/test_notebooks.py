@@ -102,6 +102,7 @@ class TestRun:
         assert "vega" in str(outputs_of(notebook, "explore.plot_versions")[0].data)
         assert "wearables/cgm-001/glucose" in shown(notebook, "lowest =")
 
+    @pytest.mark.long
     def test_commands_and_receipts_follows_a_device_that_leaves_and_comes_back(
         self, run: Callable[[str], Any]
     ) -> None:

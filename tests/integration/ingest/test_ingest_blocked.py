@@ -171,6 +171,7 @@ def test_h4_a_blocked_topic_goes_to_the_dead_letters_until_a_replay_over_a_resta
     assert live == list(range(60, 80))
 
 
+@pytest.mark.long
 def test_h4_what_comes_while_a_block_ends_is_not_overtaken(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_h7_four_workers_become_two_under_load(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_h7_one_worker_becomes_two_shards_and_one_again_under_load(
     broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
@@ -312,6 +313,7 @@ def test_h50_two_processes_with_one_client_id_lose_nothing_before_mqtt_5(
     both_go_on(mqtt_settings(broker, protocol=protocol), namespaces, tmp_path)
 
 
+@pytest.mark.long
 def test_h50_two_processes_with_one_client_id_lose_nothing_on_mosquitto(
     mosquitto: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -195,6 +195,7 @@ def test_a_healthy_run_says_nothing_above_info_and_all_of_it_in_json(
     assert {line["level"] for line in lines} <= {"debug", "info"}, lines
 
 
+@pytest.mark.long
 def test_a_partition_that_takes_nothing_is_counted(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

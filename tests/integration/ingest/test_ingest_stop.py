@@ -23,7 +23,7 @@ def stored_by(link: str) -> float:
     return REGISTRY.get_sample_value("pulsebridge_ingest_stored_total", {"link": link}) or 0.0
 
 
-@pytest.mark.parametrize("protocol", ["3.1.1", "5"])
+@pytest.mark.parametrize("protocol", ["3.1.1", pytest.param("5", marks=pytest.mark.long)])
 def test_h9_a_stop_under_a_backlog_repeats_nothing_that_was_stored(
     broker: LocalStack, namespaces: PulsarSettings, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

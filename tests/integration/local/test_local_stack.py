@@ -325,7 +325,7 @@ def test_a_killed_supervisor_leaves_no_server_behind(stack: LocalStack, tmp_path
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("name", ["mqtt", "pulsar"])
+@pytest.mark.parametrize("name", ["mqtt", pytest.param("pulsar", marks=pytest.mark.long)])
 def test_up_names_a_server_that_died_and_ends_the_other(stack: LocalStack, tmp_path: Path, name: str) -> None:
     cache = new_stack().settings.cache_dir
     common = ["--data-dir", str(tmp_path / "data"), *(["--set", f"local.cache_dir={cache}"] if cache else [])]

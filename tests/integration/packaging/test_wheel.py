@@ -93,6 +93,7 @@ def test_the_core_install_has_neither_spark_nor_great_expectations(core: Path) -
     assert "site-packages/bridge/_conf" in conf
 
 
+@pytest.mark.long
 def test_a_command_that_needs_an_extra_names_the_install_line(core: Path) -> None:
     done = subprocess.run(
         [str(core / "v/bin/pulsebridge"), "demo", "--quick"],

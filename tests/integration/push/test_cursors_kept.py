@@ -108,6 +108,7 @@ def compact_until(topic: TestTopic, reached: Callable[[Position], bool], what: s
 
 
 @pytest.mark.chaos
+@pytest.mark.long
 def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replaced_was_trimmed(
     private_stack: LocalStack,
 ) -> None:
@@ -259,6 +260,7 @@ def _nobody_writes_these_again(settings: Settings) -> None:
     store_raw(settings.pulsar, name, b"foreign", key=b"\xff\x00k")
 
 
+@pytest.mark.long
 def test_h24_the_roster_of_groups_is_written_once_more_and_its_hold_goes_on(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(setti
         assert sorted(states[one.command_id]) == ["delivered", "duplicate", "duplicate"]
 
 
+@pytest.mark.long
 def test_h21_a_thousand_commands_of_one_device_written_once_more_in_another_order_reach_it_once(
     settings: Settings,
 ) -> None:

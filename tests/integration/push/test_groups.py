@@ -134,6 +134,7 @@ def test_h43_invented_devices_join_no_pattern_and_a_pattern_has_a_bound(
     assert whole.members == 3, "push.group_pattern_max"
 
 
+@pytest.mark.long
 def test_a_late_member_gets_what_has_not_expired_and_one_that_left_gets_no_more(settings: Settings) -> None:
     commands = [group_command(settings, n) for n in range(4)]
     write_members(settings, "presses", NAMES[:3])

@@ -223,6 +223,7 @@ def test_h26_what_a_broker_confirmed_for_a_dead_device_goes_again_when_it_is_bac
             assert [user(m)["command-id"] for m in first] == [one.command_id for one in before]
 
 
+@pytest.mark.long
 def test_what_expires_or_overflows_while_a_device_is_away_has_its_receipt(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
@@ -275,6 +276,7 @@ def test_h25_the_hold_stays_behind_the_oldest_parked_command(
         poll_for(lambda: held() == where.entry - 1, 30, "the hold stands before the parked command")
 
 
+@pytest.mark.long
 def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_on(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
         assert devices.ids("d") == ["d-0~2", "d-1~3"]
 
 
+@pytest.mark.long
 def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_shown_of_each(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
@@ -226,6 +227,7 @@ def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_
     assert got == {name: [name.encode()] for name in expires}
 
 
+@pytest.mark.long
 def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_group_does_not(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:

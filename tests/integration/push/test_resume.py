@@ -133,6 +133,7 @@ def test_h27_killed_while_a_device_resumes_the_next_owner_sends_the_same(
         assert all(repeat for n, repeat in enumerate(device.repeats) if n not in first)
 
 
+@pytest.mark.long
 def test_h27_a_standby_goes_on_where_the_killed_owner_was_in_the_middle_of_a_resume(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

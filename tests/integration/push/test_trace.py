@@ -75,6 +75,7 @@ def test_the_steps_of_a_live_and_of_a_parked_command_are_shown(
         assert process.terminate() == 0
 
 
+@pytest.mark.long
 def test_a_trace_of_one_command_tells_of_no_other_and_none_tells_nothing(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ def with_rabbitmq(folder: Path) -> Iterator[Broker]:
 BROKERS = {"mosquitto": with_mosquitto, "artemis": with_artemis, "rabbitmq": with_rabbitmq}
 
 
-@pytest.mark.parametrize("name", BROKERS)
+@pytest.mark.parametrize("name", ["mosquitto", "artemis", pytest.param("rabbitmq", marks=pytest.mark.long)])
 def test_h36_a_device_publishes_and_reads_nothing_of_another_device(name: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(BROKERS[name](tmp_path))
@@ -139,7 +139,7 @@ def test_h36_a_device_publishes_and_reads_nothing_of_another_device(name: str, t
         assert sorted(m.topic for m in push) == sorted(own[2:])
 
 
-@pytest.mark.parametrize("name", BROKERS)
+@pytest.mark.parametrize("name", ["mosquitto", "artemis", pytest.param("rabbitmq", marks=pytest.mark.long)])
 def test_h36_a_device_reads_its_own_commands_alone(name: str, tmp_path: Path) -> None:
     stolen: list[Message] = []
     filters = ("devices/{}/commands", "devices/{}/commands/#", "pulsebridge/resumed/{}")

@@ -29,8 +29,11 @@ ROWS = {
     ),
     "pulsebridge_mqtt": ("cast(id as string) payload",),
 }
-FORMS = [("pulsebridge", form) for form in SECRETS]
-FORMS += [("pulsebridge_commands", "params"), ("pulsebridge_mqtt", "password")]
+FORMS = [
+    ("pulsebridge_commands", "params"),
+    ("pulsebridge_mqtt", "password"),
+    *(pytest.param("pulsebridge", form, marks=pytest.mark.long) for form in SECRETS),
+]
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def killed_run(options: dict[str, str], folder: Path, **when: object) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_a_driver_killed_after_its_commits_repeats_nothing(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:

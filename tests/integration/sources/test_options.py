@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 
-@pytest.mark.parametrize("form", SECRETS)
+@pytest.mark.parametrize(
+    "form", ["map", *(pytest.param(f, marks=pytest.mark.long) for f in SECRETS if f != "map")]
+)
 def test_no_secret_shows_in_plans_progress_or_event_log(
     spark: SparkSession, topic: TestTopic, tmp_path: Path, form: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_killed_at_each_named_point_nothing_is_lost_or_repeated(world: World) ->
     world.check()
 
 
+@pytest.mark.long
 def test_killed_at_random_nothing_is_lost_or_repeated(world: World) -> None:
     """``PULSEBRIDGE_SOURCE_KILLS=50`` kills more often."""
     seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))

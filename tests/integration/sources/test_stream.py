@@ -143,6 +143,7 @@ def test_a_row_limit_bounds_a_batch_by_the_rows_per_entry_seen(query: Query) -> 
 
 
 @needs_limits
+@pytest.mark.long
 def test_a_batch_between_two_offsets_of_a_checkpoint_gives_the_same_rows_twice(query: Query) -> None:
     query.topic.publish(names("a", 30), "unbatched", 0)
     query.topic.publish(names("a", 30), "batched", 1)
@@ -174,6 +175,7 @@ def test_new_partitions_are_found_while_running_and_read_from_their_first_messag
     assert query.values() == once(("old", 5), ("new", 5), ("later", 5))
 
 
+@pytest.mark.long
 def test_a_topic_that_is_not_there_yet_is_waited_for_and_read_from_its_first_message(query: Query) -> None:
     late = query.topic.settings.readings_topic("late")
     query.options |= {"topics": f"{query.topic.name},{late}", "waitingForNonExistedTopic": "true"}
@@ -244,6 +246,7 @@ def test_h12_a_new_checkpoint_does_not_take_the_position_of_a_used_subscription(
     )
 
 
+@pytest.mark.long
 def test_h12_a_second_query_with_the_name_of_a_running_one_is_refused(query: Query) -> None:
     query.topic.publish(names("a", 5))
     running = query.start()
@@ -280,6 +283,7 @@ def test_h16_the_subscription_follows_the_commits_over_a_ledger_border(query: Qu
         running.stop()
 
 
+@pytest.mark.long
 def test_what_was_read_may_be_trimmed_and_the_query_goes_on(query: Query) -> None:
     query.topic.publish(names("a", 5), "unbatched")
     query.run()
@@ -326,6 +330,7 @@ def test_wrong_options_and_missing_topics_are_one_readable_line(query: Query) ->
     assert "does not exist" in refused(lambda: query.run(topic=query.topic.name + "-missing"))
 
 
+@pytest.mark.long
 def test_a_pattern_finds_topics_that_are_made_while_running(query: Query) -> None:
     folder, _, local = query.topic.name.rpartition("/")
     query.options["topicsPattern"] = f"{folder}/{local}.*"

@@ -173,6 +173,7 @@ def older_table(world: SilverWorld) -> None:
     silver.create_tables(world.spark, world.tables)
 
 
+@pytest.mark.long
 def test_h18_columns_are_added_once_whatever_is_cut_and_edited_and_fail_loses_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_suite_that_great_expectations_refuses_is_named() -> None:
         check_suite(suite)
 
 
+@pytest.mark.long
 def test_verdicts_on_what_was_judged_land_in_their_table(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.of(StreamingSettings(root=str(tmp_path)))
     bronze.create_tables(spark, tables)

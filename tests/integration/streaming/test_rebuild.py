@@ -80,6 +80,7 @@ def test_h19_a_span_is_judged_anew_once_and_no_command_comes_of_it_or_of_a_repla
     assert by_the_query == {"a-1": True, "a-2": False, "a-3": False, "b-2": True, "b-3": True}
 
 
+@pytest.mark.long
 def test_rows_that_the_query_adds_meanwhile_are_neither_lost_nor_doubled(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_replay_asks_busy_queries_for_a_pause_as_others_do(world: World) -> No
     assert hold.text() == ""
 
 
+@pytest.mark.long
 def test_rebuild_forget_and_replay_exclude_each_other_and_name_who_runs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

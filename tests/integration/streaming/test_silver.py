@@ -134,6 +134,7 @@ def test_h17_rows_are_split_typed_and_deduplicated_however_late(world: World) ->
     assert "UTF-8" in held[5]["reason"]
 
 
+@pytest.mark.long
 def test_h17_without_a_path_of_its_own_a_decoder_takes_id_and_time_from_the_topic_rule(world: World) -> None:
     """A preset's place in the payload, a user property with a capture beside it, and a rule that says nothing."""
     own = (
