@@ -210,7 +210,8 @@ class BrokerConnection:
             if listener is not None:
                 listener.failed(WireError("Moved", "the broker gave the topic up"), closed=True)
         elif kind == Kind.PING:
-            self.write(PONG)
+            if not self._out:  # else the broker does not read, and what waits is a sign of life as well
+                self.write(PONG)
         elif kind == Kind.AUTH_CHALLENGE:
             self.write(self._credentials())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 import google_crc32c
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.pulsar_wire import commands
+from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.batches import encode, head_of
 from bridge.pulsar_wire.commands import Answer, Frames, Kind, Redirect, WireError
+from bridge.pulsar_wire.connection import BrokerConnection
 from bridge.pulsar_wire.protobuf import fields, number, text
 
 
@@ -159,3 +162,23 @@ def test_a_message_that_was_cut_tells_the_fields_before_the_cut(
         left -= len(parts[complete])
         complete += 1
     assert list(fields(whole[:cut])) == list(fields(whole))[:complete]
+
+
+def test_h39_a_broker_that_reads_nothing_gets_no_answer_to_what_it_goes_on_to_ask() -> None:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    accepted = Accepted(ours, "broker", 1 << 20, lambda: commands.auth_response("", b""))
+    connection = BrokerConnection(accepted)
+    with theirs:
+        theirs.settimeout(60)
+        theirs.sendall(commands.PING * 100_000)
+        found = theirs.recv(1 << 20)
+        assert connection.ended is None
+        theirs.shutdown(socket.SHUT_WR)
+        while data := theirs.recv(1 << 20):
+            found += data
+    connection.close()
+    pongs = Frames().feed(found)
+    assert {pong.kind for pong in pongs} == {Kind.PONG}
+    assert len(pongs) < 10_000

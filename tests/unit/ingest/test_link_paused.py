@@ -123,6 +123,29 @@ def test_h3_pings_arrive_although_the_kernel_has_no_room_for_what_the_broker_sen
         assert not handler.lost
 
 
+def test_h39_a_broker_that_reads_no_answer_is_read_no_further_and_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on with messages and PINGRESP."""
+    monkeypatch.setattr(buffered_socket, "_OUT_LIMIT", 100_000)
+    packets = publish("3.1.1", b"t/d", b"", 1) + b"\xd0\0"
+    answered = 0
+    with connected(keep_alive_s=2) as (link, handler, peer):
+
+        def lost() -> bool:
+            nonlocal answered
+            peer.send(packets, 100)
+            link.turn(0.001)
+            # A thousand for each message, so that the kernel's buffers are full soon.
+            link.acknowledge([1] * 1000 * (handler.count - answered), link.epoch)
+            answered = handler.count
+            return bool(handler.lost)
+
+        poll_for(lost, 60, "the end of the connection", every=0.0)
+        assert "PINGREQ" in handler.lost[0].why
+        assert handler.count < peer.sent
+
+
 def test_h3_what_is_read_for_a_link_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel would say for ever that it has no room."""
     came = iter(range(1_000_000))
