@@ -132,7 +132,7 @@ class StreamingSettings(Section):
     )
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
     driver_memory: str = Field(
-        "1g",
+        "2g",
         pattern=r"^[1-9][0-9]*[kmgKMG]$",
         description="Heap of the Spark driver of ``pulsebridge stream``.",
     )

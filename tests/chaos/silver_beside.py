@@ -99,7 +99,7 @@ class SilverBeside:
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         poll_for(
-            lambda: self._rows("silver") or self.interruptions(), 180, "the first rows in silver", every=1
+            lambda: self.rows("silver") or self.interruptions(), 180, "the first rows in silver", every=1
         )
         assert not self.interruptions(), self.interruptions()
 
@@ -120,8 +120,8 @@ class SilverBeside:
         def judged() -> bool:
             broken = self.interruptions()
             assert not broken, broken
-            rows = self._rows("bronze")
-            return rows >= self._stored() and self._rows("silver") + self._rows("quarantine") >= rows
+            rows = self.rows("bronze")
+            return rows >= self._stored() and self.rows("silver") + self.rows("quarantine") >= rows
 
         poll_for(judged, 300, "every message in silver or in quarantine", every=2)
         found = Counter(v for v in self._column("silver", "reading_id") if v in wanted)
@@ -132,7 +132,7 @@ class SilverBeside:
 
     def text(self) -> str:
         """Return how many rows the tables have."""
-        return ", ".join(f"{name} {self._rows(name)}" for name in ("bronze", "silver", "quarantine"))
+        return ", ".join(f"{name} {self.rows(name)}" for name in ("bronze", "silver", "quarantine"))
 
     def end(self) -> None:
         """End it, whatever it does."""
@@ -152,7 +152,8 @@ class SilverBeside:
                 for n in range(self._pulsar.partitions)
             )
 
-    def _rows(self, table: str) -> int:
+    def rows(self, table: str) -> int:
+        """Return how many rows a table has, 0 before it is made."""
         found = self._table(table)
         return 0 if found is None else int(found.to_pyarrow_dataset().count_rows())
 
