@@ -42,6 +42,7 @@ def source(spark: SparkSession, settings: Settings, topics: list[str]) -> DataFr
         # A topic is made with its first reading, which may come long after the job's start.
         "waitingForNonExistedTopic": "true",
         "maxRowsPerTrigger": str(settings.streaming.max_rows_per_trigger),
+        "maxBytesPerTrigger": str(settings.streaming.max_bytes_per_trigger),
         "columns": ",".join(c.name for c in BRONZE_COLUMNS[:-1]),
     }
     return spark.readStream.format("pulsebridge").options(**options).load()

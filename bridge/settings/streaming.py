@@ -61,6 +61,11 @@ class StreamingSettings(Section):
     max_rows_per_trigger: int = Field(
         20_000, ge=1, description="Readings that one micro-batch of bronze takes at most."
     )
+    max_bytes_per_trigger: int = Field(
+        64 * 1024 * 1024,
+        ge=1,
+        description="Bytes, as Pulsar stores them, that one micro-batch of bronze takes at most; one entry at least.",
+    )
     clock_skew_s: float = Field(
         600.0,
         gt=0,
