@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+import pyspark
 import pytest
 
 from bridge.contract import COMMAND_COLUMNS
@@ -102,6 +106,46 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(
     # state outlived the restarts: back above the limit and below again
     world.arrive(reading(9, "a", 6, 69), reading(8, "a", 5, 75))
     assert [c["command_id"] for c in world.judge()] == [command_id("glucose-low", "a", "a-6")]
+
+
+@contextmanager
+def callers() -> Iterator[set[int]]:
+    """Connect to each port on which the JVMs of this process listen, again and again, and say what a browser says; yields those ports."""
+    done, ports = threading.Event(), set[int]()
+
+    def call() -> None:
+        jvms = [one for one in psutil.Process().children() if "SparkSubmit" in " ".join(one.cmdline())]
+        while not done.wait(0.002):
+            for port in {
+                c.laddr.port for jvm in jvms for c in jvm.net_connections("tcp") if c.status == "LISTEN"
+            }:
+                ports.add(port)
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as sock:
+                    sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield ports
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.skipif(pyspark.__version__ < "4.1", reason="this Spark's Python workers need ports")
+def test_h40_who_connects_to_the_ports_of_the_driver_stops_no_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Any page may. A port of the state that the first one to connect gets would leave the query waiting without end."""
+    world = World(spark, tmp_path, conf_path("rules.yaml"))
+    world.arrive(reading(1, "a", 1, 90), reading(2, "a", 2, 60), reading(3, "b", 1, 60))
+    with callers() as ports:
+        found = world.judge()
+    assert ports
+    assert {c["command_id"] for c in found} >= {
+        command_id("glucose-low", "a", "a-2"),
+        command_id("glucose-low", "b", "b-1"),
+    }
 
 
 @pytest.mark.long
