@@ -134,6 +134,11 @@ class BufferedSocket:
         """Whether more waits to be sent than memory should hold."""
         return len(self._out) > _OUT_LIMIT
 
+    @property
+    def stuck(self) -> bool:
+        """Whether far more waits than publishes leave there, which stop at ``full``: the other side does not read."""
+        return len(self._out) > 4 * _OUT_LIMIT
+
     def taken(self, at: int) -> None:
         """Note that everything before ``at`` is consumed."""
         self.at = at

@@ -180,8 +180,8 @@ class Link(LoopThread):
 
     @property
     def _holding(self) -> bool:
-        full = self._sock is not None and self._sock.full  # a broker that reads no answers is not read
-        return self.connected and (self.paused or full)  # CONNACK is read in any case
+        stuck = self._sock is not None and self._sock.stuck  # a broker that reads no answers is not read
+        return self.connected and (self.paused or stuck)  # CONNACK is read in any case
 
     def _read(self, arrived: bool) -> None:
         sock = self._sock
@@ -329,7 +329,7 @@ class Link(LoopThread):
         if self._sock.failure is not None and self._holding:
             self._drop(f"the connection broke: {self._sock.failure}")
             return
-        self.keepalive.judged(now, caught_up=not self.paused and (self._sock.full or self._sock.drained))
+        self.keepalive.judged(now, caught_up=not self.paused and (self._sock.stuck or self._sock.drained))
         if self.keepalive.dead(now):
             self._drop(f"no answer to PINGREQ within the keep-alive of {self.keepalive.interval_s:g} s")
         elif self.keepalive.ping_due(now):
