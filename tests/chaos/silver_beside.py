@@ -127,8 +127,8 @@ class SilverBeside:
         found = Counter(v for v in self._column("silver", "reading_id") if v in wanted)
         missing = wanted - found.keys()
         twice = [name for name, count in found.items() if count > 1]
-        told = [f"{len(missing)} readings are not in silver: {sorted(missing)[:5]}"] * bool(missing)
-        return told + [f"{len(twice)} readings are twice in silver: {twice[:5]}"] * bool(twice)
+        problems = [f"{len(missing)} readings are not in silver: {sorted(missing)[:5]}"] * bool(missing)
+        return problems + [f"{len(twice)} readings are twice in silver: {twice[:5]}"] * bool(twice)
 
     def text(self) -> str:
         """Return how many rows the tables have."""
