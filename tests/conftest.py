@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup() -> None:
     """Skip what has not begun when the time is up (seconds since 1970), where there is a limit."""
-    if time.time() > float(os.environ.get("PULSEBRIDGE_TEST_UNTIL", "inf")):
-        pytest.skip("PULSEBRIDGE_TEST_UNTIL has passed")
+    if time.time() > float(os.environ.get("TESTS_UNTIL", "inf")):
+        pytest.skip("TESTS_UNTIL has passed")
 
 
 @pytest.hookimpl(optionalhook=True)
