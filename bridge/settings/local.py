@@ -49,8 +49,9 @@ class LocalSettings(Section):
     mqtt_heap_mb: int = Field(
         0,
         ge=0,
-        description="Heap of the Artemis, in MB; 0: by the machine's memory, at most 512. It keeps each MQTT topic that "
-        "was ever used: 512 MB are too few for 100,000 of them, 2,048 suffice.",
+        description="Heap of the Artemis, in MB; 0: by the machine's memory, at most 512. A topic "
+        "takes 12 KB while somebody subscribes to it or messages wait: 512 MB are too few for 100,000 devices, 2,048 "
+        "suffice.",
     )
     max_disk_usage: float = Field(
         0.98, gt=0, lt=1, description="Share of the disk in use above which the servers are not started."

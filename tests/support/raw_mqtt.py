@@ -69,14 +69,21 @@ class RawMqtt:
             if digit < 128:
                 return head[0], self._file.read(length)
 
-    def subscribe(self, topic: str) -> None:
+    def subscribe(self, topic: str) -> list[bytes]:
+        """Subscribe at QoS 1, and return the PUBLISHes that came before SUBACK, which MQTT 3.1.1 allows (3.8.4)."""
         self._socket.sendall(packet(0x82, b"\0\1" + text(topic) + b"\1"))
-        kind, body = self.read()
-        assert (kind, body[-1]) == (0x90, 1), (kind, body)
+        before = []
+        while True:
+            kind, body = self.read()
+            if kind == 0x90:
+                assert body[-1] == 1, body
+                return before
+            assert kind & 0xF0 == 0x30, (kind, body)
+            before.append(body)
 
-    def publish(self, topic: str, payload: bytes, mid: int) -> None:
+    def publish(self, topic: str, payload: bytes, mid: int, *, retain: bool = False) -> None:
         """Publish at QoS 1 and wait for the PUBACK."""
-        self._socket.sendall(packet(0x32, text(topic) + struct.pack("!H", mid) + payload))
+        self._socket.sendall(packet(0x32 | retain, text(topic) + struct.pack("!H", mid) + payload))
         kind, body = self.read()
         assert (kind, body) == (0x40, struct.pack("!H", mid)), (kind, body)
 

@@ -65,6 +65,36 @@ def test_namespaces_are_fresh_and_provisioned(stack: LocalStack, namespaces: Pul
     assert retention["retentionTimeInMinutes"] == namespaces.retention_minutes
 
 
+@pytest.mark.long
+def test_topics_that_devices_invent_do_not_end_the_mqtt_broker(stack: LocalStack) -> None:
+    """20,000 of 12 KB each do not fit its heap. What waits for who is away, and what is retained, is there all the same."""
+    topics = 20_000
+    servers = {"pulsar_url": stack.pulsar_url, "admin_url": stack.admin_url, "mqtt_heap_mb": 192}
+    with new_stack(**servers) as running, ExitStack() as closing:
+
+        def client(client_id: str, *, clean: bool) -> RawMqtt:
+            return closing.enter_context(
+                RawMqtt(running.mqtt_host, running.mqtt_port, client_id, clean=clean, timeout=patient(60))
+            )
+
+        device, ingest = client("device", clean=True), client("ingest", clean=True)
+        ingest.subscribe("devices/#")
+        with client("away", clean=False) as away:
+            away.subscribe("devices/+/kept")
+        device.publish("devices/retained", b"retained", 1, retain=True)
+        assert ingest.receive() == b"retained"
+        begun = time.monotonic()
+        for n in range(topics):
+            device.publish(f"devices/{n}" + "/kept" * (n < 100), b"%d" % n, n + 1)
+            assert ingest.receive() == b"%d" % n
+            time.sleep(max(0.0, begun + n / 300 - time.monotonic()))
+        back = client("away", clean=False)
+        assert back.session_present
+        assert [back.receive() for _ in range(100)] == [b"%d" % n for n in range(100)]
+        late = client("late", clean=True)
+        assert (late.subscribe("devices/+") or [late.receive()])[0].endswith(b"retained")
+
+
 def test_devices_that_connect_and_subscribe_all_at_once_do_not_stop_the_mqtt_broker(
     stack: LocalStack,
 ) -> None:
