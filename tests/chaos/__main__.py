@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from bridge.killpoints import INGEST_KILL_POINTS
 from bridge.local.stack import LocalStack
@@ -45,6 +47,8 @@ def main() -> int:
     parser.add_argument("--old", type=float, default=0.0, help="of push: share of devices with MQTT 3.1.1")
     parser.add_argument("--away", type=float, default=20.0, help="of push: how long devices are away, in s")
     args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where the shell had SIGINT ignored, as with nohup
+        signal.signal(number, _end)
     seed = random.randrange(2**32) if args.seed is None else args.seed
     mode = f"--hostile --mqtt {args.mqtt} " if args.hostile else "--push " if args.push else ""
     _say(f"seed {seed}: repeat with ARGS='{mode}--seed {seed}'")
@@ -154,6 +158,11 @@ def _account(one: World, fleet: Fleet) -> int:
     found = one.account(fleet)
     _say(f"{fleet.total} acknowledged, kills {one.kills}; {found.text()}")
     return 1 if found.missing or found.disordered or found.unexplained else 0
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """End what was started: each with block does."""
+    sys.exit(128 + number)
 
 
 def _say(line: str) -> None:
