@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -46,6 +47,12 @@ class Entries:
 
     def close(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a read takes decides whether a new reader is cheaper, and says here how busy the machine is."""
+    monkeypatch.setattr("bridge.push.position_reader.time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 @pytest.fixture
