@@ -37,7 +37,7 @@ _BROKER_XML = """<?xml version="1.0" encoding="UTF-8"?>
     <!-- A publish waits in the journal's buffer at most this long (ns). -->
     <journal-buffer-timeout>{buffer_timeout}</journal-buffer-timeout>
     <disk-scan-period>5000</disk-scan-period>
-    <!-- How often topics that nobody needs are looked for (below), in ms: half a second of a core with 100,000 topics. -->
+    <!-- How often unused topics are searched for (below), in ms: half a second of a core with 100,000 topics. -->
     <address-queue-scan-period>10000</address-queue-scan-period>
     <!-- With MQTT a thread of this pool waits until the journal has a session's state, and another one of the pool must
          tell it so: with the default, 30, as many devices that connect at once stop the broker for good (AMQ850000). -->

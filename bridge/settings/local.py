@@ -50,7 +50,7 @@ class LocalSettings(Section):
         0,
         ge=0,
         description="Heap of the Artemis, in MB; 0: by the machine's memory, at most 512. A topic "
-        "takes 12 KB while somebody subscribes to it or messages wait: 512 MB are too few for 100,000 devices, 2,048 "
+        "takes 12 KB while a client subscribes to it or messages wait: 512 MB are too few for 100,000 devices, 2,048 "
         "suffice.",
     )
     max_disk_usage: float = Field(

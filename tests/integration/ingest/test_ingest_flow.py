@@ -211,7 +211,9 @@ def test_h8_a_thousand_commands_do_not_come_back_as_readings(
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     filters = (f"{root}/#", f"{root}-commands/#")
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), filters=filters, allow_loopback=True)
+    settings = ingest_settings(
+        mqtt, namespaces, rules=(rule_for(root),), filters=filters, allow_loopback=True
+    )
     origin = PublishProperties(user=((contract.ORIGIN_PROPERTY, contract.ORIGIN_PUSH),))
     with running_ingest(settings), device(mqtt, "dev") as dev:
         for number in range(500):
