@@ -2,7 +2,7 @@
 
 With MQTT 5 a command carries the answer topic of its partition, ``<answer topic>/0/3``, as Response Topic and its
 position with its tag, ``0.3.7.1.-1.<tag>``, as correlation data, which the device gives back (MQTT 5, 4.10). The topics
-are few: a broker such as Artemis keeps each one that was ever used. A device that cannot read properties gets the
+are few: each one takes memory of a broker such as Artemis. A device that cannot read properties gets the
 position as levels of the command's own topic (``position_in: topic``): ``<command topic>/0/3/7/1/-1/<tag>``, and
 ``…/repeat`` behind it where the command may have come before; it answers on the answer topic with those six levels. A
 level ``failed`` behind them, or the user property ``failed`` of ``1``, says that the device could not do what it was

@@ -69,14 +69,19 @@ class RawMqtt:
             if digit < 128:
                 return head[0], self._file.read(length)
 
-    def subscribe(self, topic: str) -> list[bytes]:
+    def subscribe(self, topic: str) -> None:
+        """Subscribe at QoS 1; nothing comes before SUBACK."""
+        before = self.subscribe_to_retained(topic)
+        assert not before, before
+
+    def subscribe_to_retained(self, topic: str) -> list[bytes]:
         """Subscribe at QoS 1, and return the PUBLISHes that came before SUBACK, which MQTT 3.1.1 allows (3.8.4)."""
         self._socket.sendall(packet(0x82, b"\0\1" + text(topic) + b"\1"))
         before = []
         while True:
             kind, body = self.read()
             if kind == 0x90:
-                assert body[-1] == 1, body
+                assert body[-1] == 1, (kind, body)
                 return before
             assert kind & 0xF0 == 0x30, (kind, body)
             before.append(body)

@@ -92,7 +92,7 @@ def test_topics_that_devices_invent_do_not_end_the_mqtt_broker(stack: LocalStack
         assert back.session_present
         assert [back.receive() for _ in range(100)] == [b"%d" % n for n in range(100)]
         late = client("late", clean=True)
-        assert (late.subscribe("devices/+") or [late.receive()])[0].endswith(b"retained")
+        assert (late.subscribe_to_retained("devices/+") or [late.receive()])[0].endswith(b"retained")
 
 
 def test_devices_that_connect_and_subscribe_all_at_once_do_not_stop_the_mqtt_broker(
