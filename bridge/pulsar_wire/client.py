@@ -8,7 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
 
-from bridge.errors import DeniedError, TransientError
+from bridge.errors import DeniedError, FencedError, TransientError
 from bridge.pulsar_dial import addresses, credentials, open_connection, with_grant
 from bridge.pulsar_errors import as_our_error
 from bridge.pulsar_wire import commands
@@ -85,7 +85,9 @@ class Brokers(Generic[L]):
             else:
                 found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
             if isinstance(found, WireError):
-                raise as_our_error(found, doing)
+                error = as_our_error(found, doing)
+                # Who holds a topic is told to who asks for it: to a lookup that is no answer.
+                raise TransientError(error.what) if isinstance(error, FencedError) else error
             ((host, port),) = addresses(found.url)
             if found.proxied and (host, port) not in addresses(self._settings.service_url):
                 connection = self._service(proxy_to=f"{host}:{port}")

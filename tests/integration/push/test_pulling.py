@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from bridge.local.stack import LocalStack
 from bridge.provisioning_plan import PARKED_HOLD, rest_path
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import PulsarClient, message_id
+from bridge.push import position_reader
 from bridge.push.actions import Copy
 from bridge.push.cursor import NOWHERE
 from bridge.push.position_reader import PositionReader
@@ -21,6 +21,7 @@ from bridge.push.pulling import Puller
 from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
 from bridge.topic_end import end_of, ledgers_of
+from tests.support.clock import set_clock
 from tests.support.command_writer import write_many
 from tests.support.push import command, provision, push_settings, read_topic, write_commands
 from tests.support.stack import mqtt_settings
@@ -32,8 +33,8 @@ pytestmark = pytest.mark.stack
 def test_devices_that_wake_together_share_a_reader_and_get_their_own(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whether to read on or to begin anew depends on what both cost lately; without a clock it is to read on.
-    monkeypatch.setattr("bridge.push.position_reader.time", SimpleNamespace(monotonic=lambda: 0.0))
+    # Whether to read on or to make a new reader depends on what both cost lately; while the clock stands still it reads on.
+    set_clock(monkeypatch, position_reader)
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
     write_many(settings, (command(settings, f"d{n // 10}", n % 10) for n in range(1000)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,8 +12,10 @@ from hypothesis import strategies as st
 
 from bridge.commands import CommandPosition
 from bridge.pulsar_client import MessageId, PulsarClient
+from bridge.push import position_reader
 from bridge.push.actions import Pull
 from bridge.push.pulling import Pulled, Puller, wanted_by
+from tests.support.clock import set_clock
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
 
@@ -52,7 +53,7 @@ class Entries:
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a read takes decides whether a new reader is cheaper, and says here how busy the machine is."""
-    monkeypatch.setattr("bridge.push.position_reader.time", SimpleNamespace(monotonic=lambda: 0.0))
+    set_clock(monkeypatch, position_reader)
 
 
 @pytest.fixture
