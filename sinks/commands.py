@@ -22,7 +22,7 @@ from sinks.option_names import COMMANDS
 from sinks.options import SinkOptions, read_options
 from sinks.rows import check_schema, meant_for, message_of, read_rows
 from sinks.writer import writer_of_this_process
-from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending
+from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending, prepare
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,19 +44,20 @@ class CommandsSink(DataSource):
 
         Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
         """
-        return BatchWriter(appending("commands", overwrite, lambda: self._task(schema)))
+        return BatchWriter(appending("commands", overwrite, lambda: self._task(schema, stream=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
 
         Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
         """
-        return StreamWriter(appending("commands", overwrite, lambda: self._task(schema)))
+        return StreamWriter(appending("commands", overwrite, lambda: self._task(schema, stream=True)))
 
-    def _task(self, schema: StructType) -> Task:
+    def _task(self, schema: StructType, *, stream: bool) -> Task:
         options = read_options(self.options)
         check_schema((field.name, field.dataType.simpleString()) for field in schema.fields)
-        _prepare(options, groups="group" in schema.fieldNames())
+        groups = "group" in schema.fieldNames()
+        prepare(("commands", options, groups), lambda: _prepare(options, groups=groups), stream=stream)
         return _CommandsTask(options)
 
 

@@ -19,7 +19,7 @@ from sinks.group_rows import check_schema, read_rows
 from sinks.option_names import GROUPS
 from sinks.options import SinkOptions, read_group_options
 from sinks.writer import writer_of_this_process
-from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending
+from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending, prepare
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,27 +41,32 @@ class GroupsSink(DataSource):
 
         Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
         """
-        return BatchWriter(appending("groups", overwrite, lambda: self._task(schema)))
+        return BatchWriter(appending("groups", overwrite, lambda: self._task(schema, stream=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
 
         Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
         """
-        return StreamWriter(appending("groups", overwrite, lambda: self._task(schema)))
+        return StreamWriter(appending("groups", overwrite, lambda: self._task(schema, stream=True)))
 
-    def _task(self, schema: StructType) -> Task:
+    def _task(self, schema: StructType, *, stream: bool) -> Task:
         options = read_group_options(self.options)
         check_schema((field.name, field.dataType.simpleString()) for field in schema.fields)
-        with PulsarAdmin(options.pulsar) as admin:
-            if not groups_ready(admin):
-                if not options.provision:
-                    raise ContractError(
-                        f"{options.topic} and the topics beside it are not all there",
-                        remedy="start `pulsebridge push` once, or set the option provision to true",
-                    )
-                provision_commands(admin)
+        prepare(("groups", options), lambda: _prepare(options), stream=stream)
         return _GroupsTask(options)
+
+
+def _prepare(options: SinkOptions) -> None:
+    with PulsarAdmin(options.pulsar) as admin:
+        if groups_ready(admin):
+            return
+        if not options.provision:
+            raise ContractError(
+                f"{options.topic} and the topics beside it are not all there",
+                remedy="start `pulsebridge push` once, or set the option provision to true",
+            )
+        provision_commands(admin)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sinks.option_names import TOPICS
 from sinks.options import SinkOptions, read_topic_options
 from sinks.topic_rows import Plan, check_schema, read_rows
 from sinks.writer import writer_of_this_process
-from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending
+from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending, prepare
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,16 +44,16 @@ class TopicSink(DataSource):
 
         Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
         """
-        return BatchWriter(appending("a Pulsar topic", overwrite, lambda: self._task(schema)))
+        return BatchWriter(appending("a Pulsar topic", overwrite, lambda: self._task(schema, stream=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
 
         Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
         """
-        return StreamWriter(appending("a Pulsar topic", overwrite, lambda: self._task(schema)))
+        return StreamWriter(appending("a Pulsar topic", overwrite, lambda: self._task(schema, stream=True)))
 
-    def _task(self, schema: StructType) -> Task:
+    def _task(self, schema: StructType, *, stream: bool) -> Task:
         options = read_topic_options(self.options)
         pulsar = options.pulsar
         plan = Plan(
@@ -64,7 +64,7 @@ class TopicSink(DataSource):
             options.max_name_bytes,
         )
         check_schema(((field.name, field.dataType.simpleString()) for field in schema.fields), plan)
-        _prepare(options)
+        prepare(("topics", options), lambda: _prepare(options), stream=stream)
         return _TopicsTask(options, plan)
 
 

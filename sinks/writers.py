@@ -6,14 +6,16 @@ to do at a commit, since a task has succeeded only when all it wrote is confirme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from bridge.errors import ContractError
+from bridge.spark_worker import spare_collections
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -26,9 +28,12 @@ except ImportError:  # Spark 4.0 gives Arrow to whatever is a DataSourceArrowWri
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchWriter", "StreamWriter", "Task", "Written", "appending"]
+__all__ = ["BatchWriter", "StreamWriter", "Task", "Written", "appending", "prepare"]
 
 log = structlog.get_logger("sink")
+_LATELY_S: Final = 30.0
+_prepared: dict[Hashable, float] = {}
+"""What was prepared in this process for a stream, and when, seconds of the monotonic clock."""
 
 
 @dataclass
@@ -58,7 +63,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Triggered once per task, on an executor. What it raises fails the task, which Spark retries."""
-        return self._task.write(iterator)
+        return _write(self._task, iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
         """Triggered on the driver when all tasks succeeded. Says how many rows were bad."""
@@ -69,11 +74,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the tasks of each micro-batch."""
 
     def __init__(self, task: Task) -> None:
+        spare_collections()  # Spark makes one for each micro-batch, in two processes that it keeps
         self._task = task
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Triggered once per task, on an executor. What it raises fails the task, which Spark retries."""
-        return self._task.write(iterator)
+        return _write(self._task, iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Triggered on the driver when all tasks of a micro-batch succeeded. Says how many rows were bad."""
@@ -91,6 +97,25 @@ def appending(name: str, overwrite: bool, make: Callable[[], Task]) -> Task:
             remedy="use .mode('append'), for a stream .outputMode('append') or 'update'",
         )
     return make()
+
+
+def prepare(what: Hashable, act: Callable[[], None], *, stream: bool) -> None:
+    """Prepare a write by ``act``, which asks Pulsar's admin; for a stream once in half a minute.
+
+    Spark makes a stream's writer twice for each micro-batch, in a process that it keeps. A topic that goes away
+    meanwhile is met by the tasks.
+    """
+    now = time.monotonic()
+    if stream and now - _prepared.get(what, -_LATELY_S) < _LATELY_S:
+        return
+    act()
+    _prepared[what] = now
+
+
+def _write(task: Task, iterator: Iterator[pa.RecordBatch]) -> Written:
+    found = task.write(iterator)
+    spare_collections()
+    return found
 
 
 def _say(task: Task, messages: Sequence[Any]) -> None:
