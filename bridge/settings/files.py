@@ -1,12 +1,18 @@
-"""Where the files of ``conf/`` are: in a checkout, or inside an installed wheel."""
+"""Where settings stand: the files of ``conf/``, in a checkout or inside an installed wheel; the user's file and variables."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from bridge.errors import ConfigError
 
-__all__ = ["conf_path"]
+__all__ = ["DEFAULT_FILE", "PREFIX", "conf_path"]
+
+PREFIX: Final = "PULSEBRIDGE_"
+"""Of environment variables."""
+DEFAULT_FILE: Final = Path("pulsebridge.yaml")
+"""Read from the working directory when neither ``--config`` nor the variable names a file."""
 
 
 def conf_path(name: str) -> Path:

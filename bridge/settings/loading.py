@@ -31,7 +31,7 @@ from bridge.settings.fields import (
     takes_text,
     wants_words,
 )
-from bridge.settings.files import conf_path
+from bridge.settings.files import DEFAULT_FILE, PREFIX, conf_path
 from bridge.settings.secret_file import SecretFile
 from bridge.sharding import shard_problems
 
@@ -46,7 +46,6 @@ __all__ = [
     "load_with_origins",
 ]
 
-PREFIX: Final = "PULSEBRIDGE_"
 CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
 """Names the YAML file when no ``--config`` is given."""
 OTHER_VARIABLES: Final = frozenset(
@@ -58,6 +57,7 @@ OTHER_VARIABLES: Final = frozenset(
         "PULSEBRIDGE_BENCH_OUTAGE_S",
         "PULSEBRIDGE_BENCH_PARKED",
         "PULSEBRIDGE_BENCH_PEER",
+        "PULSEBRIDGE_BENCH_PEERS",
         "PULSEBRIDGE_BENCH_PUSH_S",
         "PULSEBRIDGE_CLUSTERS",
         "PULSEBRIDGE_IVY_SETTINGS",
@@ -73,8 +73,6 @@ OTHER_VARIABLES: Final = frozenset(
     }
 )
 """Variables with our prefix that are no settings: of the local stack's downloads, of tests, of benchmarks."""
-DEFAULT_FILE: Final = Path("pulsebridge.yaml")
-"""Read from the working directory when neither ``--config`` nor the variable names a file."""
 
 # Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")

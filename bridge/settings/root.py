@@ -1,0 +1,142 @@
+"""Every setting of Pulsebridge in one typed model, a section for each tier.
+
+``Settings()`` holds the defaults alone; ``bridge.settings.loading`` adds file, environment and flags.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES, name_problem
+from bridge.settings.base import Section
+from bridge.settings.http import HttpSettings
+from bridge.settings.ingest import IngestSettings
+from bridge.settings.links import mqtt_of, same_session
+from bridge.settings.local import LocalSettings
+from bridge.settings.log import LogSettings
+from bridge.settings.metrics import MetricsSettings
+from bridge.settings.mqtt import MqttSettings
+from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.push import PushSettings
+from bridge.settings.streaming import StreamingSettings
+from bridge.topic_patterns import Star, meet
+from bridge.topic_templates import Filter
+
+__all__ = ["Settings"]
+
+
+class Settings(Section):
+    """All settings. Environment: ``PULSEBRIDGE_`` and the path with ``__`` (``PULSEBRIDGE_MQTT__HOST``)."""
+
+    messaging_protocols: tuple[str, ...] = Field(
+        ("mqtt",), description="Protocol handlers that ingest runs, by name; also as text with commas."
+    )
+    max_name_bytes: int = Field(
+        DEFAULT_MAX_NAME_BYTES,
+        ge=16,
+        le=MAX_NAME_BYTES,
+        description="Longest name of a device, key, group, client or metric, in bytes of UTF-8; a message with a longer "
+        "one goes to the dead letters, a reading with a longer metric to quarantine.",
+    )
+    mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
+    pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
+    ingest: IngestSettings = Field(default_factory=IngestSettings, description="MQTT into Pulsar.")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="HTTP into Pulsar.")
+    push: PushSettings = Field(
+        default_factory=PushSettings, description="Commands from Pulsar to the devices."
+    )
+    streaming: StreamingSettings = Field(default_factory=StreamingSettings, description="The Spark jobs.")
+    local: LocalSettings = Field(default_factory=LocalSettings, description="The local servers.")
+    metrics: MetricsSettings = Field(
+        default_factory=MetricsSettings, description="Prometheus metrics and health."
+    )
+    log: LogSettings = Field(default_factory=LogSettings, description="The log on stdout.")
+
+    @field_validator("messaging_protocols", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(p.strip() for p in value.split(",") if p.strip()) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Settings:
+        if not self.messaging_protocols:
+            raise ValueError("messaging_protocols names no protocol: ingest would do nothing")
+        if len(set(self.messaging_protocols)) < len(self.messaging_protocols):
+            raise ValueError("messaging_protocols names a protocol twice")
+        links = list(self.links().items())
+        if len(links) < len(self.ingest.links):
+            raise ValueError("ingest.links: two links have the same name")
+        for number, (name, mqtt) in enumerate(links):
+            for other, other_mqtt in links[:number]:
+                if same_session(mqtt, other_mqtt):
+                    raise ValueError(
+                        f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same broker, "
+                        "so each would take the other's session: give one another client_id"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _named(self) -> Settings:
+        names = [("push.client_id", self.push.client_id)]
+        for link, mqtt in self.links().items():
+            names += [(f"{link}: client_id", mqtt.client_id)]
+            names += [(f"{link}: former_client_ids", former) for former in mqtt.former_client_ids]
+        for group in self.push.groups:
+            names += [(f"push.groups: {group.name[:40]}", name) for name in (group.name, *group.devices)]
+        found = [(where, name_problem(name, self.max_name_bytes)) for where, name in names]
+        problems = [f"{where} {why}" for where, why in found if why is not None]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _answerable(self) -> Settings:
+        if (
+            self.push.confirm == "device"
+            and self.push.position_in == "properties"
+            and self.mqtt.protocol != "5"
+        ):
+            raise ValueError(
+                f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, where a command carries no response "
+                "topic: set mqtt.protocol: 5, or push.position_in: topic"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _heard_in_time(self) -> Settings:
+        silence_s, every_s = self.push.silence_s, self.ingest.presence_every_s
+        if 0 < silence_s < 2 * every_s:
+            raise ValueError(
+                f"push.silence_s {silence_s:g}: a device that publishes all the time is noted every {every_s:g} s "
+                "(ingest.presence_every_s) and would count as absent in between: set at least twice that"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _resumable(self) -> Settings:
+        asks = self.ingest.resume_topic
+        if asks is None:
+            return self
+        filters = Filter.parse(asks).patterns
+        for name in ("resumed_topic", "answer_topic"):
+            topic = getattr(self.push, name)
+            if any(meet(one, (f"{topic}/", Star.REST)) for one in filters):
+                raise ValueError(
+                    f"ingest.resume_topic {asks!r} matches topics below push.{name} {topic!r}, so one would be taken for the "
+                    "other: name topics of their own"
+                )
+        return self
+
+    def links(self) -> dict[str, MqttSettings]:
+        """Return the MQTT links of ingest by name, with complete settings: those listed, else ``mqtt`` alone."""
+        if not self.ingest.links:
+            return {"mqtt": self.mqtt}
+        found: dict[str, MqttSettings] = {}
+        for link in self.ingest.links:
+            try:
+                found[link.name] = mqtt_of(link, self.mqtt)
+            except ValidationError as e:
+                raise ValueError(
+                    f"ingest.links: {link.name}: {e.errors()[0]['msg'].removeprefix('Value error, ')}"
+                ) from e
+        return found
