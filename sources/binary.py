@@ -25,7 +25,6 @@ from sources.planning import Ledger, PartitionView
 __all__ = ["BinaryTopics", "LedgerEnd", "ledger_end"]
 
 _WAIT_MS: Final = 10_000
-_USUAL_BYTES: Final = 1024
 _CHUNKS_BACK: Final = 64
 """How far before the end of a ledger a message may begin that ends it: chunks are sent one right after the other."""
 
@@ -99,10 +98,10 @@ class BinaryTopics:
         while last is not None and last.ledger >= ledgers[-1].id:
             open_one = ledgers[-1]
             if last.ledger == open_one.id:
-                ledgers[-1] = _grown(open_one, max(open_one.entries, last.entry + 1))
+                ledgers[-1] = open_one.grown(max(open_one.entries, last.entry + 1))
                 break
             end = self._end(partition, open_one)
-            ledgers[-1] = _grown(open_one, end.entries)
+            ledgers[-1] = open_one.grown(end.entries)
             ledgers.append(Ledger(last.ledger if end.following is None else end.following, 0))
         return PartitionView(partition, tuple(ledgers))
 
@@ -159,9 +158,3 @@ class BinaryTopics:
                 return Position(found.ledger_id(), found.entry_id())
         finally:
             reader.close()
-
-
-def _grown(ledger: Ledger, entries: int) -> Ledger:
-    """Return the ledger with more entries, of the size that its entries had, or one that is usual."""
-    each = ledger.size / ledger.entries if ledger.size and ledger.entries else _USUAL_BYTES
-    return Ledger(ledger.id, entries, int(each * entries))

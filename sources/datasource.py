@@ -166,7 +166,7 @@ class PulsebridgeReader(DataSourceReader):
         from sources.batch import batch_tasks
 
         say(self._options.notes, lacking_in_batch(spark_features(), self._options))
-        return partitions.ranges(batch_tasks(self._options, self._narrowed), self._options)
+        return partitions.ranges(batch_tasks(self._options, self._narrowed))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Called by Spark in a Python worker, for each task."""

@@ -283,7 +283,11 @@ class Opener:
             length = body[cut + 1]
             rest = cut + 2
             if length > 127:
-                length, rest = read_varint(body, cut + 1)
+                more = body[rest]
+                if more < 128:  # a payload of at most 16 KB
+                    length, rest = length & 127 | more << 7, rest + 1
+                else:
+                    length, rest = read_varint(body, cut + 1)
             tail = _PLAIN
             if rest < end:
                 said = body[rest:end]

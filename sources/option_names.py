@@ -34,6 +34,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "subscriptionWaitMs": "How long to wait for a subscription that another consumer holds, in ms (default 15000).",
     "minPartitions": "Least number of tasks; entry ranges are split to reach it.",
     "maxBytesPerPartition": "Most bytes of one task; a longer range is split by entries.",
+    "hotTailBytes": "Streaming: most bytes of the newest messages that the driver keeps in memory; a batch that lies there starts no Python worker (default 16777216; 0: none). Not used with minPartitions.",
     "readIdleTimeout": "How long a task waits for the next entry before it asks what became of it, in ms (default 60000).",
     "columns": "The columns to build, separated by commas; default all.",
     "decode": "none (default: value holds the raw bytes); value: value is decoded by the topic's Pulsar schema; fields: likewise, and the fields of a record are columns of their own, as StreamNative's connector gives them.",

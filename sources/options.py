@@ -55,6 +55,8 @@ class SourceOptions:
     wait_for_topics: bool = False
     min_partitions: int | None = None
     max_bytes_per_partition: int | None = None
+    hot_tail_bytes: int = 16 * 1024 * 1024
+    """Most bytes of the newest entries in the planner's memory, 0 for none."""
     read_idle_timeout_ms: int = 60_000
     decode: str = "none"
     """``none``, ``value`` or ``fields``."""
@@ -98,6 +100,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         problems.append("minRowsPerTrigger is above maxRowsPerTrigger")
     wait_ms = reader.integer("subscriptionWaitMs", least=0)
     idle_ms = reader.integer("readIdleTimeout", least=100)
+    tail = reader.integer("hotTailBytes", least=0)
     slack_ms = reader.integer("publishTimeSlackMs", least=-1)
     found: dict[str, Any] = {
         "min_partitions": reader.integer("minPartitions", least=1),
@@ -105,6 +108,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         "fail_on_data_loss": reader.flag("failOnDataLoss", True),
         "wait_for_topics": reader.flag("waitingForNonExistedTopic", False),
         "subscription_wait_s": 15.0 if wait_ms is None else wait_ms / 1000,
+        "hot_tail_bytes": 16 * 1024 * 1024 if tail is None else tail,
         "read_idle_timeout_ms": 60_000 if idle_ms is None else idle_ms,
         "slack_ms": _DAY_MS if slack_ms is None else None if slack_ms < 0 else slack_ms,
         "null_undecodable": reader.choice("decodeErrors", ("fail", "null")) == "null",

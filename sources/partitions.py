@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
+from bridge.spark_worker import spare_collections
+
 if TYPE_CHECKING:
-    from sources.options import SourceOptions
     from sources.reading import ReadTask
 
-__all__ = ["Range", "ranges", "read"]
+__all__ = ["Ranges", "ranges", "read"]
 
 
-class Range(InputPartition):
-    """One task's part of a batch."""
+class Ranges(InputPartition):
+    """What one of Spark's tasks reads, one range after the other; often one."""
 
-    def __init__(self, task: ReadTask) -> None:
+    def __init__(self, tasks: Sequence[ReadTask]) -> None:
         super().__init__(None)
-        self.task = task
+        self.tasks = tuple(tasks)
 
 
-def ranges(tasks: Sequence[ReadTask], options: SourceOptions) -> Sequence[InputPartition]:
-    """Return the tasks as Spark takes them; it wants one at least, which may have nothing to read."""
-    return [Range(task) for task in tasks] or [Range(_nothing(options))]
+def ranges(tasks: Sequence[ReadTask], *, together: bool = False) -> Sequence[InputPartition]:
+    """Return the tasks as Spark takes them: each by itself, or all in one.
+
+    Spark wants one at least, which may have nothing to read.
+    """
+    if together or not tasks:
+        return [Ranges(tasks)]
+    return [Ranges((task,)) for task in tasks]
 
 
 def read(partition: InputPartition) -> Iterator[Any]:
-    """Read one task in a Python worker; gives Arrow record batches."""
+    """Read in a Python worker; gives Arrow record batches."""
     from sources.reading import read_range
 
-    assert isinstance(partition, Range)
-    return read_range(partition.task)
-
-
-def _nothing(options: SourceOptions) -> ReadTask:
-    from sources.reading import ReadTask
-
-    return ReadTask(
-        options.pulsar, "", "", (), options.columns, options.read_idle_timeout_ms, options.fail_on_data_loss
-    )
+    assert isinstance(partition, Ranges)
+    for task in partition.tasks:
+        yield from read_range(task)
+    spare_collections()

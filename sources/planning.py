@@ -8,7 +8,8 @@ and a ledger goes as a whole when it is trimmed; on that the arithmetic rests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from bridge.contract import Position
 from bridge.errors import DataLossError
@@ -25,6 +26,9 @@ __all__ = [
     "split",
 ]
 
+_USUAL_BYTES: Final = 1024
+"""Of an entry, where no size is known."""
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -33,6 +37,11 @@ class Ledger:
     id: int
     entries: int
     size: int = 0
+
+    def grown(self, entries: int) -> Ledger:
+        """Return the ledger with more entries, of the size that its entries had, or one that is usual."""
+        each = self.size / self.entries if self.size and self.entries else _USUAL_BYTES
+        return Ledger(self.id, entries, int(each * entries))
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,21 @@ class PartitionView:
         if self.readable is None:
             return end
         return min(end, Position(self.readable.ledger, self.readable.entry + 1))
+
+    def grown_to(self, end: Position) -> PartitionView | None:
+        """Return the view with the entries before ``end``, which were read and may be newer than the snapshot.
+
+        None where the last one lies in a ledger that the snapshot does not know.
+        """
+        if not self.ledgers or end.ledger > self.ledgers[-1].id:
+            return None
+        *before, last = self.ledgers
+        if end.ledger == last.id and end.entry > last.entries:
+            last = last.grown(end.entry)
+        readable = self.readable
+        if readable is not None:
+            readable = max(readable, Position(end.ledger, end.entry - 1))
+        return replace(self, ledgers=(*before, last), readable=readable)
 
     def segments(self, start: Position, end: Position | None = None) -> tuple[Segment, ...]:
         """Return the existing entries from ``start`` up to, not including, ``end`` (default: all that can be read)."""

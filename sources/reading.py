@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from bridge.contract import Position
 from bridge.errors import ContractError, DataLossError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar_wire.client import WireReaders
-from bridge.pulsar_wire.reader import EntryReader, RawEntry
+from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
 from sources.chunks import part_of
 from sources.columns import arrow_schema, record_batch
@@ -34,7 +34,7 @@ from sources.value_types import TopicSchema
 if TYPE_CHECKING:
     from bridge.pulsar_admin import PulsarAdmin
 
-__all__ = ["ReadTask", "read_range"]
+__all__ = ["ReadTask", "read_kept", "read_range"]
 
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 32 * 1024 * 1024
@@ -98,6 +98,14 @@ def read_range(task: ReadTask) -> Iterator[Any]:
         yield from _Range(task).batches()
 
 
+def read_kept(task: ReadTask, entries: Iterable[Opened]) -> list[Any]:
+    """Return the same record batches as ``read_range``, of entries that are at hand.
+
+    ``entries`` are all of the task's, in order, none of them a chunk. Raises what ``read_range`` raises.
+    """
+    return list(_Kept(task, entries).batches())
+
+
 class _Range:
     """The state of one read."""
 
@@ -142,7 +150,7 @@ class _Range:
         if reader is not None:
             reader.close()
 
-    def _receive(self, timeout_ms: int) -> RawEntry | None:
+    def _receive(self, timeout_ms: int) -> Opened | None:
         """Return the next entry, None when nothing comes within the time.
 
         A lost connection, or a topic that went to another broker, is met by reading on from where it ended, for as
@@ -152,7 +160,8 @@ class _Range:
             try:
                 if self.reader is None:
                     self.reader = self._reader(next(self.proof.pending()))
-                return self.reader.receive(timeout_ms / 1000)
+                found = self.reader.receive(timeout_ms / 1000)
+                break
             except TransientError:
                 self._leave()
                 now = time.monotonic()
@@ -161,6 +170,7 @@ class _Range:
                 if now - self.trouble[1] >= self.task.idle_timeout_ms / 1000:
                     raise
                 time.sleep(_RETRY_S)
+        return None if found is None else open_entry(found, self.task.partition)
 
     def _step(self) -> None:
         """Take the next entry, or settle what did not come."""
@@ -173,14 +183,13 @@ class _Range:
             return
         counts = self.proof.saw(found.ledger, found.entry)
         self._settle()
-        opened = open_entry(found, self.task.partition)
         self.left -= counts
         if self.reader is not None:
             rows = self.opener.rows
-            per_entry = len(rows) / len(rows.entries) if rows.entries else opened.size
-            self.reader.took(opened.size, int(self.left * max(1.0, per_entry)))
+            per_entry = len(rows) / len(rows.entries) if rows.entries else found.size
+            self.reader.took(found.size, int(self.left * max(1.0, per_entry)))
         if counts:
-            self._take(opened)
+            self._take(found)
 
     def _take(self, opened: Opened) -> None:
         if opened.marker:
@@ -327,3 +336,14 @@ class _Range:
                 entries=len(self.lost),
                 first=list(self.lost[0]),
             )
+
+
+class _Kept(_Range):
+    """A read of entries that are at hand."""
+
+    def __init__(self, task: ReadTask, entries: Iterable[Opened]) -> None:
+        super().__init__(task)
+        self._entries = iter(entries)
+
+    def _receive(self, timeout_ms: int) -> Opened | None:
+        return next(self._entries, None)

@@ -8,29 +8,32 @@ broker is away for a while gets no new data and goes on when it is back.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from bridge.contract import Position, base_topic
-from bridge.errors import ConfigError, TerminalError, TransientError
+from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.logs import configure as configure_logs
 from bridge.pulsar_client import PulsarClient
+from bridge.settings.files import DEFAULT_FILE, PREFIX
 from bridge.settings.log import LogSettings
 from sources.binary import BinaryTopics
 from sources.chunks import ChunkGuard
 from sources.fallback import FallbackCatalog
 from sources.hold import Hold, HoldRecord
+from sources.hot_tail import HotTail
 from sources.lag import BEHIND, Lag, as_json
 from sources.offsets import Offset
 from sources.options import SourceOptions
 from sources.planning import Limits, PartitionView, in_force, loss_error, losses, plan
 from sources.policies import expiry_error
 from sources.quota import QuotaWatch
-from sources.reading import ReadTask
+from sources.reading import ReadTask, read_kept
 from sources.starting import resolve
 from sources.tasks import read_tasks
 
@@ -42,6 +45,8 @@ _log = structlog.get_logger("source")
 _RETRY_S: Final = 30.0
 _ROWS_S: Final = 10.0
 """How long the rows per entry of a partition are believed."""
+_LOOK_S: Final = 1.0
+"""How often Pulsar's admin is asked for partitions and ledgers while the hot tail tells what is new."""
 _NEW_PARTITION: Final = "new partition: earliest"
 
 
@@ -60,7 +65,11 @@ class StreamPlanner:
         self._hold = Hold(
             options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s
         )
+        self._tail = HotTail(options.pulsar, options.hot_tail_bytes) if options.hot_tail_bytes else None
         self._views: dict[str, PartitionView] = {}
+        self._partitions: dict[str, str] = {}
+        self._looked_at = -math.inf
+        """When the admin was asked for both, seconds of the monotonic clock."""
         self._ceiling: dict[str, Position] | None = None
         self._initial: Offset | None = None
         self._last: Offset | None = None
@@ -80,6 +89,8 @@ class StreamPlanner:
 
     def close(self) -> None:
         """Give everything free; the subscription stays and goes on holding."""
+        if self._tail is not None:
+            self._tail.close()
         self._hold.close()
         self._client.close()
         self._catalog.close()
@@ -96,8 +107,8 @@ class StreamPlanner:
 
     def note_ceiling(self) -> None:
         """Note the present end: Trigger.AvailableNow reads no further."""
-        views = _patiently(lambda: self._catalog.snapshot(self._catalog.partitions()))
-        self._ceiling = {name: view.end for name, view in views.items()}
+        _patiently(lambda: self._ask(()))
+        self._ceiling = {name: view.end for name, view in self._views.items()}
 
     def latest_offset(self, start: Offset, limits: Limits) -> Offset:
         """Return where the next trigger ends: ``start`` itself when there is nothing new."""
@@ -143,8 +154,23 @@ class StreamPlanner:
         if not _covers(self._views, end.positions):
             self._views = _patiently(lambda: self._catalog.snapshot(end.positions))
             self._refuse_loss(start.positions)
-        begins = {name: start.positions.get(name) or self._found(name).start for name in end.positions}
-        return read_tasks(self._options, self._views, begins, end.positions)
+        return read_tasks(self._options, self._views, self._begins(start, end), end.positions)
+
+    def rows_at_hand(self, start: Offset, end: Offset, tasks: Sequence[ReadTask]) -> list[list[Any]] | None:
+        """Return the Arrow record batches that each task would read; None where they have to."""
+        if self._tail is None or self._options.min_partitions is not None:
+            return None
+        kept = self._tail.take(self._begins(start, end), end.positions, tasks)
+        if kept is None:
+            return None
+        try:
+            return [read_kept(task, entries) for task, entries in zip(tasks, kept, strict=True)]
+        except PulsebridgeError as e:  # the tasks meet it as well, and Spark tries them again
+            _log.debug("the rows in the hot tail cannot be given, the tasks read them", error=str(e))
+            return None
+
+    def _begins(self, start: Offset, end: Offset) -> dict[str, Position]:
+        return {name: start.positions.get(name) or self._found(name).start for name in end.positions}
 
     def commit(self, end: Offset) -> None:
         """Let Pulsar trim what lies before ``end``; the checkpoint has it."""
@@ -152,6 +178,8 @@ class StreamPlanner:
             if not _covers(self._views, end.positions):
                 self._views = self._catalog.snapshot(end.positions)
             self._hold.commit(self._views, self._chunks.safe(self._views, end.positions))
+            if self._tail is not None:
+                self._tail.forget(end.positions)
         except TransientError as e:
             _log.warning(
                 "the commit did not reach Pulsar, the next one will, and more is kept until then; check Pulsar if it repeats",
@@ -161,8 +189,11 @@ class StreamPlanner:
     # --- the first offset, and going on from a checkpoint ---
 
     def _first_offset(self) -> Offset:
-        partitions = self._catalog.partitions()
-        views = self._views = self._catalog.snapshot(partitions)
+        if time.monotonic() - self._looked_at >= _LOOK_S:
+            self._ask(())
+        # A try after one that failed sees what that one has made.
+        looked_at, self._looked_at = self._looked_at, -math.inf
+        partitions, views = self._partitions, self._views
         if self._catalog.off:
             raise TransientError(
                 "a new query needs Pulsar's admin: it alone tells whether the subscription belongs to another "
@@ -183,6 +214,7 @@ class StreamPlanner:
             starts[partition] = self._begin(partition, views[partition], partition in existing)
             reach("source_in_first_offset")
         self._hold.attach(partitions)
+        self._looked_at = looked_at
         return Offset(self._catalog.cluster(), starts, marks)
 
     def _begin(self, partition: str, view: PartitionView, existing: bool) -> Position:
@@ -263,14 +295,8 @@ class StreamPlanner:
     # --- a trigger ---
 
     def _plan(self, start: Offset, limits: Limits) -> Offset:
-        partitions = self._catalog.partitions()
-        views = self._catalog.snapshot({**partitions, **start.positions})
-        self._views = views
-        self._refuse_made_anew(start)
-        self._refuse_loss(start.positions)
-        if not self._catalog.off:
-            self._hold.check(views)
-            self._quota.look(views, partitions)
+        self._look(start)
+        partitions, views = self._partitions, self._views
         begins = dict(start.positions)
         for name in partitions:
             if name in begins or name not in views or self._catalog.off:
@@ -285,6 +311,35 @@ class StreamPlanner:
             self._catalog.incarnations(topics - start.incarnations.keys(), mark=True)
         )
         return self._planned
+
+    def _look(self, start: Offset) -> None:
+        """See which partitions there are and what they hold, and that what the query needs is there."""
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            known = None
+            if self._ceiling is not None:  # nothing later is read
+                known = (
+                    self._views
+                    if self._views.keys() >= start.positions.keys() | self._ceiling.keys()
+                    else None
+                )
+            elif self._tail is not None:
+                known = self._tail.grown(self._views, start.positions)
+            if known is not None:
+                self._views = known
+                return
+        self._ask(start.positions)
+        self._refuse_made_anew(start)
+        self._refuse_loss(start.positions)
+        if not self._catalog.off:
+            self._hold.check(self._views)
+            self._quota.look(self._views, self._partitions)
+
+    def _ask(self, places: Mapping[str, Position] | tuple[()]) -> None:
+        """Ask Pulsar's admin which partitions there are, and for a view of each and of those in ``places``."""
+        at = time.monotonic()
+        self._partitions = self._catalog.partitions()
+        self._views = self._catalog.snapshot({**self._partitions, **dict(places)})
+        self._looked_at = at
 
     def _ends(
         self, views: Mapping[str, PartitionView], begins: Mapping[str, Position], limits: Limits
@@ -380,6 +435,9 @@ class StreamPlanner:
 
 def _log_settings() -> LogSettings:
     """Return what the driver's environment, or its pulsebridge.yaml, says of the log."""
+    # To load all settings takes a tenth of a second of each query's start.
+    if not DEFAULT_FILE.exists() and not any(name.startswith(PREFIX) for name in os.environ):
+        return LogSettings()
     from bridge.settings.loading import load
 
     try:

@@ -6,6 +6,7 @@ All but ``read`` is called in the planner process that Spark keeps for the query
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -14,6 +15,7 @@ from bridge.errors import PulsebridgeError
 from sources import partitions
 from sources.notes import say
 from sources.offsets import Offset
+from sources.prefetch import prefetching
 from sources.spark_features import lacking_in_stream, spark_features
 
 if TYPE_CHECKING:
@@ -29,9 +31,11 @@ class PulsebridgeStreamReader(DataSourceStreamReader):
     def __init__(self, options: SourceOptions | PulsebridgeError) -> None:
         self._checked = options
         self._planner: StreamPlanner | None = None
+        self._at_hand: list[list[Any]] | None = None
+        """The Arrow record batches of each task of the batch just planned, where none has to read them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_checked": self._checked, "_planner": None}
+        return {"_checked": self._checked, "_planner": None, "_at_hand": None}
 
     @property
     def _options(self) -> SourceOptions:
@@ -63,8 +67,21 @@ class PulsebridgeStreamReader(DataSourceStreamReader):
         """Called for each batch, again when it is replayed after a restart, and with the last offset twice when a
         query goes on from a checkpoint.
         """
-        tasks = self.planner.tasks(Offset.from_json(start), Offset.from_json(end))
-        return partitions.ranges(tasks, self._options)
+        begin, stop = Offset.from_json(start), Offset.from_json(end)
+        tasks = self.planner.tasks(begin, stop)
+        if prefetching() is not None:
+            self._at_hand = self.planner.rows_at_hand(begin, stop, tasks)
+        return partitions.ranges(tasks, together=self._at_hand is not None)
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:
+        """Called right after ``partitions`` where it has rows at hand; Spark takes them in place of a task's."""
+        rows, self._at_hand = self._at_hand, None
+        return chain.from_iterable(rows or ())
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What Spark sees with isinstance: a reader that hands rows over while there are some, else what this is."""
+        return type(self) if self._at_hand is None else prefetching() or type(self)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Called in a Python worker, for each task; uses nothing of this object."""

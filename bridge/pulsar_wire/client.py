@@ -15,7 +15,7 @@ from bridge.pulsar_wire import commands
 from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.commands import Answer, Redirect, WireError
 from bridge.pulsar_wire.connection import BrokerConnection
-from bridge.pulsar_wire.link import BrokerLink
+from bridge.pulsar_wire.link import BrokerLink, read_any
 from bridge.pulsar_wire.producer import BatchProducer, Identity
 from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
@@ -143,6 +143,10 @@ class Brokers(Generic[L]):
             )
         )
 
+    def connected(self) -> list[L]:
+        """Return the connections made so far; one that has ended may be among them."""
+        return list(self._connections.values())
+
     def close(self) -> None:
         """Close every connection."""
         self._closed = True
@@ -205,6 +209,12 @@ class WireReaders:
             return EntryReader(link, partition, ledger, entry, permits=permits, timeout_s=_left(until))
         except DeniedError as e:
             raise with_grant(e, self._settings, partition, "consume") from e
+
+    def read(self, timeout_s: float) -> None:
+        """Wait until something comes for one of the readers, up to ``timeout_s``, and keep it for ``at_hand``: a megabyte
+        from each connection at most.
+        """
+        read_any(self._brokers.connected(), timeout_s)
 
     def close(self) -> None:
         """Close every connection."""

@@ -11,12 +11,13 @@ import select
 import ssl
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
-__all__ = ["BrokerLink"]
+__all__ = ["BrokerLink", "read_any"]
 
 _READ_BYTES: Final = 1024 * 1024
 _KEEP_ALIVE_S: Final = 30.0
@@ -96,6 +97,22 @@ class BrokerLink:
         """Close the connection."""
         self._end("the connection was closed")
 
+    def at_hand_for(self, number: int) -> Answer | WireError | None:
+        """Return what was heard for a reader and not taken yet, without reading; at the end why there is no more."""
+        mine = self._waiting[number]
+        return mine.popleft() if mine else self._ended
+
+    def fileno(self) -> int:
+        """Return the socket to wait for, -1 when the connection has ended."""
+        return -1 if self._ended is not None else self._sock.fileno()
+
+    def read_once(self) -> None:
+        """Keep what has come for the readers, as much as one read gives. Asks a silent broker whether it is there."""
+        self._receive(0.0)
+        self._watch()
+        while self._heard:
+            self._keep(self._heard.popleft())
+
     def _keep(self, answer: Answer) -> None:
         if answer.kind in (Kind.MESSAGE, Kind.CLOSE_CONSUMER):
             waiting = self._waiting.get(answer.number(1))
@@ -153,3 +170,14 @@ class BrokerLink:
         if self._ended is None:
             self._ended = WireError("Disconnected", why)
             self._sock.close()
+
+
+def read_any(links: Sequence[BrokerLink], timeout_s: float) -> None:
+    """Wait until one of these connections has something to read, up to ``timeout_s``; then read once from each."""
+    poll = select.poll()
+    for link in links:
+        if link.fileno() >= 0:
+            poll.register(link, select.POLLIN)
+    poll.poll(timeout_s * 1000)
+    for link in links:
+        link.read_once()

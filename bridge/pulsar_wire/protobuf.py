@@ -53,20 +53,20 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a message, as far as it is whole; numbers as int, the rest as bytes."""
-    at = 0
-    while at < len(data):
+    at, end = 0, len(data)
+    while at < end:
         try:
-            key, at = read_varint(data, at)
+            key, at = (data[at], at + 1) if data[at] < 0x80 else read_varint(data, at)
             kind = key & 7
-            size = _FIXED.get(kind, 0)
+            size = _FIXED.get(kind, 0) if kind else 0
             if not size:
-                size, at = read_varint(data, at)
+                size, at = (data[at], at + 1) if data[at] < 0x80 else read_varint(data, at)
         except (IndexError, ValueError):  # cut in the midst of a number, or none
             return
         if kind == 0:
             yield key >> 3, size
             continue
-        if at + size > len(data):
+        if at + size > end:
             return
         yield key >> 3, data[at : at + size]
         at += size

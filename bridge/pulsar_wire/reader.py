@@ -53,7 +53,13 @@ class EntryReader:
 
         Raises TransientError when the connection was lost or the topic went to another broker.
         """
-        heard = self._link.heard_for(self._number, timeout_s)
+        return self._entry(self._link.heard_for(self._number, timeout_s))
+
+    def at_hand(self) -> RawEntry | None:
+        """Return the next entry of those that ``WireReaders.read`` kept, None when there is none. Raises as ``receive``."""
+        return self._entry(self._link.at_hand_for(self._number))
+
+    def _entry(self, heard: Answer | WireError | None) -> RawEntry | None:
         if heard is None:
             return None
         if isinstance(heard, WireError):

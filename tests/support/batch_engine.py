@@ -16,8 +16,8 @@ from typing import Any
 from bridge.killpoints import reach
 from sources.offsets import Offset
 from sources.options import parse
-from sources.reading import read_range
 from sources.stream import StreamPlanner
+from tests.support.planned import read_batch
 
 __all__ = ["ENGINE_KILL_POINTS", "rows_of", "run"]
 
@@ -72,8 +72,8 @@ def _batch(query: StreamPlanner, folder: Path, number: int, start: Offset | None
     end = Offset.from_json(body)
     begin = query.initial_offset() if start is None else start  # Spark asks again where batch 0 begins
     rows = []
-    for task in query.tasks(begin, end):
-        for batch in read_range(task):
+    for task, read in read_batch(query, begin, end):
+        for batch in read:
             for row in batch.to_pylist():
                 value = bytes(row["value"])
                 rows.append([task.partition, value[:20].decode(), len(value)])

@@ -41,6 +41,8 @@ class TestTopic:
         self.client = client
         self.name = settings.readings_topic(name or f"t{uuid.uuid4().hex[:8]}")
         self.count = partitions
+        self.usual: dict[str, str] = {}
+        """Options of each query."""
         self.create()
 
     def create(self) -> None:
@@ -126,7 +128,8 @@ class TestTopic:
 
     def options(self, **more: str) -> dict[str, str]:
         s = self.settings
-        return {"service.url": s.service_url, "admin.url": s.admin_url, "topic": self.name, **more}
+        connection = {"service.url": s.service_url, "admin.url": s.admin_url}
+        return {**connection, "topic": self.name, **self.usual, **more}
 
 
 @contextmanager

@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bridge.killpoints import SOURCE_KILL_POINTS
-from bridge.settings.pulsar import PulsarSettings
 from tests.support import batch_engine
 from tests.support.batch_engine import ENGINE_KILL_POINTS, rows_of
-from tests.support.pulsar_topics import TestTopic, topic_of
+from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import patient
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
@@ -78,10 +76,9 @@ class World:
 
 
 @pytest.fixture
-def world(namespaces: PulsarSettings, tmp_path: Path) -> Iterator[World]:
-    with topic_of(namespaces, partitions=2) as topic:
-        topic.publish([b"before the query"] * 3)
-        yield World(topic, tmp_path)
+def world(topic: TestTopic, tmp_path: Path) -> World:
+    topic.publish([b"before the query"] * 3)
+    return World(topic, tmp_path)
 
 
 def test_killed_at_each_named_point_nothing_is_lost_or_repeated(world: World) -> None:

@@ -1,0 +1,255 @@
+"""The hot tail: the newest entries of a query's partitions, in the memory of its planner.
+
+A thread receives them while the query is busy with what came before, and takes their metadata apart. A batch that lies
+wholly in the tail needs no Python worker, no connection and no fetch, and the end of a partition is known without a
+question to Pulsar's admin. The tail is a copy for speed alone: what is wanted and is not in it, whatever the reason, is
+read by the tasks. It is bounded in bytes. When it is full, it is dropped: the query is behind, and costs nothing more
+until its batches fit in again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from bridge.contract import Position
+from bridge.errors import PulsebridgeError
+from bridge.pulsar_wire.client import WireReaders
+from bridge.pulsar_wire.reader import EntryReader
+from bridge.settings.pulsar import PulsarSettings
+from sources.entries import Opened, open_entry
+from sources.planning import PartitionView
+from sources.reading import ReadTask
+
+__all__ = ["HotTail"]
+
+_log = structlog.get_logger("source")
+_ENTRY_BYTES: Final = 1024
+"""What an entry takes in memory beside its payload, at most, once its metadata is taken apart."""
+_PERMITS: Final = 1000
+"""Messages that a broker may send of a partition before it is told that they were taken."""
+_GATHER_S: Final = 0.004
+"""Between two looks at the connections: messages that come one by one are taken together."""
+_LOOK_S: Final = 0.1
+_AGAIN_S: Final = 0.2
+_WAIT_S: Final = 2.0
+"""How long a batch waits for entries that are there and have not come."""
+_REST_S: Final = 10.0
+"""How long the tasks read alone after such a wait was in vain."""
+_MOST_ENTRIES: Final = 5_000
+"""Entries of a batch: more of them are taken apart sooner by several tasks."""
+
+
+@dataclass
+class _Followed:
+    """One partition: what is kept of it."""
+
+    begin: Position
+    """The first entry that is kept, or would be."""
+    end: Position
+    """The place after the last entry that came."""
+    entries: deque[Opened] = field(default_factory=deque)
+    again_at: float = 0.0
+    """When the next reader may be made, seconds of the monotonic clock."""
+    pause_s: float = _AGAIN_S
+    """Until the one after it, where nothing comes."""
+
+
+class HotTail:
+    """The tail of one query, of at most ``most_bytes``. Its methods are called by one thread; it has another."""
+
+    def __init__(self, pulsar: PulsarSettings, most_bytes: int) -> None:
+        self._pulsar = pulsar
+        self._most_bytes = most_bytes
+        self._changed = threading.Condition()
+        self._followed: dict[str, _Followed] = {}
+        self._size = 0
+        self._closed = False
+        self._rests_until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """End the thread and its connections."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(5.0)
+
+    def grown(
+        self, views: Mapping[str, PartitionView], needed: Iterable[str]
+    ) -> dict[str, PartitionView] | None:
+        """Return the views with all that came since.
+
+        None where one of ``needed`` is not followed, or where a partition has a new ledger: then Pulsar has to be asked.
+        """
+        found = dict(views)
+        with self._changed:
+            if not self._followed.keys() >= set(needed):
+                return None
+            for name, followed in self._followed.items():
+                if name in views:
+                    grown = views[name].grown_to(followed.end)
+                    if grown is None:
+                        return None
+                    found[name] = grown
+        return found
+
+    def take(
+        self, starts: Mapping[str, Position], ends: Mapping[str, Position], tasks: Sequence[ReadTask]
+    ) -> list[list[Opened]] | None:
+        """Return all entries of each task, None where the tasks have to read them.
+
+        ``starts`` and ``ends`` are those of the batch, of every partition: they are followed from now on. Waits for
+        what is on its way.
+        """
+        entries = sum(s.entries for task in tasks for s in task.segments)
+        size = sum(task.entry_bytes * s.entries for task in tasks for s in task.segments)
+        if (
+            entries > _MOST_ENTRIES
+            or size + _ENTRY_BYTES * entries > self._most_bytes // 2
+            or time.monotonic() < self._rests_until
+        ):
+            return None
+        with self._changed:
+            self._follow(starts)
+            wanted = {task.partition: ends[task.partition] for task in tasks}
+            came = self._changed.wait_for(lambda: self._reached(wanted), _WAIT_S)
+            found = [self._of(task) for task in tasks] if came else [None]
+            if not came:
+                self._rests_until = time.monotonic() + _REST_S
+                self._drop()
+        whole = [of for of in found if of is not None]
+        return whole if len(whole) == len(tasks) else None
+
+    def forget(self, ends: Mapping[str, Position]) -> None:
+        """Drop what lies before ``ends``: the query has committed it."""
+        with self._changed:
+            for name, end in ends.items():
+                followed = self._followed.get(name)
+                if followed is None or end < followed.begin:
+                    continue
+                kept = followed.entries
+                while kept and Position(kept[0].ledger, kept[0].entry) < end:
+                    self._size -= _size(kept.popleft())
+                followed.begin = end
+
+    def _follow(self, starts: Mapping[str, Position]) -> None:
+        for name, start in starts.items():
+            known = self._followed.get(name)
+            if known is None or start < known.begin:
+                if known is not None:
+                    self._size -= sum(map(_size, known.entries))
+                self._followed[name] = _Followed(start, start)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="pulsebridge-hot-tail", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _reached(self, ends: Mapping[str, Position]) -> bool:
+        """Whether all came up to ``ends``, or never will: the tail was dropped."""
+        return not self._followed or all(self._followed[name].end >= end for name, end in ends.items())
+
+    def _of(self, task: ReadTask) -> list[Opened] | None:
+        """Return the entries of a task, None where one is missing or is a part of a message."""
+        followed = self._followed.get(task.partition)
+        if followed is None:
+            return None
+        first, last = task.segments[0], task.segments[-1]
+        begin, end = Position(first.ledger, first.first), Position(last.ledger, last.stop)
+        found = [of for of in followed.entries if begin <= (of.ledger, of.entry) < end]
+        if len(found) != sum(s.entries for s in task.segments) or any(of.chunk is not None for of in found):
+            return None
+        return found
+
+    def _drop(self) -> None:
+        self._followed = {}
+        self._size = 0
+        self._changed.notify_all()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        readers = WireReaders(self._pulsar)
+        made: dict[str, tuple[_Followed, EntryReader]] = {}
+        try:
+            while True:
+                with self._changed:
+                    while not (self._followed or made or self._closed):
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                    followed = dict(self._followed)
+                self._keep_open(readers, followed, made)
+                readers.read(_LOOK_S)
+                for name, (of, reader) in list(made.items()):
+                    if not self._take_in(name, of, reader):
+                        del made[name]
+                        reader.close()
+                time.sleep(_GATHER_S)
+        finally:
+            readers.close()
+            with self._changed:
+                self._drop()
+
+    def _keep_open(
+        self,
+        readers: WireReaders,
+        followed: Mapping[str, _Followed],
+        made: dict[str, tuple[_Followed, EntryReader]],
+    ) -> None:
+        """Have a reader for each partition that is followed, and for no other."""
+        for name, (of, reader) in list(made.items()):
+            if followed.get(name) is not of:
+                del made[name]
+                reader.close()
+        for name, of in followed.items():
+            if name in made or time.monotonic() < of.again_at:
+                continue
+            of.again_at = time.monotonic() + of.pause_s
+            of.pause_s = min(2 * of.pause_s, _REST_S)
+            try:
+                reader = readers.reader(name, of.end.ledger, of.end.entry, permits=_PERMITS)
+            except PulsebridgeError as e:  # the tasks meet it as well, and say it
+                _log.debug("a partition cannot be followed", partition=name, error=str(e))
+                continue
+            made[name] = (of, reader)
+
+    def _take_in(self, name: str, of: _Followed, reader: EntryReader) -> bool:
+        """Keep what came for one partition. Returns False when its reader is of no more use."""
+        came: list[Opened] = []
+        try:
+            while (raw := reader.at_hand()) is not None:
+                if (raw.ledger, raw.entry) >= of.end:  # one made anew may begin with what is known
+                    opened = open_entry(raw, name)
+                    reader.took(opened.size, _PERMITS)
+                    came.append(opened)
+        except PulsebridgeError as e:
+            _log.debug("a reader of the hot tail ended", partition=name, error=str(e))
+            self._keep(name, of, came)
+            return False
+        self._keep(name, of, came)
+        return True
+
+    def _keep(self, name: str, of: _Followed, came: Sequence[Opened]) -> None:
+        with self._changed:
+            if not came or self._followed.get(name) is not of:
+                return
+            of.pause_s = _AGAIN_S
+            of.entries.extend(came)
+            of.end = Position(came[-1].ledger, came[-1].entry + 1)
+            self._size += sum(map(_size, came))
+            if self._size > self._most_bytes:
+                _log.debug("the hot tail is full and is dropped, the query is behind", bytes=self._size)
+                self._drop()
+            self._changed.notify_all()
+
+
+def _size(of: Opened) -> int:
+    return len(of.body) + _ENTRY_BYTES
