@@ -61,7 +61,9 @@ lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The client that fills the peer's topics is no part of the project: it is installed beside the locked packages.
 bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one group
+	@$(BIN)/python -c "import confluent_kafka" 2>/dev/null || $(BIN)/python -m pip install --quiet confluent-kafka || true
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push, ARGS=--hostile

@@ -28,12 +28,13 @@ from bridge.mqtt.types import Message
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import LocalSettings, MqttSettings, PulsarSettings
 from bridge.settings.loading import conf_path
+from tests.bench.loop_alone import measure_alone
 from tests.bench.processes import bench_folder, pulsebridge, running, with_logs_of
 from tests.bench.results import Figure, percentile
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import poll_for
 
-__all__ = ["config_of", "measure"]
+__all__ = ["Fleet", "config_of", "measure"]
 
 RATE = 200
 DEVICES = 20
@@ -48,16 +49,23 @@ HOP_S = 180.0
 
 
 def measure() -> tuple[list[Figure], list[str]]:
-    """Return ``loop.device_to_device.p50`` and ``.p99``, beside Spark's own Kafka micro-batch latencies."""
+    """Return ``loop.alone`` beside Spark's Kafka source and sink, and ``loop.device_to_device`` with all queries of the
+    demo beside it, at ``.p50`` and ``.p99``.
+    """
     with (
         bench_folder() as folder,
         LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
         with_logs_of(stack, folder),
-        ExitStack() as run,
     ):
         config = config_of(stack, folder)
+        alone, left_out = measure_alone(stack, Fleet, config)
+        return [*alone, *_loaded(stack, folder, config)], left_out
+
+
+def _loaded(stack: LocalStack, folder: Path, config: Path) -> list[Figure]:
+    with ExitStack() as run:
         way = _Way(stack, folder)
-        fleet = _Fleet(stack)
+        fleet = Fleet(stack)
         run.callback(fleet.close)
         for part in way.parts:
             command = pulsebridge(part, "--config", str(config), *way.metrics(part))
@@ -79,7 +87,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         Figure(
             "loop.device_to_device.p99", percentile(late, 0.99), "ms", "Spark's Kafka micro-batch alone", 401
         ),
-    ], []
+    ]
 
 
 def config_of(stack: LocalStack, folder: Path) -> Path:
@@ -184,7 +192,7 @@ class _Way:
         (self._folder / "batches.txt").write_text("\n".join(sorted(str(path) for path in states)))
 
 
-class _Fleet:
+class Fleet:
     """Devices that publish when a reading is due, whatever came back, and note when each command arrives."""
 
     def __init__(self, stack: LocalStack) -> None:

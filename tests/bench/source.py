@@ -7,102 +7,101 @@ batch (which makes the Python workers) are left out; planning, tasks and the han
 from __future__ import annotations
 
 import os
-import queue
 import re
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from bridge.contract import P_INGEST, P_TOPIC, encode_ingest, partition_name
+from bridge.contract import partition_name
+from bridge.errors import PulsebridgeError
 from bridge.local.preflight import find_java
+from bridge.local.spark_jars import delta_jars
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from bridge.pulsar_client import EARLIEST, PulsarClient
-from bridge.pulsar_wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings
-from tests.bench.processes import bench_folder
+from tests.bench.kafka import kafka_running, kafka_source_jars
+from tests.bench.processes import bench_folder, with_logs_of
 from tests.bench.results import Figure
-from tests.bench.source_latency import latency
+from tests.bench.source_peers import KafkaSide, OurSide, Side
+from tests.bench.source_stream import available_now, batches, latency
+from tests.bench.stock import stock_session
 from tests.support.spark import build_session, stop_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-__all__ = ["fill", "measure"]
+__all__ = ["measure"]
 
 MESSAGES = 2_000_000
 GROWTH = ((1, 100_000), (1, 1_000_000), (1, 5_000_000), (4, 1_000_000), (16, 1_000_000))
 """Partitions and backlog of the topics whose cost per row is compared, in µs beside that of the second."""
 SPLITS = 4
-BATCH = 840
 ROUNDS = 3
 GROWTH_ROUNDS = 5
-PAYLOAD = b'{"id":"device-000001","ts":"2026-01-01T00:00:00Z","glucose":112.0}' + b" " * 62
-PRUNED = "value binary, __key string, __publishTime timestamp"
+BESIDE_KAFKA_ALONE = "PULSEBRIDGE_BENCH_PEERS" in os.environ
+"""Environment variable: leave out what is not compared with Kafka's source."""
 
 
 def measure() -> tuple[list[Figure], list[str]]:
-    """Return ``source.all`` and ``source.pruned`` beside a bare reader, what a row costs as topics grow, the latency."""
+    """Return ``source.all`` and ``source.pruned`` beside a bare reader, what a row costs as topics grow, and streams and
+    batches beside Spark's Kafka source.
+    """
+    left_out: list[str] = []
     with (
         LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
         bench_folder() as folder,
+        with_logs_of(stack, folder),
     ):
         settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
         with PulsarAdmin(settings) as admin:
             admin.provision_namespaces()
-        topic = fill(settings, "bench-source", 1, MESSAGES)
-        figures = [
-            Figure("source.pulsar_perf", _pulsar_perf(stack, topic), "1/s"),
-        ]
-        spark = build_session(folder, {"spark.eventLog.enabled": "false"})
+        side = OurSide(settings)
+        figures = [] if BESIDE_KAFKA_ALONE else _alone(stack, side, folder)
+        with ExitStack() as peers:
+            sides: list[Side] = [side]
+            jars: list[Path] = []
+            try:
+                jars = kafka_source_jars()
+                sides.append(KafkaSide(peers.enter_context(kafka_running(folder))))
+            except (PulsebridgeError, ImportError) as e:
+                left_out.append(f"Spark's Kafka source beside ours: {e}")
+            figures += _beside_kafka(sides, jars, folder)
+    return figures, left_out
+
+
+def _alone(stack: LocalStack, side: OurSide, folder: Path) -> list[Figure]:
+    topic = side.fill(1, MESSAGES)
+    figures = [Figure("source.pulsar_perf", _pulsar_perf(stack, topic), "1/s")]
+    spark = build_session(folder, {"spark.eventLog.enabled": "false"})
+    try:
+        one = _Reads(spark, side)
+        one.rate(topic, 100_000, "all")  # makes the workers, and compiles
+        return figures + _beside_a_bare_reader(one, topic) + _growth(one)
+    finally:
+        stop_session(spark)
+
+
+def _beside_kafka(sides: list[Side], jars: list[Path], folder: Path) -> list[Figure]:
+    figures = []
+    for settings in ("ours", "stock"):
+        place = folder / settings
+        place.mkdir()
+        if settings == "ours":
+            all_jars = ",".join(map(str, [*delta_jars(), *jars]))
+            spark = build_session(place, {"spark.eventLog.enabled": "false", "spark.jars": all_jars})
+        else:
+            spark = stock_session(place, jars)
         try:
-            one = _Reads(spark, settings)
-            one.rate(topic, 100_000, None)  # makes the workers, and compiles
-            figures += _beside_a_bare_reader(one, topic)
-            figures += _growth(one)
-            figures += latency(spark, settings, folder)
+            figures += latency(spark, sides, place, settings)
+            if settings == "stock":
+                figures += available_now(spark, sides, place)
+                figures += batches(spark, sides)
         finally:
             stop_session(spark)
-    return figures, []
-
-
-class _Message(NamedTuple):
-    payload: bytes
-    head: bytes
-    event_ms: int
-
-
-def fill(settings: PulsarSettings, name: str, partitions: int, count: int) -> str:
-    """Store readings of a hundred devices in batches of 840. Returns the topic."""
-    topic = settings.readings_topic(name)
-    with PulsarAdmin(settings) as admin:
-        admin.create_partitioned(topic, partitions)
-    messages = [
-        _Message(PAYLOAD, head_of(f"device-{n:06}", _properties(n)), 1_767_225_600_000) for n in range(100)
-    ]
-    batch = [messages[n % 100] for n in range(BATCH)]
-    answers: queue.Queue[Any] = queue.Queue()
-    with PulsarClient(settings) as client:
-        producers = [client.batch_producer(partition_name(topic, n)) for n in range(partitions)]
-        waiting = 0
-        for number, first in enumerate(range(0, count, BATCH)):
-            producers[number % partitions].send(batch[: min(BATCH, count - first)], answers.put)
-            waiting += 1
-            if waiting > 50:
-                assert answers.get(timeout=60) is None
-                waiting -= 1
-        for _ in range(waiting):
-            assert answers.get(timeout=60) is None
-    return topic
-
-
-def _properties(number: int) -> dict[str, str]:
-    device = f"device-{number:06}"
-    return {
-        P_TOPIC: f"wearables/{device}/glucose",
-        P_INGEST: encode_ingest(link="pulsebridge", protocol="5", rule="bench", device=device),
-    }
+    return figures
 
 
 def _bare(settings: PulsarSettings, topic: str) -> float:
@@ -119,26 +118,14 @@ def _bare(settings: PulsarSettings, topic: str) -> float:
 
 
 class _Reads:
-    def __init__(self, spark: SparkSession, settings: PulsarSettings) -> None:
+    def __init__(self, spark: SparkSession, side: OurSide) -> None:
         self.spark = spark
-        self.settings = settings
+        self.side = side
 
-    def frame(self, topic: str, schema: str | None, **options: str) -> DataFrame:
-        """Return the topic's messages, over all cores however few its partitions are."""
-        reader = (
-            self.spark.read.format("pulsebridge")
-            .option("service.url", self.settings.service_url)
-            .option("admin.url", self.settings.admin_url)
-            .option("topic", topic)
-            .option("minPartitions", str(SPLITS))
-            .options(**options)
-        )
-        return (reader if schema is None else reader.schema(schema)).load()
-
-    def rate(self, topic: str, count: int, schema: str | None) -> float:
-        """Return rows per second of one read to nowhere."""
+    def rate(self, topic: str, count: int, columns: str) -> float:
+        """Return rows per second of one read to nowhere, over all cores however few the topic's partitions are."""
         started = time.monotonic()
-        self.frame(topic, schema).write.format("noop").mode("overwrite").save()
+        self.side.batch(self.spark, topic, columns, SPLITS).write.format("noop").mode("overwrite").save()
         return count / (time.monotonic() - started)
 
 
@@ -146,9 +133,9 @@ def _beside_a_bare_reader(one: _Reads, topic: str) -> list[Figure]:
     """Read in turn, so that a noisy moment of the machine meets all of them; the middle of three counts."""
     rates: dict[str, list[float]] = {"bare": [], "all": [], "pruned": []}
     for _ in range(ROUNDS):
-        rates["bare"].append(_bare(one.settings, topic))
-        rates["pruned"].append(one.rate(topic, MESSAGES, PRUNED))
-        rates["all"].append(one.rate(topic, MESSAGES, None))
+        rates["bare"].append(_bare(one.side.settings, topic))
+        rates["pruned"].append(one.rate(topic, MESSAGES, "pruned"))
+        rates["all"].append(one.rate(topic, MESSAGES, "all"))
         print("  " + ", ".join(f"{name} {found[-1]:,.0f}/s" for name, found in rates.items()), flush=True)
     middle = {name: sorted(found)[len(found) // 2] for name, found in rates.items()}
     beside = ("a bare reader, one process", middle["bare"])
@@ -163,15 +150,15 @@ def _growth(one: _Reads) -> list[Figure]:
 
     The topics are read in turn, so that a noisy moment meets all of them; the middle one of each counts.
     """
-    topics = {size: fill(one.settings, f"bench-{size[0]}-{size[1]}", *size) for size in GROWTH}
+    topics = {size: one.side.fill(*size) for size in GROWTH}
     found: dict[tuple[int, int], list[float]] = {size: [] for size in GROWTH}
     for _ in range(GROWTH_ROUNDS):
         for size, topic in topics.items():
-            found[size].append(1e6 / one.rate(topic, size[1], PRUNED))
+            found[size].append(1e6 / one.rate(topic, size[1], "pruned"))
         print(
             "  " + ", ".join(f"{p} × {n:,}: {each[-1]:.2f} µs" for (p, n), each in found.items()), flush=True
         )
-    with PulsarAdmin(one.settings) as admin:
+    with PulsarAdmin(one.side.settings) as admin:
         for topic in topics.values():
             admin.request("DELETE", f"/{rest_path(topic)}/partitions?force=true")
     micros = {size: sorted(each)[len(each) // 2] for size, each in found.items()}

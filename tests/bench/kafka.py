@@ -1,0 +1,177 @@
+"""The peer: a Kafka broker of one node, and the jars of Spark's own Kafka source. Both come by their coordinates."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.local.distributions import default_cache_dir, locked
+from bridge.local.ivy import Artifact, find_ivy_jar, resolve
+from bridge.local.ports import free_ports, is_free
+from bridge.local.preflight import find_java
+from tests.bench.processes import running
+
+__all__ = ["KafkaBroker", "kafka_running", "kafka_source_jars"]
+
+_KAFKA: Final = (
+    Artifact("org.apache.kafka", "kafka_2.13", "4.3.1", transitive=True),
+    Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3", transitive=True),
+    Artifact("org.apache.logging.log4j", "log4j-core", "2.24.3", transitive=True),
+)
+_LOGGING: Final = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="WARN"><Appenders><Console name="C"/></Appenders>
+<Loggers><Root level="WARN"><AppenderRef ref="C"/></Root></Loggers></Configuration>
+"""
+_PROPERTIES: Final = """process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+auto.create.topics.enable=false
+num.partitions=1
+"""
+_QUEUE: Final = 100_000
+
+
+class KafkaBroker:
+    """A running broker, and a client that fills its topics."""
+
+    def __init__(self, address: str) -> None:
+        self.client: dict[str, Any] = {"bootstrap.servers": address, "log_level": 0}
+        """What its clients are made with."""
+        self.address = address
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make a topic."""
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient(self.client)
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+    def sender(
+        self, topic: str
+    ) -> tuple[Callable[[int, bytes, str, Mapping[str, str]], None], Callable[[], None]]:
+        """Return what sends a message, by partition, payload, key and headers, and what waits until all are stored."""
+        from confluent_kafka import Producer
+
+        lost: list[Any] = []
+
+        def stored(error: Any, _message: Any) -> None:
+            if error is not None:
+                lost.append(error)
+
+        producer = Producer({**self.client, "linger.ms": 1, "queue.buffering.max.messages": _QUEUE})
+
+        def send(partition: int, payload: bytes, key: str, headers: Mapping[str, str]) -> None:
+            while True:
+                try:
+                    producer.produce(
+                        topic,
+                        payload,
+                        key,
+                        partition,
+                        on_delivery=stored,
+                        headers=[(name, value.encode()) for name, value in headers.items()],
+                    )
+                except BufferError:
+                    producer.poll(0.05)
+                    continue
+                producer.poll(0)
+                return
+
+        def wait() -> None:
+            producer.flush(60)
+            if lost:
+                raise RuntimeError(f"a message was not stored: {lost[0]}")
+
+        return send, wait
+
+
+@contextmanager
+def kafka_running(folder: Path) -> Iterator[KafkaBroker]:
+    """Run a broker on free ports until the block ends. Raises TransientError when its jars cannot be had."""
+    home = _jars("kafka-broker", _KAFKA, ())
+    java = _java()
+    port, controller = free_ports(2)
+    (folder / "kafka").mkdir()
+    properties, logging = folder / "kafka/server.properties", folder / "kafka/log4j2.xml"
+    properties.write_text(_PROPERTIES.format(port=port, controller=controller, data=folder / "kafka/data"))
+    logging.write_text(_LOGGING)
+    base = [f"{java}/bin/java", f"-Dlog4j2.configurationFile={logging}", "-cp", f"{home}/*"]
+    subprocess.run(
+        [*base, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(properties)],
+        check=True,
+        capture_output=True,
+    )
+    broker = KafkaBroker(f"127.0.0.1:{port}")
+    command = [base[0], "-Xmx1g", "-XX:+UseSerialGC", *base[1:], "kafka.Kafka", str(properties)]
+    with running(command, folder / "kafka.log", ready=lambda: not is_free(port) and _answers(broker)):
+        yield broker
+
+
+def kafka_source_jars() -> list[Path]:
+    """Return the jars of the Kafka source of the installed Spark. Raises TransientError when they cannot be had."""
+    source = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version("pyspark"), transitive=True)
+    names = (re.match(r"(.+?)-\d[\w.]*.*\.jar$", jar.name) for jar in find_ivy_jar().parent.glob("*.jar"))
+    there = sorted({match.group(1) for match in names if match})
+    return sorted(_jars(f"kafka-source-{source.version}", (source,), there).glob("*.jar"))
+
+
+def _answers(broker: KafkaBroker) -> bool:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        AdminClient(broker.client).list_topics(timeout=1)
+    except KafkaException:
+        return False
+    return True
+
+
+def _cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _java() -> Path:
+    found, _ = find_java()
+    if found is None:
+        raise RuntimeError("no Java 17 or 21 found")
+    return found.home
+
+
+def _jars(name: str, artifacts: Sequence[Artifact], excluded: Sequence[str]) -> Path:
+    cache = default_cache_dir()
+    folder = cache / "bench" / name
+    with locked(cache / "locks" / name):
+        if not folder.is_dir():
+            work, out = cache / "downloads" / name, folder.with_name(f".{name}-{time.time_ns()}")
+            resolve(
+                artifacts,
+                java=_java(),
+                work=work,
+                cache=work / "ivy",
+                retrieve=str(out / "[artifact]-[revision].[ext]"),
+                types=("jar", "bundle"),
+                excluded=excluded,
+            )
+            out.rename(folder)
+            shutil.rmtree(work)
+    return folder
