@@ -50,6 +50,8 @@ class PulsebridgeStreamReader(DataSourceStreamReader):
             from sources.stream import StreamPlanner
 
             self._planner = StreamPlanner(self._options)
+            if prefetching() is None and self._options.hot_tail_bytes:
+                say(["hotTailBytes changes nothing here: this Spark takes no rows from the planner"], None)
             say(self._options.notes, lacking_in_stream(spark_features(), self._options))
         return self._planner
 

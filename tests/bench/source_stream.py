@@ -29,7 +29,7 @@ PEER: Final = "Spark's Kafka source"
 ROUNDS: Final = 3
 PACE: Final = 1000
 WARM: Final = 30_000
-"""Messages before the first that are measured: the JVM compiles what a trigger does in its first hundred triggers."""
+"""Messages of a first round, which is not counted: the JVM compiles what a trigger does for a minute or more."""
 WARM_AGAIN: Final = 5_000
 SAMPLES: Final = 15_000
 ROWS: Final = 1_000_000
@@ -39,12 +39,13 @@ FEW_ROWS: Final = 50_000
 def latency(spark: SparkSession, sides: Sequence[Side], folder: Path, settings: str) -> list[Figure]:
     """Return ``source.latency_p50`` and ``_p99`` with these settings."""
     found: dict[tuple[str, float], list[float]] = defaultdict(list)
-    for number, side in itertools.product(range(ROUNDS), sides):
+    for number, side in itertools.product(range(ROUNDS + 1), sides):
         waits, durations = _waits(
             spark, side, folder / f"{settings}-{side.name}-{number}", WARM_AGAIN if number else WARM
         )
-        for share in (0.5, 0.99):
-            found[side.name, share].append(percentile(waits, share))
+        if number:
+            for share in (0.5, 0.99):
+                found[side.name, share].append(percentile(waits, share))
         shown = ", ".join(f"{name} {of:.0f}" for name, of in durations.items())
         print(
             f"  {settings}, {side.name}: p50 {percentile(waits, 0.5):.0f} ms, p99 {percentile(waits, 0.99):.0f} ms; {shown}",

@@ -18,6 +18,7 @@ from sources.offsets import Offset
 from sources.options import parse
 from sources.planning import Limits
 from sources.progress import behind_of
+from sources.spark_features import spark_features
 from sources.stream import StreamPlanner
 from tests.support.planned import read_batch, values_of
 from tests.support.pulsar_topics import TestTopic
@@ -201,9 +202,10 @@ def test_spark_takes_rows_from_the_planner_and_no_task_reads(
             if number == 0:
                 assert handed_out(topic) == 10
         assert sorted(seen) == sorted(wanted)
-        behind = behind_of(query.lastProgress["sources"][0])
-        assert behind is not None
-        assert [of.entries for of in behind.values()] == [0, 0]
+        if spark_features().limits:  # older Sparks take no lag from a source
+            behind = behind_of(query.lastProgress["sources"][0])
+            assert behind is not None
+            assert [of.entries for of in behind.values()] == [0, 0]
     finally:
         query.stop()
 
