@@ -8,6 +8,7 @@ the command names the reading that caused it.
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -203,15 +204,16 @@ class Fleet:
         self._sequence = 0
         # Recent times, a recording's pace: five minutes between two readings of one device.
         self._epoch = datetime.now(timezone.utc) - timedelta(days=365)
+        # Of their own: who reads from the topic's start meets the readings of fleets before.
+        self._names = [f"bench-{secrets.token_hex(3)}-{i:03}" for i in range(DEVICES)]
         self._devices = [
-            DeviceClient(settings, f"bench-{i:03}", persistent=True, on_message=self._command)
-            for i in range(DEVICES)
+            DeviceClient(settings, name, persistent=True, on_message=self._command) for name in self._names
         ]
 
     def start(self) -> None:
-        for i, device in enumerate(self._devices):
+        for name, device in zip(self._names, self._devices, strict=True):
             device.connect()
-            device.subscribe(f"devices/bench-{i:03}/commands")
+            device.subscribe(f"devices/{name}/commands")
 
     def close(self) -> None:
         for device in self._devices:
@@ -232,13 +234,13 @@ class Fleet:
         round_, i = divmod(self._sequence, DEVICES)
         self._sequence += 1
         low = round_ % EVERY == EVERY - 1
-        reading_id = f"bench-{i:03}-{round_}"
+        reading_id = f"{self._names[i]}-{round_}"
         ts = self._epoch + timedelta(minutes=5 * round_)
         body = {"id": reading_id, "ts": ts.isoformat(), "glucose": LOW if low else HIGH}
         if low:
             with self._lock:
                 self._due[reading_id] = due
-        self._devices[i].publish(f"wearables/bench-{i:03}/glucose", json.dumps(body).encode())
+        self._devices[i].publish(f"wearables/{self._names[i]}/glucose", json.dumps(body).encode())
 
     def _command(self, message: Message) -> None:
         now = time.monotonic()
