@@ -9,7 +9,7 @@ import sys
 __all__ = ["spare_collections"]
 
 _spared: dict[int, int] = {}
-"""This process, since a fork begins anew, and how many modules it had."""
+"""Id of the process to the number of its modules: a forked process is another one."""
 
 
 def spare_collections() -> None:

@@ -33,7 +33,7 @@ _log = structlog.get_logger("source")
 _ENTRY_BYTES: Final = 1024
 """What an entry takes in memory beside its payload, at most, once its metadata is taken apart."""
 _PERMITS: Final = 1000
-"""Messages that a broker may send of a partition before it is told that they were taken."""
+"""Messages of a partition that a broker may send before it gets the permission for more."""
 _GATHER_S: Final = 0.004
 """Between two looks at the connections: messages that come one by one are taken together."""
 _LOOK_S: Final = 0.1
@@ -226,7 +226,10 @@ class HotTail:
         came: list[Opened] = []
         try:
             while (raw := reader.at_hand()) is not None:
-                if (raw.ledger, raw.entry) >= of.end:  # one made anew may begin with what is known
+                if (
+                    raw.ledger,
+                    raw.entry,
+                ) >= of.end:  # a reader made after a loss may begin with known entries
                     opened = open_entry(raw, name)
                     reader.took(opened.size, _PERMITS)
                     came.append(opened)

@@ -46,7 +46,7 @@ _RETRY_S: Final = 30.0
 _ROWS_S: Final = 10.0
 """How long the rows per entry of a partition are believed."""
 _LOOK_S: Final = 1.0
-"""How often Pulsar's admin is asked for partitions and ledgers while the hot tail tells what is new."""
+"""How often Pulsar's admin is asked for partitions and ledgers while the hot tail receives what is new."""
 _NEW_PARTITION: Final = "new partition: earliest"
 
 

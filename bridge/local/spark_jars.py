@@ -13,7 +13,7 @@ from bridge.local.distributions import default_cache_dir, locked
 from bridge.local.ivy import Artifact, find_ivy_jar, resolve
 from bridge.local.preflight import JAVA_MAJORS, find_java
 
-__all__ = ["delta_jars", "delta_jars_present"]
+__all__ = ["delta_jars", "delta_jars_present", "spark_modules"]
 
 _SCALA = "2.13"
 
@@ -61,8 +61,8 @@ def delta_jars(cache: Path | None = None, *, java: Path | None = None, offline: 
     return sorted(folder.glob("*.jar"))
 
 
-def _spark_modules() -> list[str]:
-    # What Spark ships is on its class path already; a second version beside it can only do harm.
+def spark_modules() -> list[str]:
+    """Return the names of the jars that Spark ships: they are on its class path, and a second version can only do harm."""
     names = (re.match(r"(.+?)-\d[\w.]*.*\.jar$", jar.name) for jar in find_ivy_jar().parent.glob("*.jar"))
     return sorted({m.group(1) for m in names if m and m.group(1) != "delta-storage"})
 
@@ -82,7 +82,7 @@ def _fetch(folder: Path, artifact: Artifact, cache: Path, java: Path) -> None:
                 cache=work / "ivy",
                 retrieve=str(out / "[artifact]-[revision].[ext]"),
                 types=("jar",),
-                excluded=_spark_modules(),
+                excluded=spark_modules(),
             )
             out.chmod(0o755)
             out.rename(folder)

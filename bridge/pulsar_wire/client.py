@@ -86,7 +86,7 @@ class Brokers(Generic[L]):
                 found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
             if isinstance(found, WireError):
                 error = as_our_error(found, doing)
-                # Who holds a topic is told to who asks for it: to a lookup that is no answer.
+                # A broker reports a busy topic to a producer or a consumer; as the answer to a lookup it means nothing.
                 raise TransientError(error.what) if isinstance(error, FencedError) else error
             ((host, port),) = addresses(found.url)
             if found.proxied and (host, port) not in addresses(self._settings.service_url):

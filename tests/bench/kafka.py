@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import shutil
 import subprocess
 import time
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.local.distributions import default_cache_dir, locked
-from bridge.local.ivy import Artifact, find_ivy_jar, resolve
+from bridge.local.ivy import Artifact, resolve
 from bridge.local.ports import free_ports, is_free
 from bridge.local.preflight import find_java
+from bridge.local.spark_jars import spark_modules
 from tests.bench.processes import running
 
 __all__ = ["KafkaBroker", "kafka_running", "kafka_source_jars"]
@@ -130,9 +130,7 @@ def kafka_running(folder: Path) -> Iterator[KafkaBroker]:
 def kafka_source_jars() -> list[Path]:
     """Return the jars of the Kafka source of the installed Spark. Raises TransientError when they cannot be had."""
     source = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version("pyspark"), transitive=True)
-    names = (re.match(r"(.+?)-\d[\w.]*.*\.jar$", jar.name) for jar in find_ivy_jar().parent.glob("*.jar"))
-    there = sorted({match.group(1) for match in names if match})
-    return sorted(_jars(f"kafka-source-{source.version}", (source,), there).glob("*.jar"))
+    return sorted(_jars(f"kafka-source-{source.version}", (source,), spark_modules()).glob("*.jar"))
 
 
 def _answers(broker: KafkaBroker) -> bool:

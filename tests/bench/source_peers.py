@@ -167,9 +167,9 @@ class KafkaSide:
     def fill(self, partitions: int, count: int) -> str:
         topic = self._topic(partitions)
         send, wait = self._broker.sender(topic)
-        told = [(_device(n), properties(n)) for n in range(_DEVICES)]
+        devices = [(_device(n), properties(n)) for n in range(_DEVICES)]
         for number in range(count):
-            send(number // _BATCH % partitions, PAYLOAD, *told[number % _DEVICES])
+            send(number // _BATCH % partitions, PAYLOAD, *devices[number % _DEVICES])
         wait()
         return topic
 

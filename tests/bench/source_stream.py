@@ -159,9 +159,9 @@ def _failed(query: StreamingQuery) -> bool:
 
 
 def _durations(query: StreamingQuery) -> dict[str, float]:
-    told = [json.loads(progress.json) for progress in query.recentProgress]
+    reports = [json.loads(progress.json) for progress in query.recentProgress]
     parts: dict[str, list[float]] = defaultdict(list)
-    for progress in told:
+    for progress in reports:
         if progress["numInputRows"]:
             for name, value in progress["durationMs"].items():
                 parts[name].append(value)

@@ -33,16 +33,16 @@ class Reader(PulsebridgeStreamReader):
 
 def _asked(reader: Reader) -> int:
     """Have Spark's runner ask for partitions; return what it says of rows."""
-    asked, told = io.BytesIO(), io.BytesIO()
+    request, reply = io.BytesIO(), io.BytesIO()
     for offset in ({"n": 0}, {"n": 1}):
-        write_with_length(json.dumps(offset).encode(), asked)
-    asked.seek(0)
+        write_with_length(json.dumps(offset).encode(), request)
+    request.seek(0)
     schema = StructType([StructField("value", BinaryType())])
-    runner.partitions_func(reader, None, schema, 10_000, asked, told)
-    told.seek(0)
-    assert read_int(told) == 1
-    told.read(read_int(told))
-    return read_int(told)
+    runner.partitions_func(reader, None, schema, 10_000, request, reply)
+    reply.seek(0)
+    assert read_int(reply) == 1
+    reply.read(read_int(reply))
+    return read_int(reply)
 
 
 def test_spark_takes_rows_that_are_at_hand_and_none_else() -> None:

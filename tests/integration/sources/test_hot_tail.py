@@ -62,6 +62,15 @@ def next_batch(query: StreamPlanner, start: Offset, limits: Limits | None = None
     return ends[-1]
 
 
+def first_batch(query: StreamPlanner, topic: TestTopic) -> Offset:
+    """Read a first message from the tail, which follows the topic from then on; return the end of its batch."""
+    start = query.initial_offset()
+    topic.publish([b"first"], "unbatched")
+    end = next_batch(query, start)
+    assert values_of(query, start, end, hot=True) == [b"first"]
+    return end
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_from_the_hot_tail_is_what_the_tasks_read(topic: TestTopic, seed: int) -> None:
     """Every kind of entry, several partitions, new ledgers, a broker that lets go, a new partition, limits, replays."""
@@ -101,10 +110,7 @@ def test_a_query_in_step_with_its_topic_asks_the_admin_once_a_second(
     topic: TestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with planner(topic) as query:
-        at = query.initial_offset()
-        topic.publish([b"first"], "unbatched")
-        start, at = at, next_batch(query, at)
-        assert values_of(query, start, at, hot=True) == [b"first"]
+        at = first_batch(query, topic)
         asked: list[float] = []
         snapshot = query._catalog.snapshot
         monkeypatch.setattr(
@@ -123,10 +129,7 @@ def test_a_query_in_step_with_its_topic_asks_the_admin_once_a_second(
 def test_a_tail_that_falls_behind_is_dropped_and_filled_again_later(topic: TestTopic) -> None:
     """The batch is stuck while 128 MiB arrive: the planner keeps its bound, and little beside it."""
     with planner(topic, hotTailBytes=str(4 * MIB)) as query:
-        at = query.initial_offset()
-        topic.publish([b"first"], "unbatched")
-        start, at = at, next_batch(query, at)
-        assert values_of(query, start, at, hot=True) == [b"first"]
+        at = first_batch(query, topic)
         before = psutil.Process().memory_info().rss
         most = before
         for _ in range(16):
@@ -163,10 +166,7 @@ def test_a_reader_that_gets_nothing_leaves_the_batch_to_the_tasks(
 ) -> None:
     """The readers of the tail may get nothing for any reason: the query reads on."""
     with planner(topic) as query:
-        at = query.initial_offset()
-        topic.publish([b"first"], "unbatched")
-        start, at = at, next_batch(query, at)
-        assert values_of(query, start, at, hot=True) == [b"first"]
+        at = first_batch(query, topic)
         query.commit(at)
         monkeypatch.setattr(hot_tail, "_WAIT_S", 1.0)
         query._tail._take_in = lambda name, of, reader: True  # type: ignore[method-assign, union-attr]
