@@ -181,7 +181,7 @@ def carry_out(
             tenant = step.command[-1]
             if admin.has_tenant(tenant):
                 continue
-            step = tenant_step(tenant, admin.request("GET", "/clusters"))
+            step = tenant_step(tenant, admin.clusters())
         admin.do(step)
         done(step)
 

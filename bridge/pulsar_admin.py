@@ -99,7 +99,7 @@ class PulsarAdmin:
         s = self.settings
         for tenant in dict.fromkeys(name.split("/")[0] for name in s.all_namespaces):
             if not self.has_tenant(tenant):
-                self.do(tenant_step(tenant, self.request("GET", "/clusters")))
+                self.do(tenant_step(tenant, self.clusters()))
         for namespace in s.all_namespaces:
             for step in namespace_steps(namespace, s):
                 self.do(step)
@@ -188,9 +188,22 @@ class PulsarAdmin:
         found = self.request("GET", url)
         return str(found.get("brokerUrl") or found.get("brokerUrlTls") or found.get("nativeUrl") or "")
 
+    def clusters(self) -> list[str]:
+        """Return the names of the clusters. A Pulsar that has just started passes its health check before it names
+        one, and refuses a tenant without: this waits for it.
+
+        Raises TransientError when there is none after ten seconds.
+        """
+        deadline = time.monotonic() + _VISIBLE_S
+        while not (found := sorted(self.request("GET", "/clusters"))):
+            if time.monotonic() > deadline:
+                raise TransientError("Pulsar's admin names no cluster: Pulsar has not finished its start")
+            time.sleep(_VISIBLE_EVERY_S)
+        return found
+
     def cluster(self) -> str:
         """Return the name of the cluster."""
-        return ",".join(sorted(self.request("GET", "/clusters")))
+        return ",".join(self.clusters())
 
     def healthy(self) -> bool:
         """Return whether the broker passes its own health check (it produces and reads a message)."""

@@ -95,7 +95,7 @@ def test_h54_policies_that_are_set_and_not_visible_yet_do_not_count_as_missing()
     class Handler(_Handler):
         def do_GET(self) -> None:
             if self.path.count("/") < 5:  # clusters, namespaces of a tenant
-                return self.answer(200, b"[]")
+                return self.answer(200, b'["standalone"]')
             read[self.path] += 1
             return self.answer(200, json.dumps(visible if read[self.path] > 3 else {}).encode())
 
@@ -108,3 +108,40 @@ def test_h54_policies_that_are_set_and_not_visible_yet_do_not_count_as_missing()
         admin.provision_namespaces()
         verify_policies(admin)
     assert len(read) == 2
+
+
+def test_h54_a_pulsar_that_has_just_started_names_its_cluster_before_a_tenant_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It passes its health check before that, and answers 412 to a tenant without a cluster."""
+    asked: list[str] = []
+    made: list[dict[str, list[str]]] = []
+    ready_after = 3
+
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            if self.path.endswith("/clusters"):
+                asked.append(self.path)
+                return self.answer(200, b'["standalone"]' if len(asked) > ready_after else b"[]")
+            there = self.path.count("/") > 4  # the policies of a namespace, which is made by then
+            return self.answer(200 if there else 404, b"{}")
+
+        def do_PUT(self) -> None:
+            if "/tenants/" in self.path:
+                made.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                del self.headers["Content-Length"]  # it is read
+            self.answer(204)
+
+        def do_POST(self) -> None:
+            self.answer(204)
+
+        do_DELETE = do_POST
+
+    monkeypatch.setattr(pulsar_admin, "_VISIBLE_S", 0.2)
+    with admin_at(Handler) as admin:
+        admin.provision_namespaces()
+        assert made[0]["allowedClusters"] == ["standalone"]
+        asked.clear()
+        ready_after = 10**6
+        with pytest.raises(TransientError, match="not finished its start"):
+            admin.clusters()
