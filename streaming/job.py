@@ -1,0 +1,342 @@
+"""The job: all flows of a pipeline in one driver, or some, until it is stopped or all is done.
+
+``pulsebridge stream`` runs it on this machine; ``spark-submit … streaming/job.py [--config PATH]`` on a cluster; with
+SPARK_REMOTE it runs through Spark Connect. SIGTERM and SIGINT end it (exit code 0); a flow that fails for good ends it
+with one line (exit code 1); ``--available-now`` ends it when all that was there at the start is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if __name__ == "__main__":
+    # Python puts a script's folder first: this package's modules would pass for top-level ones.
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
+
+import structlog
+
+from bridge import logs
+from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
+from bridge.settings import Settings
+from bridge.settings.loading import load
+from streaming.failures import Cause, cause_of
+from streaming.loading import pipeline_of
+from streaming.pipelines import Flow, Pipeline
+from streaming.reading import Reader
+from streaming.tables import Table, create, resolve_root
+from streaming.views import NewestBatches, ViewBatches
+from streaming.writing import QUARANTINE_SCHEMA, BadRows, TableBatches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from streaming.suites import Suites
+
+__all__ = ["Job", "await_pulsar", "main"]
+
+QUARANTINE: Final = "quarantine"
+_BACKOFF_S: Final = (1.0, 60.0)
+_PULSAR_WARN_S: Final = 20.0
+_log = structlog.get_logger("stream")
+
+
+@dataclass
+class Job:
+    """The running queries of a pipeline."""
+
+    spark: SparkSession
+    settings: Settings
+    pipeline: Pipeline
+    only: Sequence[str] = ()
+    """Names of the flows to run; empty: all."""
+    counted: Callable[[str, int, int], object] | None = None
+    """Called with a table's name and the numbers of good and bad rows of each batch."""
+    queries: dict[str, list[StreamingQuery]] = field(default_factory=dict)
+    _failures: dict[str, deque[float]] = field(default_factory=dict)
+    _due: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.only if name not in self.pipeline.flows]
+        if unknown:
+            raise ConfigError(
+                f"there is no flow {unknown[0]!r}", remedy=f"there are {', '.join(self.pipeline.flows)}"
+            )
+        self.only = [name for name in self.pipeline.flows if not self.only or name in self.only]
+        self.reader = Reader(self.spark, self.settings, self.pipeline)
+        self._suites: Suites | None = None
+
+    def prepare(self) -> None:
+        """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql.types import StructType
+
+        from streaming.suites import Suites
+
+        streaming = self.settings.streaming
+        self._suites = Suites(streaming.expectations)
+        if streaming.schema_name:
+            self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {Table(streaming.schema_name, True).sql}")
+        create(
+            self.spark,
+            self.reader.table(QUARANTINE),
+            StructType.fromDDL(QUARANTINE_SCHEMA),
+            comment="Rows that failed a rule of their table, with the payload and the reason",
+            cluster_by=("table", "judged_at"),
+        )
+        for flow in self._chosen():
+            if flow.kind == "commands":
+                continue
+            try:
+                self.reader.ensure(flow.target)
+            except AnalysisException as e:
+                raise ConfigError(
+                    f"table {flow.target!r}: {str(e).splitlines()[0]}", remedy="correct its declaration"
+                ) from e
+            declared = self.pipeline.tables[flow.target]
+            if declared.suite is not None:
+                suite = self._suites.suite(declared.suite)
+                schema = self.reader.table(flow.target).read(self.spark).schema
+                suite.check({f.name: f.dataType.simpleString() for f in schema.fields})
+                if suite.unsplit:
+                    _log.info("verdict only", suite=suite.name, expectations=", ".join(suite.unsplit))
+
+    def run(self, stop: threading.Event, *, available_now: bool = False) -> None:
+        """Run the flows to their end. Raises TerminalError when one failed for good.
+
+        With ``available_now`` one runs after the other, in the order of what they read.
+        """
+        try:
+            if available_now:
+                for flow in self._in_order():
+                    self._start(flow, available_now=True)
+                    if not self._watch(stop):
+                        break
+            else:
+                for flow in self._in_order():
+                    self._start(flow)
+                _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
+                self._watch(stop)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the queries; a batch that is cut runs again at the next start."""
+        for query in [q for of in self.queries.values() for q in of]:
+            query.stop()
+        self.queries.clear()
+
+    def _chosen(self) -> list[Flow]:
+        return [self.pipeline.flows[name] for name in self.only]
+
+    def _in_order(self) -> list[Flow]:
+        """Return the flows, each after those into the tables that it reads."""
+        reads: dict[str, set[str]] = {}
+        for flow in self._chosen():
+            self.reader.seen.clear()
+            self.reader.frame(flow)
+            reads[flow.name] = set(self.reader.seen)
+        found: list[Flow] = []
+        left = self._chosen()
+        while left:
+            waiting = {flow.target for flow in left}
+            ready = [f for f in left if not (reads[f.name] & (waiting - {f.target}))] or left[:1]
+            found += ready
+            left = [f for f in left if f not in ready]
+        return found
+
+    def _watch(self, stop: threading.Event) -> bool:
+        """Return True when all queries have ended, False when somebody asked to stop."""
+        while not stop.wait(0.2):
+            for name, queries in list(self.queries.items()):
+                for query in queries:
+                    failure = None if query.isActive else query.exception()
+                    if failure is not None:
+                        self._failed(name, cause_of(failure))
+                        break
+            for name, at in list(self._due.items()):
+                if time.monotonic() >= at:
+                    del self._due[name]
+                    self._again(name)
+            if not self._due and not any(q.isActive for of in self.queries.values() for q in of):
+                return True
+        return False
+
+    def _failed(self, name: str, cause: Cause) -> None:
+        """Plan the next start of a flow that failed; raise TerminalError where that cannot help, or helped too often."""
+        for query in self.queries.pop(name, ()):
+            query.stop()
+        streaming = self.settings.streaming
+        now = time.monotonic()
+        failures = self._failures.setdefault(name, deque())
+        while failures and now - failures[0] > streaming.restart_window_s:
+            failures.popleft()
+        if not cause.free:
+            failures.append(now)
+        if cause.terminal or len(failures) > streaming.restart_budget:
+            raise TerminalError(f"{name} failed{cause.where}: {cause.text}", remedy=cause.remedy)
+        wait = min(_BACKOFF_S[0] * 2 ** max(0, len(failures) - 1), _BACKOFF_S[1])
+        self._due[name] = now + (0.0 if cause.free else wait)
+        say = _log.info if cause.free else _log.warning
+        say("flow failed and is started again; see the error if it repeats", flow=name, error=cause.text)
+
+    def _again(self, name: str) -> None:
+        try:
+            self._start(self.pipeline.flows[name], available_now=self._available_now)
+        except TransientError as e:
+            self._failed(name, Cause(str(e), terminal=False))
+
+    _available_now: bool = False
+
+    def _start(self, flow: Flow, *, available_now: bool = False) -> None:
+        self._available_now = available_now
+        self.queries[flow.name] = [
+            self._started(flow, name, rows, batches, available_now)
+            for name, rows, batches in self._queries_of(flow)
+        ]
+
+    def _started(
+        self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool
+    ) -> StreamingQuery:
+        seconds = self.settings.streaming.trigger_s if flow.trigger_s is None else flow.trigger_s
+        writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
+        if flow.kind == "commands":
+            from sinks.options import sink_options
+
+            pulsar = self.settings.pulsar
+            writer = writer.format("pulsebridge_commands").options(**sink_options(pulsar, self.settings.max_name_bytes))
+        else:
+            writer = writer.foreachBatch(batches)
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{seconds * 1000:.0f} milliseconds")
+        kept = {key: self.spark.conf.get(key, None) for key in flow.spark_conf}
+        try:
+            for key, value in flow.spark_conf.items():
+                self.spark.conf.set(key, value)
+            return writer.start()
+        finally:
+            for key, old in kept.items():
+                if old is None:
+                    self.spark.conf.unset(key)
+                else:
+                    self.spark.conf.set(key, old)
+
+    def _queries_of(self, flow: Flow) -> list[tuple[str, DataFrame, Any]]:
+        """Return name, frame and writer of each query that a flow needs: a view needs one for each table it reads."""
+        self.reader.seen.clear()
+        rows = self.reader.frame(flow)
+        if flow.kind == "commands":
+            return [(flow.name, rows, None)]
+        table = self.reader.ensure(flow.target)
+        if flow.kind == "cdc":
+            return [(flow.name, rows, NewestBatches(table, flow.keys, flow.sequence_by or ""))]
+        if flow.kind == "view":
+            read = list(dict.fromkeys(self.reader.seen))
+            return [
+                (
+                    flow.name if len(read) == 1 else f"{flow.name}-{source}",
+                    self.reader.table(source).changes(self.spark),
+                    ViewBatches(Reader(self.spark, self.settings, self.pipeline), flow, source, table),
+                )
+                for source in read
+            ]
+        return [(flow.name, rows, self._batches(flow, table))]
+
+    def _batches(self, flow: Flow, table: Table) -> TableBatches:
+        declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
+        assert self._suites is not None  # prepare was called
+        counted = self.counted
+        return TableBatches(
+            declared,
+            flow.name,
+            table,
+            self.reader.table(QUARANTINE),
+            self._checkpoint(flow.name),
+            None if declared.suite is None else self._suites.suite(declared.suite),
+            BadRows(streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"),
+            streaming.max_added_columns,
+            None if counted is None else lambda good, bad: counted(flow.target, good, bad),
+        )
+
+    def _checkpoint(self, name: str) -> str:
+        return f"{resolve_root(self.settings.streaming.root)}/checkpoints/{name}"
+
+
+def await_pulsar(settings: Settings, stop: threading.Event) -> None:
+    """Wait until Pulsar's admin answers: it may be started after the job.
+
+    Returns early when somebody asked to stop. Raises RefusedError when the admin does not let us look.
+    """
+    from bridge.pulsar_admin import PulsarAdmin
+
+    began, warned = time.monotonic(), False
+    with PulsarAdmin(settings.pulsar) as admin:
+        while not stop.is_set():
+            try:
+                admin.cluster()
+                return
+            except TransientError as e:
+                if not warned and time.monotonic() - began > _PULSAR_WARN_S:
+                    warned = True
+                    _log.warning("Pulsar does not answer yet, waiting: start it", why=e.what)
+            stop.wait(0.25)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; return the exit code."""
+    parser = argparse.ArgumentParser(prog="job.py", description="The pipeline of Pulsebridge.")
+    parser.add_argument("--config", "-c", type=Path, help="YAML file of the settings")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set one value")
+    parser.add_argument("--only", action="append", default=[], help="run this flow only; may be repeated")
+    parser.add_argument("--available-now", action="store_true", help="process what is there, then end")
+    given = parser.parse_args(argv)
+    try:
+        settings = load(given.config, given.set)
+        logs.configure(settings.log)
+        return _run(settings, pipeline_of(settings), given.only, given.available_now)
+    except PulsebridgeError as e:
+        _log.error(str(e))
+        return 1
+
+
+def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_now: bool) -> int:
+    from bridge.health import Health
+    from bridge.metrics import serving
+    from bridge.stream_metrics import StreamMetrics
+    from sources.progress import SourceProgress
+    from streaming.query_progress import QueryProgress
+    from streaming.session import job_session
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    spark = job_session(settings)
+    metrics = StreamMetrics()
+    health = Health(settings.metrics.stuck_s)
+    job = Job(spark, settings, pipeline, only, metrics.judged)
+    spark.streams.addListener(SourceProgress())
+    spark.streams.addListener(QueryProgress(metrics, health, job.only))
+    try:
+        with serving(settings.metrics, health):
+            await_pulsar(settings, stop)
+            if not stop.is_set():
+                job.prepare()
+                job.run(stop, available_now=available_now)
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

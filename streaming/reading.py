@@ -1,0 +1,174 @@
+"""What the functions of a pipeline read: messages of topics, tables, views. Spark's part of ``streaming.pipelines``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.contract import SOURCE_COLUMNS
+from bridge.errors import ConfigError
+from streaming.pipelines import Declared, Flow, Pipeline, running
+from streaming.tables import Table, create, table_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from bridge.settings import Settings
+
+__all__ = ["MESSAGE_COLUMNS", "WORKING_COLUMNS", "Reader"]
+
+MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
+"""The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
+WORKING_COLUMNS: Final = ("_fault", "_payload", "_id")
+"""Columns that rows carry on their way to a table and that no table has."""
+
+
+@dataclass
+class Reader:
+    """Resolves what functions read, for one pipeline in one session."""
+
+    spark: SparkSession
+    settings: Settings
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    instead: dict[str, DataFrame] = field(default_factory=dict)
+    """Frames to give for tables, in place of all of their rows."""
+    seen: list[str] = field(default_factory=list)
+    """Tables of the pipeline that were read, in this order."""
+    _flow: str = ""
+    _sources: int = 0
+    _made: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of_session(cls) -> Reader:
+        """Return a reader for the active session, with the settings that the environment gives."""
+        from pyspark.sql import SparkSession
+
+        from bridge.settings.loading import load
+
+        spark = SparkSession.active()
+        return cls(spark, load(None, ()))
+
+    def frame(self, flow: Flow) -> DataFrame:
+        """Return what a flow's function gives, with the tables that it reads created."""
+        self._flow, self._sources = flow.name, 0
+        with running(self):
+            found = flow.query()
+        if not hasattr(found, "writeStream"):
+            raise ConfigError(
+                f"flow {flow.name!r} returns {type(found).__name__}, which is no frame", remedy="return a DataFrame"
+            )
+        return found
+
+    def messages(self, filter: str, declared: Mapping[str, Any]) -> DataFrame:
+        """Return the messages of a filter, decoded as declared."""
+        from streaming.decoding import Decoding, decoded, matching
+
+        rows = self._source(filter)
+        if not declared:
+            return matching(rows, filter)
+        return decoded(rows, [Decoding.of(filter=filter, **declared)])
+
+    def decoded(self, decodings: Iterable[Any]) -> DataFrame:
+        """Return the messages of several declarations, decoded."""
+        from streaming.decoding import decoded
+
+        wanted = list(decodings)
+        return decoded(self._source(*(one.filter for one in wanted)), wanted)
+
+    def read(self, name: str) -> DataFrame:
+        """Return the rows of a table."""
+        if name in self.instead:
+            self.seen.append(name)
+            return self.instead[name]
+        if name in self.pipeline.views:
+            return self.pipeline.views[name]()
+        return self._table(name).read(self.spark)
+
+    def read_stream(self, name: str) -> DataFrame:
+        """Return the stream of what comes into a table."""
+        if name in self.pipeline.views:
+            return self.pipeline.views[name]()
+        return self._table(name).stream(self.spark)
+
+    def table(self, name: str) -> Table:
+        """Return where a table is."""
+        return table_of(name, self.settings.streaming)
+
+    def ensure(self, name: str) -> Table:
+        """Return a table of the pipeline, created from its declaration unless it is there."""
+        found = self.table(name)
+        if name in self._made:
+            return found
+        self._made.add(name)
+        declared = self.pipeline.tables[name]
+        create(
+            self.spark,
+            found,
+            self._schema(declared),
+            comment=declared.comment,
+            cluster_by=declared.cluster_by,
+            partition_cols=declared.partition_cols,
+            properties=declared.table_properties,
+        )
+        return found
+
+    def _table(self, name: str) -> Table:
+        self.seen.append(name)
+        if name in self.pipeline.tables:
+            return self.ensure(name)
+        return self.table(name)
+
+    def _schema(self, declared: Declared) -> StructType:
+        from pyspark.sql.types import StructType
+
+        if isinstance(declared.schema, StructType):
+            return declared.schema
+        if declared.schema is not None:
+            return StructType.fromDDL(declared.schema)
+        kept = (self._flow, self._sources, list(self.seen))
+        try:
+            found = self.frame(self.pipeline.flows_of(declared.name)[0]).schema
+        finally:
+            self._flow, self._sources, self.seen[:] = kept[0], kept[1], kept[2]
+        from pyspark.sql.types import ArrayType, StringType, StructField
+
+        fields = [f for f in found.fields if f.name not in WORKING_COLUMNS]
+        if declared.suite and "_warnings" not in found.names:
+            fields.append(StructField("_warnings", ArrayType(StringType())))
+        return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in fields])
+
+    def _source(self, *filters: str) -> DataFrame:
+        from sources.options import connection_options
+
+        streaming = self.settings.streaming
+        self._sources += 1
+        hold = "-".join(filter(None, (streaming.subscription, self._flow)))
+        if self._sources > 1:
+            hold += f"-{self._sources}"
+        options = {
+            **connection_options(self.settings.pulsar),
+            "topics": ",".join(self._topics(filters)),
+            "predefinedSubscription": hold,
+            "startingOffsets": "earliest",
+            "waitingForNonExistedTopic": "true",  # a topic may be made with its first message, long after the start
+            "maxRowsPerTrigger": str(streaming.max_rows_per_trigger),
+            "maxBytesPerTrigger": str(streaming.max_bytes_per_trigger),
+            "columns": ",".join(MESSAGE_COLUMNS),
+        }
+        return self.spark.readStream.format("pulsebridge").options(**options).load()
+
+    def _topics(self, filters: Iterable[str]) -> list[str]:
+        from bridge.pulsar_admin import PulsarAdmin
+        from bridge.readings_topics import topics_to_read
+
+        pulsar = self.settings.pulsar
+        with PulsarAdmin(pulsar) as admin:
+            found = topics_to_read(self.settings, admin.topics, filters)
+        if not found:
+            raise ConfigError(
+                f"no topic in {', '.join(pulsar.readings_namespaces)}",
+                remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
+            )
+        return found

@@ -1,0 +1,194 @@
+"""Where a table is, and the statements that make and change it: by Spark's SQL alone, so that Spark Connect will do.
+
+A table is given as a name (``catalog.schema.table``), a path or URI, or a plain name, which is a table of
+``streaming.schema`` where that is set, else a folder below ``streaming.root``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from bridge.settings import StreamingSettings
+
+__all__ = ["PROPERTIES", "Table", "add_columns", "create", "ddl", "is_missing", "quoted", "resolve_root", "table_of"]
+
+PROPERTIES: Final[Mapping[str, str]] = {
+    "delta.enableChangeDataFeed": "true",
+    "delta.checkpointInterval": "100",
+    "delta.autoOptimize.autoCompact": "true",
+    "delta.enableDeletionVectors": "true",
+}
+"""What a table gets unless its declaration says otherwise. Views follow the change data feed. Streams make many small
+commits: they are check-pointed rarely, and small files are merged as they pile up.
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Delta table by name or by path."""
+
+    where: str
+    by_name: bool
+
+    @property
+    def sql(self) -> str:
+        """How SQL names it."""
+        if self.by_name:
+            return ".".join(quoted(part) for part in self.where.split("."))
+        return f"delta.{quoted(self.where)}"
+
+    def exists(self, spark: SparkSession) -> bool:
+        """Whether it is there, as a Delta table."""
+        from pyspark.errors import AnalysisException
+
+        try:
+            spark.sql(f"DESCRIBE DETAIL {self.sql}").collect()
+        except AnalysisException as e:
+            if is_missing(e):
+                return False
+            raise
+        return True
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return its rows."""
+        return spark.table(self.sql)
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """Return the stream of the rows that are added to it, from its first row on. A commit that takes rows away or
+        rewrites them is passed over: its other rows were streamed when they came.
+        """
+        return spark.readStream.format("delta").option("skipChangeCommits", "true").table(self.sql)
+
+    def changes(self, spark: SparkSession) -> DataFrame:
+        """Return the stream of its changes, from all of its rows as inserts on: its columns and ``_change_type``."""
+        return spark.readStream.format("delta").option("readChangeFeed", "true").table(self.sql)
+
+    def append(self, rows: DataFrame, transaction: tuple[str, int] | None = None) -> None:
+        """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once."""
+        writer = rows.write.format("delta").mode("append")
+        if transaction is not None:
+            writer = writer.option("txnAppId", transaction[0]).option("txnVersion", str(transaction[1]))
+        if self.by_name:
+            writer.saveAsTable(self.sql)
+        else:
+            writer.save(self.where)
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether an error of Spark means that a table is not there."""
+    text = str(error)
+    return any(
+        mark in text
+        for mark in ("TABLE_OR_VIEW_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND",
+                     "SCHEMA_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "is not a Delta table")
+    )  # fmt: skip
+
+
+def resolve_root(root: str) -> str:
+    """Return a root as Spark takes it: a URI as it is, a local folder as an absolute path."""
+    if "://" in root:
+        return root.rstrip("/")
+    return str(Path(root.removeprefix("file:")).expanduser().absolute())
+
+
+def table_of(name: str, settings: StreamingSettings) -> Table:
+    """Return the table of this name. Raises ConfigError for a name that cannot be one."""
+    if "/" in name:
+        return Table(resolve_root(name), False)
+    if re.fullmatch(r"\w+(\.\w+){1,2}", name):
+        return Table(name, True)
+    if re.fullmatch(r"\w+", name):
+        if settings.schema_name:
+            return Table(f"{settings.schema_name}.{name}", True)
+        return Table(f"{resolve_root(settings.root)}/{name}", False)
+    raise ConfigError(
+        f"{name!r} names no table",
+        remedy="give a name of letters, digits and _, catalog.schema.table, or a path with a slash",
+    )
+
+
+def ddl(schema: StructType) -> str:
+    """Return the columns as SQL declares them, with their comments."""
+    parts = []
+    for field in schema.fields:
+        comment = (field.metadata or {}).get("comment")
+        parts.append(
+            f"{quoted(field.name)} {_type(field.dataType)}" + (f" COMMENT {text(comment)}" if comment else "")
+        )
+    return ", ".join(parts)
+
+
+def _type(kind: object) -> str:
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.StructType):
+        return "STRUCT<" + ", ".join(f"{quoted(f.name)}: {_type(f.dataType)}" for f in kind.fields) + ">"
+    if isinstance(kind, T.ArrayType):
+        return f"ARRAY<{_type(kind.elementType)}>"
+    if isinstance(kind, T.MapType):
+        return f"MAP<{_type(kind.keyType)}, {_type(kind.valueType)}>"
+    assert isinstance(kind, T.DataType)
+    return kind.simpleString()
+
+
+def create(
+    spark: SparkSession,
+    table: Table,
+    schema: StructType,
+    *,
+    comment: str = "",
+    cluster_by: Sequence[str] = (),
+    partition_cols: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Create the table, or add the columns that it lacks. Raises Spark's AnalysisException for a declaration that will
+    not do.
+    """
+    if table.exists(spark):
+        add_columns(spark, table, schema)
+        return
+    pairs = {**PROPERTIES, **(properties or {})}
+    layout = ""
+    if cluster_by:
+        layout = f" CLUSTER BY ({', '.join(map(quoted, cluster_by))})"
+    elif partition_cols:
+        layout = f" PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA{layout} COMMENT {text(comment)} "
+        f"TBLPROPERTIES ({', '.join(f'{text(k)} = {text(v)}' for k, v in pairs.items())})"
+    )
+
+
+def add_columns(spark: SparkSession, table: Table, schema: StructType) -> None:
+    """Add those of the columns that the table lacks, whatever the case of their names."""
+    from pyspark.sql.types import StructType
+
+    there = {name.lower() for name in table.read(spark).columns}
+    lacking = [f for f in schema.fields if f.name.lower() not in there]
+    if lacking:
+        spark.sql(f"ALTER TABLE {table.sql} ADD COLUMNS ({ddl(StructType(lacking))})")
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL takes any."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def text(value: str) -> str:
+    """Return a string literal of SQL."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def same(keys: Iterable[str], left: str = "t", right: str = "s") -> str:
+    """Return the condition that two rows have the same key; null equals null."""
+    return " AND ".join(f"{left}.{quoted(k)} <=> {right}.{quoted(k)}" for k in keys)

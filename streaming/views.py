@@ -1,0 +1,148 @@
+"""Keeps tables that follow other tables: views by key, and the newest row of each key. Both merges give the same
+result however often they run.
+
+A view's flow follows the change data feed of a table that the view reads. What the view's own function gives of the
+changed rows names the keys concerned; what it gives of the table now, for these keys alone, replaces their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.killpoints import reach
+from streaming.pipelines import Flow
+from streaming.tables import Table, quoted, same
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from streaming.reading import Reader
+    from streaming.suites import Suite
+
+__all__ = ["NewestBatches", "ViewBatches"]
+
+
+@dataclass
+class ViewBatches:
+    """Brings a view up to date with a micro-batch of changes of ``source``, one of the tables that it reads."""
+
+    reader: Reader
+    flow: Flow
+    source: str
+    table: Table
+
+    def __call__(self, changes: DataFrame, number: int) -> None:
+        """Recompute the keys concerned. What it raises stops the query, and the batch is run again."""
+        keys = self.flow.keys
+        spark = changes.sparkSession
+        rows = changes.drop("_change_type", "_commit_version", "_commit_timestamp").persist()
+        touched = self._given(rows).select(*map(quoted, keys)).distinct().persist()
+        try:
+            if touched.isEmpty():
+                return
+            reach("view.touched")
+            whole = self._near(self.reader.table(self.source).read(spark), rows, touched)
+            now = self._given(whole)
+            found = touched.alias("k").join(now.alias("s"), on=_condition(keys, "k", "s"), how="left")
+            there = "_there"
+            from pyspark.sql import functions as F
+
+            merged = found.select(
+                *(F.col(f"k.{quoted(k)}") for k in keys),
+                *(F.col(f"s.{quoted(c)}") for c in now.columns if c not in keys),
+                F.expr(f"{' OR '.join(f's.{quoted(c)} IS NOT NULL' for c in now.columns if c not in keys) or 'true'}").alias(there),
+            )
+            self._merge(merged, now.columns, there)
+            reach("view.merged")
+        finally:
+            touched.unpersist()
+            rows.unpersist()
+
+    def _given(self, rows: DataFrame) -> DataFrame:
+        """Return what the view gives of these rows of the source."""
+        self.reader.instead = {self.source: rows}
+        try:
+            return self.reader.frame(self.flow)
+        finally:
+            self.reader.instead = {}
+
+    def _near(self, whole: DataFrame, rows: DataFrame, touched: DataFrame) -> DataFrame:
+        """Return the rows of the source that can belong to the keys, by columns whose statistics let Delta skip files."""
+        from pyspark.sql import functions as F
+
+        plain = [k for k in self.flow.keys if k in whole.columns]
+        bounds: list[Any] = []
+        for key in plain:
+            bounds += [F.min(quoted(key)).alias(f"low {key}"), F.max(quoted(key)).alias(f"high {key}")]
+            bounds.append(F.count_if(F.col(quoted(key)).isNull()).alias(f"none {key}"))
+        if self.flow.within is not None:
+            time, span = self.flow.within
+            bounds.append((F.min(quoted(time)) - F.expr(f"INTERVAL {span}")).alias("since"))
+            bounds.append((F.max(quoted(time)) + F.expr(f"INTERVAL {span}")).alias("until"))
+            bounds.append(F.count_if(F.col(quoted(time)).isNull()).alias("timeless"))
+        if not bounds:
+            return whole
+        found = rows.agg(*bounds).first()
+        assert found is not None
+        for key in plain:
+            if not found[f"none {key}"]:
+                whole = whole.where(F.col(quoted(key)).between(F.lit(found[f"low {key}"]), F.lit(found[f"high {key}"])))
+        if self.flow.within is not None and not found["timeless"]:
+            whole = whole.where(F.col(quoted(self.flow.within[0])).between(F.lit(found["since"]), F.lit(found["until"])))
+        if plain:
+            whole = whole.join(F.broadcast(touched.select(*map(quoted, plain)).distinct()), plain, "left_semi")
+        return whole
+
+    def _merge(self, rows: DataFrame, columns: Sequence[str], there: str) -> None:
+        names = [quoted(c) for c in columns]
+        rest = [quoted(c) for c in columns if c not in self.flow.keys]
+        differs = " OR ".join(f"NOT (t.{n} <=> s.{n})" for n in rest) or "false"
+        sets = ", ".join(f"t.{n} = s.{n}" for n in rest)
+        rows.sparkSession.sql(
+            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(self.flow.keys)} "
+            f"WHEN MATCHED AND NOT s.{there} THEN DELETE "
+            + (f"WHEN MATCHED AND ({differs}) THEN UPDATE SET {sets} " if rest else "")
+            + f"WHEN NOT MATCHED AND s.{there} THEN INSERT ({', '.join(names)}) "
+            f"VALUES ({', '.join('s.' + n for n in names)})",
+            rows=rows,
+        ).collect()
+
+
+@dataclass
+class NewestBatches:
+    """Keeps of each key the row with the greatest sequence."""
+
+    table: Table
+    keys: tuple[str, ...]
+    sequence_by: str
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Merge one micro-batch. What it raises stops the query, and the batch is run again."""
+        from pyspark.sql import functions as F
+
+        known = self.table.read(batch.sparkSession)
+        names = [c for c in known.columns if c in batch.columns]
+        keys = [quoted(k) for k in self.keys]
+        rows = batch.where(F.expr(f"({self.sequence_by}) IS NOT NULL")).select(*map(quoted, names))
+        # With what is there already: whatever the sequence is, it is compared by one expression, in one place.
+        there = known.select(*map(quoted, names)).join(F.broadcast(rows.select(*keys).distinct()), list(self.keys), "left_semi")
+        newest = F.max_by(F.struct(*map(quoted, names)), F.expr(self.sequence_by)).alias("_newest")
+        rows = rows.unionByName(there).groupBy(*keys).agg(newest).select("_newest.*")
+        rest = [quoted(n) for n in names if n not in self.keys]
+        every = [quoted(n) for n in names]
+        rows.sparkSession.sql(
+            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(self.keys)} "
+            f"WHEN MATCHED AND ({' OR '.join(f'NOT (t.{n} <=> s.{n})' for n in rest)}) "
+            f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in rest)} "
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(every)}) VALUES ({', '.join('s.' + n for n in every)})",
+            rows=rows,
+        ).collect()
+        reach("newest.merged")
+
+
+def _condition(keys: Sequence[str], left: str, right: str) -> Any:
+    from pyspark.sql import functions as F
+
+    return F.expr(same(keys, left, right))
