@@ -55,10 +55,12 @@ class StreamMetrics:
             return Gauge(f"{_NAME}_{name}", text, _QUERY, registry=registry)
 
         self._rows = counter("rows", "Rows that a query's micro-batches took from its sources.")
-        self._written = counter(
-            "written_rows",
-            "Rows that a query wrote or changed, by table; 'sink' where Spark's own sink writes them.",
-            "table",
+        self._written = counter("written_rows", "Rows that a query's sink says it wrote.")
+        self._judged = Counter(
+            f"{_NAME}_judged_rows_total",
+            "Rows that a table's batches judged, by result: good, or bad and held in quarantine.",
+            ("table", "result"),
+            registry=registry,
         )
         self._late = counter("late_rows", "Rows that came after the watermark had passed them.")
         self._phases = counter("phase_seconds", "Time that triggers spent, by Spark's phase.", "phase")
@@ -91,7 +93,7 @@ class StreamMetrics:
         self._rows.labels(query).inc(batch.rows)
         self._late.labels(query).inc(batch.late)
         if batch.written is not None:
-            self.written(query, "sink", batch.written)
+            self._written.labels(query).inc(batch.written)
         for phase, seconds in batch.phases.items():
             self._phases.labels(query, phase).inc(seconds)
         if batch.rows:
@@ -114,11 +116,10 @@ class StreamMetrics:
         at = self._clock()
         self._age.labels(query).set_function(lambda: self._clock() - at)
 
-    def written(self, query: str, table: str, rows: int) -> None:
-        """Count rows that a query wrote to a table; those of the late table are late ones, too."""
-        self._written.labels(query, table).inc(rows)
-        if table == "late":
-            self._late.labels(query).inc(rows)
+    def judged(self, table: str, good: int, bad: int) -> None:
+        """Count the rows that a batch wrote to a table and held in quarantine."""
+        self._judged.labels(table, "good").inc(good)
+        self._judged.labels(table, "bad").inc(bad)
 
     def ended(self, query: str) -> None:
         """Show no state of a query that does not run any more; what was counted stays."""

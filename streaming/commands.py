@@ -1,36 +1,23 @@
-"""The command ``pulsebridge stream``: writes the spark-submit line of the jobs for this machine and becomes it."""
+"""The commands ``pulsebridge stream``, which runs the job on this machine, and ``pulsebridge package`` for clusters."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from enum import Enum
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bridge.options import ConfigOption, SetOption
-from streaming.spark_submit import become_submit, config_arguments
 from streaming.submission import Target
 
-__all__ = ["register"]
-
-
-class Query(str, Enum):
-    """The queries by name."""
-
-    bronze = "bronze"
-    silver = "silver"
-    alerts = "alerts"
-    gold = "gold"
-    latest = "latest"
+__all__ = ["config_arguments", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this tier to the command line."""
-    from streaming import quality_commands, tables_commands
-    from streaming.quarantine import commands as quarantine_commands
+    from streaming import quality_commands, quarantine_commands, tables_commands
 
     tables_commands.register(app)
     quality_commands.register(app)
@@ -41,17 +28,21 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         sets: SetOption = None,
         only: Annotated[
-            list[Query] | None,
-            typer.Option("--only", help="Run this query only; may be repeated. Default: streaming.queries."),
+            list[str] | None, typer.Option("--only", help="Run this flow only; may be repeated. Default: all.")
         ] = None,
         available_now: Annotated[
             bool, typer.Option("--available-now", help="Process what is there, then end.")
         ] = False,
         print_only: Annotated[
-            bool, typer.Option("--print", help="Print the spark-submit command and stop.")
+            bool, typer.Option("--print", help="Print the spark-submit command for a cluster and stop.")
         ] = False,
     ) -> None:
-        _stream(config, sets, [name.value for name in only or ()], available_now, print_only)
+        arguments = config_arguments(config, sets)
+        for name in only or ():
+            arguments += ["--only", name]
+        if available_now:
+            arguments.append("--available-now")
+        _stream(arguments, print_only=print_only)
 
     @app.command("package")
     def package(
@@ -68,37 +59,43 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option("--master", help="The cluster of the printed submission.")
         ] = None,
     ) -> None:
-        """Pack the jobs with what they need for a Spark cluster, and print how to submit them there.
+        """Pack the job with what it needs for a Spark cluster, and print how to submit it there.
 
         For standalone, yarn and k8s that is one file (PEX), which needs a Python of the same minor version on each
-        machine and nothing installed; for databricks the wheel and a job in JSON. Spark itself is not packed. Verdicts
-        of Great Expectations need --extra quality, payloads in CBOR, zstd or protobuf --extra decoders.
+        machine and nothing installed; for databricks the wheel and a job in JSON. Spark itself is not packed. Suites of
+        Great Expectations need --extra quality, payloads in CBOR, zstd or protobuf --extra decoders.
 
         Example: pulsebridge package --for yarn --extra spark --extra quality
         """
         _package(target, out, extras, master)
 
-    app.command("warm-up")(_warm_up)
 
+_HELP = """Run the pipeline: the built-in flows, those of streaming.tables and presets, and those of streaming.modules.
 
-_HELP = """Run the Spark jobs: bronze, silver with quarantine, alerts, gold with the readings that were late, and the latest state.
-
-Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only gold --print
+Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only gold
 """
 
 
-def _warm_up(config: ConfigOption = None, sets: SetOption = None) -> None:
-    """Make Spark start faster on this machine: its JVM keeps the classes that jobs use, 0.2 GB, beside the packages.
+def config_arguments(config: Path | None, sets: list[str] | None) -> list[str]:
+    """Return the arguments that hand configuration file and settings of this command on to the job."""
+    found = [] if config is None else ["--config", str(config)]
+    for pair in sets or ():
+        found += ["--set", pair]
+    return found
 
-    Takes about a minute, once for an environment; `pulsebridge stream`, notebooks and tests then find it.
 
-    Example: pulsebridge warm-up
-    """
-    from bridge.options import settings_from
-    from streaming.class_data import make_archive
+def _stream(arguments: list[str], *, print_only: bool) -> None:
+    if print_only:
+        from bridge.settings.loading import conf_path
+        from streaming.session import delta_jars
 
-    file = make_archive(settings_from(config, sets).local.cache_dir)
-    typer.echo(f"wrote {file}, {file.stat().st_size / 1e6:.0f} MB")
+        words = ["spark-submit", "--properties-file", str(conf_path("spark-defaults.conf"))]
+        words += ["--jars", ",".join(map(str, delta_jars())), str(Path(__file__).with_name("job.py"))]
+        typer.echo(shlex.join([*words, *arguments]))
+        return
+    from streaming.job import main
+
+    sys.exit(main(arguments))
 
 
 def _package(target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
@@ -126,19 +123,3 @@ def _package(target: Target, out: Path, extras: list[str] | None, master: str | 
             f"cd {shlex.quote(str(artefact.parent))} && "
             f"{submission.line(target, artefact, master or target.master, jars)}"
         )
-
-
-def _stream(
-    config: Path | None, sets: list[str] | None, only: Sequence[str], available_now: bool, print_only: bool
-) -> None:
-    from bridge.options import settings_from
-    from streaming.job import plan_of
-
-    settings = settings_from(config, sets)
-    plan_of(settings)  # what is wrong in the files is said before Spark is started
-    arguments = config_arguments(config, sets)
-    for name in only:
-        arguments += ["--only", name]
-    if available_now:
-        arguments.append("--available-now")
-    become_submit(settings, arguments, print_only=print_only)

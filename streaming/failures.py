@@ -13,7 +13,9 @@ __all__ = ["Cause", "cause_of"]
 
 _FREE: Final = ("DELTA_SCHEMA_CHANGED", "DELTA_STREAM", "Python worker failed to connect back")
 """Nothing is wrong then: a table that is read has new columns, or a busy machine was slow to start a Python worker."""
-_BATCH: Final = re.compile(r"batchId = (\d+)|batch (\d+)")
+_NAMED: Final = re.compile(r"\[(?!FOREACH_BATCH|STREAM_FAILED)[A-Z0-9_.]+\] .*")
+"""An error of Spark or Delta by its class, in the text of another one."""
+_RAISED: Final = re.compile(r"[\w.]*(Error|Exception)\b: .*")
 
 
 @dataclass(frozen=True)
@@ -38,4 +40,6 @@ def cause_of(failure: Any) -> Cause:
         known = getattr(errors, kind, None) if line.startswith("bridge.errors.") and mark else None
         if known is not None:
             return Cause(what, issubclass(known, TerminalError))
-    return Cause(lines[0] if lines else "no message", False, free=any(mark in text for mark in _FREE))
+    named = _NAMED.search(text) or next((m for line in reversed(lines) if (m := _RAISED.match(line))), None)
+    said = named.group(0) if named is not None else lines[0] if lines else "no message"
+    return Cause(said, False, free=any(mark in text for mark in _FREE))

@@ -55,9 +55,17 @@ class Reader:
         self._flow, self._sources = flow.name, 0
         with running(self):
             found = flow.query()
-        if not hasattr(found, "writeStream"):
+        from pyspark.sql import DataFrame
+
+        if not isinstance(found, DataFrame):
             raise ConfigError(
                 f"flow {flow.name!r} returns {type(found).__name__}, which is no frame", remedy="return a DataFrame"
+            )
+        if found.isStreaming == (flow.kind == "view"):
+            wanted = "read" if flow.kind == "view" else "read_stream or messages"
+            raise ConfigError(
+                f"flow {flow.name!r} returns a frame that is {'' if found.isStreaming else 'not '}a stream",
+                remedy=f"read its tables by {wanted}",
             )
         return found
 

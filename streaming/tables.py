@@ -67,11 +67,15 @@ class Table:
         """Return the stream of the rows that are added to it, from its first row on. A commit that takes rows away or
         rewrites them is passed over: its other rows were streamed when they came.
         """
-        return spark.readStream.format("delta").option("skipChangeCommits", "true").table(self.sql)
+        return self._streamed(spark, "skipChangeCommits")
 
     def changes(self, spark: SparkSession) -> DataFrame:
         """Return the stream of its changes, from all of its rows as inserts on: its columns and ``_change_type``."""
-        return spark.readStream.format("delta").option("readChangeFeed", "true").table(self.sql)
+        return self._streamed(spark, "readChangeFeed")
+
+    def _streamed(self, spark: SparkSession, option: str) -> DataFrame:
+        reader = spark.readStream.format("delta").option(option, "true")
+        return reader.table(self.sql) if self.by_name else reader.load(self.where)
 
     def append(self, rows: DataFrame, transaction: tuple[str, int] | None = None) -> None:
         """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once."""
