@@ -31,6 +31,7 @@ from bridge.settings.loading import load
 from streaming.failures import Cause, cause_of
 from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
+from streaming.quality import RESULTS, QualityWatch
 from streaming.reading import Reader
 from streaming.tables import Table, create, resolve_root
 from streaming.views import NewestBatches, ViewBatches
@@ -106,7 +107,7 @@ class Job:
             if declared.suite is not None:
                 suite = self._suites.suite(declared.suite)
                 schema = self.reader.table(flow.target).read(self.spark).schema
-                suite.check({f.name: f.dataType.simpleString() for f in schema.fields})
+                suite.check({f.name: f.dataType.simpleString() for f in schema.fields}, self.spark)
                 if suite.unsplit:
                     _log.info("verdict only", suite=suite.name, expectations=", ".join(suite.unsplit))
 
@@ -115,19 +116,46 @@ class Job:
 
         With ``available_now`` one runs after the other, in the order of what they read.
         """
+        quality = self._quality()
         try:
             if available_now:
                 for flow in self._in_order():
                     self._start(flow, available_now=True)
                     if not self._watch(stop):
-                        break
+                        return
+                if quality is not None:
+                    quality.once()
             else:
                 for flow in self._in_order():
                     self._start(flow)
+                if quality is not None:
+                    quality.start()
                 _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
                 self._watch(stop)
         finally:
+            if quality is not None:
+                quality.stop()
             self.close()
+
+    def _quality(self) -> QualityWatch | None:
+        """Return what makes verdicts on the tables with a suite, None where none has one."""
+        streaming = self.settings.streaming
+        tables = {}
+        for name in {flow.target for flow in self._chosen() if flow.kind != "commands"}:
+            suite = self.pipeline.tables[name].suite
+            if suite is not None and self._suites is not None:
+                tables[name] = (self.reader.table(name), self._suites.suite(suite))
+        if not tables or streaming.expectations is None or not streaming.quality_interval_s:
+            return None
+        return QualityWatch(
+            self.spark,
+            streaming.expectations,
+            tables,
+            self.reader.table(QUARANTINE),
+            self.reader.table(RESULTS),
+            streaming.quality_interval_s,
+            streaming.quality_rows,
+        )
 
     def close(self) -> None:
         """Stop the queries; a batch that is cut runs again at the next start."""

@@ -1,0 +1,22 @@
+"""The same source in a Spark Declarative Pipeline: a table and a flow. See spark-pipeline.yml beside this file."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+from streaming import pipelines as pulsebridge
+
+spark = SparkSession.active()
+
+
+@dp.table(comment="Climate of rooms")
+def rooms() -> DataFrame:
+    rows = pulsebridge.messages("zigbee2mqtt/+device", fields="temperature double, humidity double")
+    return rows.where("_fault IS NULL").select("device", "event_time", "temperature", "humidity")
+
+
+dp.create_streaming_table("damp")
+
+
+@dp.append_flow(target="damp")
+def damp_rooms() -> DataFrame:
+    return spark.readStream.table("rooms").where("humidity > 70")

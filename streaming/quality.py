@@ -1,0 +1,126 @@
+"""Runs the checkpoints of Great Expectations beside the flows, never inside a batch, into the table of results.
+
+A verdict takes seconds and a batch must not: rows are split at once by ``Suite.judged``, and every
+``streaming.quality_interval_s`` seconds the newest rows that a suite judged, those of its table and those that went to
+quarantine, are validated on a thread of their own. What fails there is logged and harms no flow.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from streaming.suites import RESULT_COLUMNS, Suite, result_rows, run_checkpoint
+from streaming.tables import Table, create, quoted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["RESULTS", "QualityWatch", "judged_since"]
+
+RESULTS: Final = "quality_results"
+_log = structlog.get_logger("stream")
+
+
+def judged_since(spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime) -> DataFrame:
+    """Return the rows that a table's suite judged: those that came into the table after a version of it, and those
+    that went to quarantine after a time.
+    """
+    from pyspark.sql import functions as F
+
+    rows = table.read(spark)
+    kept = [c for c in rows.columns if c != "_warnings"]
+    came = (
+        spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", str(version + 1))
+    )
+    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
+    schema = rows.select(*map(quoted, kept)).schema
+    bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("judged_at") > F.lit(since)))
+    held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
+    return good.select(*map(quoted, kept)).unionByName(held)
+
+
+class QualityWatch:
+    """Makes verdicts at an interval on a thread of its own, until stopped."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        tables: Mapping[str, tuple[Table, Suite]],
+        quarantine: Table,
+        results: Table,
+        interval_s: float,
+        limit: int,
+    ) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._tables = tables
+        self._quarantine = quarantine
+        self._results = results
+        self._interval_s = interval_s
+        self._limit = limit
+        self._from = {name: self._version(table) for name, (table, _) in tables.items()}
+        self._since = datetime.now(timezone.utc)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless the interval is 0."""
+        if self._interval_s > 0 and self._tables:
+            self._thread = threading.Thread(target=self._run, name="quality", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; one verdict that is under way is waited for, half a minute at most."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+            self._thread = None
+
+    def once(self) -> None:
+        """Make a verdict on each table now, on what came since the last one."""
+        now = datetime.now(timezone.utc)
+        for name in self._tables:
+            try:
+                self._judge(name, now)
+            except Exception as e:  # noqa: BLE001 — an observer: whatever breaks it, the flows go on
+                _log.warning(
+                    "no verdict; see the suite, or set streaming.quality_interval_s=0", table=name, error=str(e)[:300]
+                )
+        self._since = now
+
+    def _judge(self, name: str, now: datetime) -> None:
+        from pyspark.sql.types import StructType
+
+        table, suite = self._tables[name]
+        version = self._version(table)
+        if version == self._from[name]:
+            return
+        rows = judged_since(self._spark, table, self._quarantine, name, self._from[name], self._since)
+        rows = rows.limit(self._limit).persist()
+        try:
+            if rows.isEmpty():
+                return
+            found = run_checkpoint(self._folder, name, suite, rows)
+        finally:
+            rows.unpersist()
+        self._from[name] = version
+        schema = ", ".join(f"{quoted(n)} {kind} COMMENT '{text}'" for n, kind, text in RESULT_COLUMNS)
+        create(self._spark, self._results, StructType.fromDDL(schema), comment="Verdicts of Great Expectations")
+        values = result_rows(found, suite, name, self._since, now)
+        self._results.append(self._spark.createDataFrame(values, schema).coalesce(1))
+
+    def _version(self, table: Table) -> int:
+        row = self._spark.sql(f"DESCRIBE HISTORY {table.sql} LIMIT 1").first()
+        return -1 if row is None else int(row["version"])
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.once()
