@@ -28,7 +28,8 @@ def register(app: typer.Typer) -> None:
         config: ConfigOption = None,
         sets: SetOption = None,
         only: Annotated[
-            list[str] | None, typer.Option("--only", help="Run this flow only; may be repeated. Default: all.")
+            list[str] | None,
+            typer.Option("--only", help="Run this flow only; may be repeated. Default: all."),
         ] = None,
         available_now: Annotated[
             bool, typer.Option("--available-now", help="Process what is there, then end.")

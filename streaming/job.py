@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from streaming.suites import Suites
+    from streaming.suites import Suite, Suites
 
 __all__ = ["Job", "await_pulsar", "main"]
 
@@ -241,7 +241,9 @@ class Job:
             from sinks.options import sink_options
 
             pulsar = self.settings.pulsar
-            writer = writer.format("pulsebridge_commands").options(**sink_options(pulsar, self.settings.max_name_bytes))
+            writer = writer.format("pulsebridge_commands").options(
+                **sink_options(pulsar, self.settings.max_name_bytes)
+            )
         else:
             writer = writer.foreachBatch(batches)
         if available_now:
@@ -275,15 +277,23 @@ class Job:
                 (
                     flow.name if len(read) == 1 else f"{flow.name}-{source}",
                     self.reader.table(source).changes(self.spark),
-                    ViewBatches(Reader(self.spark, self.settings, self.pipeline), flow, source, table),
+                    self._view(flow, source, table),
                 )
                 for source in read
             ]
         return [(flow.name, rows, self._batches(flow, table))]
 
+    def _view(self, flow: Flow, source: str, table: Table) -> ViewBatches:
+        reader = Reader(self.spark, self.settings, self.pipeline)
+        return ViewBatches(reader, flow, source, table, self._suite_of(flow), self.reader.table(QUARANTINE))
+
+    def _suite_of(self, flow: Flow) -> Suite | None:
+        name = self.pipeline.tables[flow.target].suite
+        assert self._suites is not None  # prepare was called
+        return None if name is None else self._suites.suite(name)
+
     def _batches(self, flow: Flow, table: Table) -> TableBatches:
         declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
-        assert self._suites is not None  # prepare was called
         counted = self.counted
         return TableBatches(
             declared,
@@ -291,8 +301,10 @@ class Job:
             table,
             self.reader.table(QUARANTINE),
             self._checkpoint(flow.name),
-            None if declared.suite is None else self._suites.suite(declared.suite),
-            BadRows(streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"),
+            self._suite_of(flow),
+            BadRows(
+                streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"
+            ),
             streaming.max_added_columns,
             None if counted is None else lambda good, bad: counted(flow.target, good, bad),
         )

@@ -93,7 +93,8 @@ class Pipeline:
         """Add a table. Raises ConfigError where its name is taken."""
         if declared.name in self.tables or declared.name in self.views:
             raise ConfigError(
-                f"two tables are named {declared.name!r}", remedy="give one of them another name, or make it a flow"
+                f"two tables are named {declared.name!r}",
+                remedy="give one of them another name, or make it a flow",
             )
         self.tables[declared.name] = declared
 
@@ -207,9 +208,7 @@ def table(
             schema_evolution=schema_evolution,
             device_column=device_column,
         )
-        _pipeline().add_flow(
-            Flow(called, called, function, spark_conf=spark_conf or {}, trigger_s=trigger_s)
-        )
+        _pipeline().add_flow(Flow(called, called, function, spark_conf=spark_conf or {}, trigger_s=trigger_s))
         return function
 
     return declare if query_function is None else declare(query_function)
@@ -256,7 +255,9 @@ def append_flow(
 
     def declare(function: Query) -> Query:
         _pipeline().add_flow(
-            Flow(name or function.__name__, target, function, spark_conf=spark_conf or {}, trigger_s=trigger_s)
+            Flow(
+                name or function.__name__, target, function, spark_conf=spark_conf or {}, trigger_s=trigger_s
+            )
         )
         return function
 
@@ -397,5 +398,3 @@ def read_stream(name: str) -> DataFrame:
     """Return the stream of the rows that come into a table or view of the pipeline, or into any other table."""
     found: DataFrame = _reader().read_stream(name)
     return found
-
-

@@ -28,7 +28,9 @@ RESULTS: Final = "quality_results"
 _log = structlog.get_logger("stream")
 
 
-def judged_since(spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime) -> DataFrame:
+def judged_since(
+    spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime
+) -> DataFrame:
     """Return the rows that a table's suite judged: those that came into the table after a version of it, and those
     that went to quarantine after a time.
     """
@@ -37,9 +39,13 @@ def judged_since(spark: SparkSession, table: Table, quarantine: Table, name: str
     rows = table.read(spark)
     kept = [c for c in rows.columns if c != "_warnings"]
     came = (
-        spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", str(version + 1))
+        spark.read.format("delta")
+        .option("readChangeFeed", "true")
+        .option("startingVersion", str(version + 1))
     )
-    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
+    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where(
+        "_change_type = 'insert'"
+    )
     schema = rows.select(*map(quoted, kept)).schema
     bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("judged_at") > F.lit(since)))
     held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
@@ -92,7 +98,9 @@ class QualityWatch:
                 self._judge(name, now)
             except Exception as e:  # noqa: BLE001 — an observer: whatever breaks it, the flows go on
                 _log.warning(
-                    "no verdict; see the suite, or set streaming.quality_interval_s=0", table=name, error=str(e)[:300]
+                    "no verdict; see the suite, or set streaming.quality_interval_s=0",
+                    table=name,
+                    error=str(e)[:300],
                 )
         self._since = now
 
@@ -113,7 +121,9 @@ class QualityWatch:
             rows.unpersist()
         self._from[name] = version
         schema = ", ".join(f"{quoted(n)} {kind} COMMENT '{text}'" for n, kind, text in RESULT_COLUMNS)
-        create(self._spark, self._results, StructType.fromDDL(schema), comment="Verdicts of Great Expectations")
+        create(
+            self._spark, self._results, StructType.fromDDL(schema), comment="Verdicts of Great Expectations"
+        )
         values = result_rows(found, suite, name, self._since, now)
         self._results.append(self._spark.createDataFrame(values, schema).coalesce(1))
 

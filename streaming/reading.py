@@ -59,7 +59,8 @@ class Reader:
 
         if not isinstance(found, DataFrame):
             raise ConfigError(
-                f"flow {flow.name!r} returns {type(found).__name__}, which is no frame", remedy="return a DataFrame"
+                f"flow {flow.name!r} returns {type(found).__name__}, which is no frame",
+                remedy="return a DataFrame",
             )
         if found.isStreaming == (flow.kind == "view"):
             wanted = "read" if flow.kind == "view" else "read_stream or messages"

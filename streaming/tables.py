@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
     from bridge.settings import StreamingSettings
 
-__all__ = ["PROPERTIES", "Table", "add_columns", "create", "ddl", "is_missing", "quoted", "resolve_root", "table_of"]
+__all__ = [
+    "PROPERTIES",
+    "Table",
+    "add_columns",
+    "create",
+    "ddl",
+    "is_missing",
+    "quoted",
+    "resolve_root",
+    "table_of",
+]
 
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableChangeDataFeed": "true",

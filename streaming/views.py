@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.killpoints import reach
 from streaming.pipelines import Flow
 from streaming.tables import Table, quoted, same
+from streaming.writing import quarantined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,15 +27,23 @@ __all__ = ["NewestBatches", "ViewBatches"]
 
 @dataclass
 class ViewBatches:
-    """Brings a view up to date with a micro-batch of changes of ``source``, one of the tables that it reads."""
+    """Brings a view up to date with a micro-batch of changes of ``source``, one of the tables that it reads.
+
+    A row of the view that fails a critical rule of its suite is taken out of the view and appended to quarantine, each
+    time that it is computed.
+    """
 
     reader: Reader
     flow: Flow
     source: str
     table: Table
+    suite: Suite | None = None
+    quarantine: Table | None = None
 
     def __call__(self, changes: DataFrame, number: int) -> None:
-        """Recompute the keys concerned. What it raises stops the query, and the batch is run again."""
+        """Compute the keys concerned. What it raises stops the query, and the batch is run again."""
+        from pyspark.sql import functions as F
+
         keys = self.flow.keys
         spark = changes.sparkSession
         rows = changes.drop("_change_type", "_commit_version", "_commit_timestamp").persist()
@@ -44,21 +53,39 @@ class ViewBatches:
                 return
             reach("view.touched")
             whole = self._near(self.reader.table(self.source).read(spark), rows, touched)
-            now = self._given(whole)
-            found = touched.alias("k").join(now.alias("s"), on=_condition(keys, "k", "s"), how="left")
-            there = "_there"
-            from pyspark.sql import functions as F
-
-            merged = found.select(
-                *(F.col(f"k.{quoted(k)}") for k in keys),
-                *(F.col(f"s.{quoted(c)}") for c in now.columns if c not in keys),
-                F.expr(f"{' OR '.join(f's.{quoted(c)} IS NOT NULL' for c in now.columns if c not in keys) or 'true'}").alias(there),
+            now = (
+                self._given(whole)
+                .alias("s")
+                .join(F.broadcast(touched).alias("k"), F.expr(same(keys, "s", "k")), "left_semi")
             )
-            self._merge(merged, now.columns, there)
+            now = self._passed(now)
+            columns = [c for c in now.columns if c != "_there"]
+            found = touched.alias("k").join(
+                now.withColumn("_there", F.lit(True)).alias("s"), F.expr(same(keys, "k", "s")), "left"
+            )
+            rest = [c for c in columns if c not in keys]
+            kept = found.select(
+                *(F.col(f"k.{quoted(k)}") for k in keys),
+                *(F.col(f"s.{quoted(c)}") for c in rest),
+                F.expr("s._there").alias("_there"),
+            )
+            self._merge(kept, columns)
             reach("view.merged")
         finally:
             touched.unpersist()
             rows.unpersist()
+
+    def _passed(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that the view's suite lets pass; the others go to quarantine."""
+        from pyspark.sql import functions as F
+
+        if self.suite is None or self.quarantine is None:
+            return rows
+        judged = self.suite.judged(rows).persist()
+        bad = judged.where(F.size("_failed_rules") > 0)
+        if not bad.isEmpty():
+            self.quarantine.append(quarantined(bad, self.flow.target))
+        return judged.where(F.size("_failed_rules") == 0).drop("_failed_rules")
 
     def _given(self, rows: DataFrame) -> DataFrame:
         """Return what the view gives of these rows of the source."""
@@ -88,23 +115,29 @@ class ViewBatches:
         assert found is not None
         for key in plain:
             if not found[f"none {key}"]:
-                whole = whole.where(F.col(quoted(key)).between(F.lit(found[f"low {key}"]), F.lit(found[f"high {key}"])))
+                whole = whole.where(
+                    F.col(quoted(key)).between(F.lit(found[f"low {key}"]), F.lit(found[f"high {key}"]))
+                )
         if self.flow.within is not None and not found["timeless"]:
-            whole = whole.where(F.col(quoted(self.flow.within[0])).between(F.lit(found["since"]), F.lit(found["until"])))
+            whole = whole.where(
+                F.col(quoted(self.flow.within[0])).between(F.lit(found["since"]), F.lit(found["until"]))
+            )
         if plain:
-            whole = whole.join(F.broadcast(touched.select(*map(quoted, plain)).distinct()), plain, "left_semi")
+            whole = whole.join(
+                F.broadcast(touched.select(*map(quoted, plain)).distinct()), plain, "left_semi"
+            )
         return whole
 
-    def _merge(self, rows: DataFrame, columns: Sequence[str], there: str) -> None:
+    def _merge(self, rows: DataFrame, columns: Sequence[str]) -> None:
         names = [quoted(c) for c in columns]
         rest = [quoted(c) for c in columns if c not in self.flow.keys]
         differs = " OR ".join(f"NOT (t.{n} <=> s.{n})" for n in rest) or "false"
         sets = ", ".join(f"t.{n} = s.{n}" for n in rest)
         rows.sparkSession.sql(
             f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(self.flow.keys)} "
-            f"WHEN MATCHED AND NOT s.{there} THEN DELETE "
+            f"WHEN MATCHED AND s._there IS NULL THEN DELETE "
             + (f"WHEN MATCHED AND ({differs}) THEN UPDATE SET {sets} " if rest else "")
-            + f"WHEN NOT MATCHED AND s.{there} THEN INSERT ({', '.join(names)}) "
+            + f"WHEN NOT MATCHED AND s._there THEN INSERT ({', '.join(names)}) "
             f"VALUES ({', '.join('s.' + n for n in names)})",
             rows=rows,
         ).collect()
@@ -127,7 +160,9 @@ class NewestBatches:
         keys = [quoted(k) for k in self.keys]
         rows = batch.where(F.expr(f"({self.sequence_by}) IS NOT NULL")).select(*map(quoted, names))
         # With what is there already: whatever the sequence is, it is compared by one expression, in one place.
-        there = known.select(*map(quoted, names)).join(F.broadcast(rows.select(*keys).distinct()), list(self.keys), "left_semi")
+        there = known.select(*map(quoted, names)).join(
+            F.broadcast(rows.select(*keys).distinct()), list(self.keys), "left_semi"
+        )
         newest = F.max_by(F.struct(*map(quoted, names)), F.expr(self.sequence_by)).alias("_newest")
         rows = rows.unionByName(there).groupBy(*keys).agg(newest).select("_newest.*")
         rest = [quoted(n) for n in names if n not in self.keys]
@@ -140,9 +175,3 @@ class NewestBatches:
             rows=rows,
         ).collect()
         reach("newest.merged")
-
-
-def _condition(keys: Sequence[str], left: str, right: str) -> Any:
-    from pyspark.sql import functions as F
-
-    return F.expr(same(keys, left, right))

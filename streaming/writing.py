@@ -15,9 +15,10 @@ before, by other rules perhaps, puts into quarantine whatever of it is not in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bridge.errors import TerminalError
 from bridge.killpoints import reach
@@ -27,7 +28,7 @@ from streaming.reading import WORKING_COLUMNS
 from streaming.tables import Table, add_columns, quoted, same
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from streaming.suites import Suite
 
@@ -80,7 +81,7 @@ class BadRows:
 class TableBatches:
     """Writes micro-batches; called by Spark, in the driver or, with Spark Connect, in a process of the server.
 
-    ``app`` names the flow and its checkpoint in Delta's log. ``counted`` is called with the numbers of good and bad rows
+    ``checkpoint`` is the folder of the flow's query. ``counted`` is called with the numbers of good and bad rows
     of each batch, where this process is the driver.
     """
 
@@ -88,18 +89,26 @@ class TableBatches:
     flow: str
     table: Table
     quarantine: Table
-    app: str
+    checkpoint: str
     suite: Suite | None = None
     bad_rows: BadRows = field(default_factory=BadRows)
     max_added_columns: int = 100
     counted: Callable[[int, int], object] | None = None
     _first: bool = True
+    _app: str = ""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
+        if not self._app:
+            self._app = f"{self.flow}:{_id_of(batch.sparkSession, self.checkpoint)}"
         judged = self._judged(batch)
         splits = "_failed_rules" in judged.columns
-        twice = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
+        twice = (
+            self._first
+            or self.declared.keys
+            or self.bad_rows.stop
+            or self.declared.schema_evolution != "rescue"
+        )
         if splits and twice:
             judged = judged.persist()
         try:
@@ -116,25 +125,27 @@ class TableBatches:
         self._evolve(judged)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
         if self.bad_rows.stop and splits:
-            counts = judged.agg(F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad")).first()
-            assert counts is not None
-            self.bad_rows.check(self.declared.name, counts["good"], counts["bad"])
+            self.bad_rows.check(self.declared.name, **_counts(judged, bad))
         reach("table.judged")
+        # A batch that Delta has already is skipped, and then nothing is observed.
+        kept = self._first or bool(self.declared.keys)
+        counts = _counts(judged, bad) if kept and splits else {}
         seen = Observation()
-        rows = judged.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
-        good = self._as_table(rows.where(~bad) if splits else rows)
+        if not kept:
+            judged = judged.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
+        good = self._as_table(judged.where(~bad) if splits else judged)
         if self.declared.keys:
             self._merge(good)
         else:
-            self.table.append(good, (self.app, number))
+            self.table.append(good, (self._app, number))
         reach("table.written")
-        counts = seen.get
+        counts = counts or ({} if kept else seen.get)
         if splits and self._first:
             self._quarantine(self._left_out(judged), number)
-        elif splits and counts.get("bad"):
+        elif counts.get("bad"):
             self._quarantine(judged.where(bad), number)
         reach("table.quarantined")
-        if self.counted is not None:
+        if self.counted is not None and counts:
             self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
 
     def _judged(self, batch: DataFrame) -> DataFrame:
@@ -210,10 +221,28 @@ class TableBatches:
             by = [n for n in judged.columns if n in there.columns and n != "_warnings"]
         found = judged.alias("s").join(there.alias("t"), F.expr(same(by)), "left_anti")
         fails = F.size("_failed_rules") > 0
-        return found.withColumn("_failed_rules", F.when(fails, F.col("_failed_rules")).otherwise(F.array(F.lit(EARLIER))))
+        return found.withColumn(
+            "_failed_rules", F.when(fails, F.col("_failed_rules")).otherwise(F.array(F.lit(EARLIER)))
+        )
 
     def _quarantine(self, rows: DataFrame, number: int) -> None:
-        self.quarantine.append(quarantined(rows, self.declared.name), (f"{self.app}:quarantine", number))
+        self.quarantine.append(quarantined(rows, self.declared.name), (f"{self._app}:quarantine", number))
+
+
+def _counts(rows: DataFrame, bad: Column) -> dict[str, int]:
+    from pyspark.sql import functions as F
+
+    found = rows.agg(F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad")).first()
+    return {} if found is None else {"good": int(found["good"]), "bad": int(found["bad"])}
+
+
+def _id_of(spark: SparkSession, checkpoint: str) -> str:
+    """Return the id that Spark gave the query of a checkpoint: one that is made anew begins with batch 0 again, and
+    its batches are others.
+    """
+    row = spark.read.text(f"{checkpoint}/metadata").first()
+    assert row is not None  # Spark writes it before the first batch
+    return str(json.loads(row[0])["id"])
 
 
 def quarantined(rows: DataFrame, table: str) -> DataFrame:
@@ -226,7 +255,9 @@ def quarantined(rows: DataFrame, table: str) -> DataFrame:
         return (F.col(name) if name in there else F.lit(None)).cast(kind)
 
     kept = [n for n in rows.columns if n not in (*WORKING_COLUMNS, "_failed_rules", "_warnings")]
-    reason = F.coalesce(given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1)))
+    reason = F.coalesce(
+        given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1))
+    )
     return rows.select(
         F.lit(table).alias("table"),
         F.col("_failed_rules").alias("failed_rules"),

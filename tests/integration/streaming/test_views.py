@@ -54,7 +54,10 @@ def test_a_view_is_what_its_function_gives_after_any_changes(
     world = PipelineWorld(spark, tmp_path)
     devices = ["a", "b", "c", None]
     for _ in range(4):
-        rows = [reading(draw.choice(devices), draw.randrange(300), float(draw.randrange(9))) for _ in range(draw.randrange(1, 9))]
+        rows = [
+            reading(draw.choice(devices), draw.randrange(300), float(draw.randrange(9)))
+            for _ in range(draw.randrange(1, 9))
+        ]
         world.fill("source", rows, READINGS)
         kind = draw.randrange(3)
         if kind == 0:
@@ -80,7 +83,9 @@ def test_a_late_reading_corrects_its_window_alone(spark: SparkSession, tmp_path:
     assert changed.orderBy("version").collect()[-1]["operationMetrics"]["numTargetRowsUpdated"] == "1"
 
 
-def test_the_newest_row_of_a_key_counts_in_whatever_order_they_come(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_newest_row_of_a_key_counts_in_whatever_order_they_come(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [reading("a", 9, 9.0, 1), reading("b", 1, 1.0, 1)], READINGS)
     world.run(declare_newest)

@@ -46,7 +46,9 @@ def declared(
     return declare
 
 
-def row(n: int, value: float | None = 1.0, fault: str | None = None, rescued: str | None = None) -> tuple[Any, ...]:
+def row(
+    n: int, value: float | None = 1.0, fault: str | None = None, rescued: str | None = None
+) -> tuple[Any, ...]:
     return (n, f"d{n % 3}", value, fault, rescued, n)
 
 
@@ -136,7 +138,9 @@ def test_unknown_fields_become_columns_with_one_type_and_what_does_not_fit_stays
     ]
 
 
-def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)
     with pytest.raises(TerminalError, match="measured: a message has fields that the table does not know"):
@@ -151,7 +155,9 @@ def test_too_many_bad_rows_stop_the_job_before_anything_of_the_batch_is_written(
 ) -> None:
     world = PipelineWorld(spark, tmp_path, on_bad_share="stop", bad_share_limit=0.2, bad_share_min_rows=5)
     world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
-    with pytest.raises(TerminalError, match=r"measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%"):
+    with pytest.raises(
+        TerminalError, match=r"measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%"
+    ):
         world.run(declared(limit=4))
     assert world.rows("measured", "n") == [] == world.rows("quarantine", "row")
     world.run(declared(limit=8))
