@@ -123,9 +123,8 @@ class ViewBatches:
                 F.col(quoted(self.flow.within[0])).between(F.lit(found["since"]), F.lit(found["until"]))
             )
         if plain:
-            whole = whole.join(
-                F.broadcast(touched.select(*map(quoted, plain)).distinct()), plain, "left_semi"
-            )
+            near = F.broadcast(touched.select(*map(quoted, plain)).distinct()).alias("k")
+            whole = whole.alias("s").join(near, F.expr(same(plain, "s", "k")), "left_semi")
         return whole
 
     def _merge(self, rows: DataFrame, columns: Sequence[str]) -> None:
