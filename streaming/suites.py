@@ -1,0 +1,494 @@
+"""Expectation suites of a Great Expectations project: rows are split, and tables get verdicts.
+
+The project is a folder that Great Expectations itself and notebooks open with
+``great_expectations.get_context(mode="file", project_root_dir=...)``. It has one suite per table, as
+``ExpectationSuite.save`` writes it. A suite does two things:
+
+* ``Suite.judged`` marks the rows of a batch, by the conditions that Great Expectations itself makes for its map
+  expectations. Severity decides: ``critical`` goes to ``_failed_rules``, ``warning`` to ``_warnings``, and ``info``
+  marks nothing. ``mostly`` does not change a row's marks.
+* ``run_checkpoint`` runs the table's Checkpoint on rows, with its actions (Data Docs, notifications).
+
+Great Expectations is imported when a suite is first read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = [
+    "FAILED",
+    "RESULT_COLUMNS",
+    "WARNINGS",
+    "Rule",
+    "Suite",
+    "Suites",
+    "Verdict",
+    "result_rows",
+    "run_checkpoint",
+]
+
+FAILED: Final = "_failed_rules"
+"""Column ``array<string>``, never null: the critical rules that the row fails, in the suite's order."""
+WARNINGS: Final = "_warnings"
+"""Column ``array<string>``, never null: the same for rules with severity ``warning``."""
+
+RESULT_COLUMNS: Final = (
+    ("run_at", "timestamp", "when the verdict was made"),
+    ("table", "string", "the table that was validated"),
+    ("suite", "string", "name of the suite"),
+    ("rule", "string", "name of the rule"),
+    ("expectation", "string", "type of the expectation"),
+    ("columns", "array<string>", "columns that it reads"),
+    ("severity", "string", "critical, warning or info"),
+    ("splits_rows", "boolean", "whether it also marks rows of a batch"),
+    ("success", "boolean", "the verdict"),
+    ("evaluated", "bigint", "rows validated, null for a rule on the table"),
+    ("unexpected", "bigint", "rows that failed, null for a rule on the table"),
+    ("observed", "string", "the observed value, or why there is no verdict"),
+    ("rows_since", "timestamp", "the rows were processed after this"),
+    ("rows_until", "timestamp", "and not after this"),
+)
+"""Columns of the Delta table of results: name, Spark SQL type, comment."""
+
+_SOURCE: Final = "pulsebridge"
+_BATCH: Final = "rows"
+_COLUMN_KEYS: Final = ("column", "column_A", "column_B", "column_list")
+_lock = threading.Lock()
+"""Great Expectations keeps global state; verdicts of one process are made one after the other."""
+_built: dict[tuple[Any, ...], tuple[_Mark, ...]] = {}
+"""Conditions by suite, schema and Spark context, so that a batch costs no work of Great Expectations."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One expectation of a suite. ``name``: ``meta.rule`` of the expectation, else its type and columns."""
+
+    name: str
+    expectation: str
+    columns: tuple[str, ...]
+    severity: str
+    """``critical``, ``warning`` or ``info``."""
+    splits: bool
+    """Whether Great Expectations has a condition on a row for it; if not, it gives a verdict only."""
+    id: str | None = None
+
+    @property
+    def marks(self) -> bool:
+        """Whether a row that fails gets the rule's name."""
+        return self.splits and self.severity != "info"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite of a project. It is small, can be pickled, and works in another process."""
+
+    name: str
+    file: str
+    text: str
+    """The expectations as JSON, as the file has them."""
+    rules: tuple[Rule, ...]
+    modules: tuple[str, ...] = ()
+    """Modules of custom expectations, imported again in another process."""
+
+    @property
+    def unsplit(self) -> tuple[str, ...]:
+        """Names of the rules that give a verdict only, because Great Expectations has no row condition for them."""
+        return tuple(rule.name for rule in self.rules if not rule.splits)
+
+    def check(self, columns: Mapping[str, str], spark: SparkSession | None = None) -> None:
+        """Check the suite against a table's columns (name to Spark SQL type).
+
+        With a session, each rule is also evaluated on one made-up row, whose texts are ``'x'``: devices can send any
+        text, and a rule that raises an error would end the batch.
+        Raises ConfigError naming all rules that cannot work on this table.
+        """
+        problems = [
+            f"rule {rule.name!r}: the table has no column {name!r}"
+            for rule in self.rules
+            for name in rule.columns
+            if name not in columns and name.partition(".")[0].strip("`") not in columns
+        ]
+        if not problems and spark is not None:
+            row = spark.sql(
+                f"SELECT {', '.join(f'{_sample(t)} AS {_quoted(c)}' for c, t in columns.items())}"
+            )
+            problems = list(_failures(_marks(self, row), row))
+        if problems:
+            raise self._error(problems, "correct the suite, or the table's columns")
+
+    def judged(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of a batch with the columns ``_failed_rules`` and ``_warnings``.
+
+        No job runs. A rule with a window (unique values, for example) looks at this batch only; if it also has a
+        condition on which rows it looks at, the plan reads ``rows`` twice, so persist them before.
+        A user-defined function in a rule gets every row, even one outside of its row condition.
+        Raises ConfigError when a rule cannot be applied to these columns.
+        """
+        from pyspark.sql import functions as F
+
+        marks = _marks(self, rows)
+        flags: list[tuple[_Mark, Column]] = []
+        extra = []
+        for n, mark in enumerate(marks):
+            if mark.window:
+                extra.append(f"_window_rule_{n}")
+                rows = mark.added(rows, extra[-1])
+                flags.append((mark, F.col(extra[-1])))
+            else:
+                flags.append((mark, mark.flag))
+        lists = {
+            column: F.array_compact(
+                F.array(
+                    *(F.when(flag, F.lit(m.rule.name)) for m, flag in flags if m.rule.severity == severity)
+                )
+            ).cast("array<string>")
+            for column, severity in ((FAILED, "critical"), (WARNINGS, "warning"))
+        }
+        return rows.withColumns(lists).drop(*extra)
+
+    def _error(self, problems: Iterable[str], remedy: str) -> ConfigError:
+        return ConfigError(f"suite {self.name!r} ({self.file}): {'; '.join(problems)}", remedy=remedy)
+
+
+class Suites:
+    """The suites of a project folder: the one with ``great_expectations.yml``, or the folder above its ``gx``."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the suites; none without a folder. Raises ConfigError when it has no project."""
+        if self.folder is None:
+            return ()
+        found = _project(self.folder) / "expectations"
+        return tuple(
+            sorted(path.relative_to(found).with_suffix("").as_posix() for path in found.rglob("*.json"))
+        )
+
+    def suite(self, name: str) -> Suite:
+        """Return a suite, read now. Raises ConfigError that names the file and all problems of it."""
+        names = self.names()
+        if self.folder is None or name not in names:
+            raise ConfigError(
+                f"there is no suite {name!r} in {self.folder or 'any folder'}",
+                remedy=f"the project has {', '.join(names) or 'no suite'}; save one with ExpectationSuite.save()"
+                if self.folder
+                else "name the folder of a Great Expectations project in the settings",
+            )
+        return _parsed(name, _project(self.folder) / "expectations" / f"{name}.json")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one rule on a table. ``evaluated`` and ``unexpected`` are None for a rule on the whole table."""
+
+    rule: Rule
+    success: bool
+    evaluated: int | None
+    unexpected: int | None
+    observed: str
+    """The observed value of a rule on the table, or the error that left the rule without a verdict."""
+
+
+def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> list[Verdict]:
+    """Run the Checkpoint with the table's name on rows, with its actions, and return the verdicts in suite order.
+
+    A project without such a Checkpoint gets one, with a ValidationDefinition and the action that updates the Data
+    Docs; it keeps no values of rows. Edit it with Great Expectations to add actions. It takes seconds and runs jobs;
+    persist the rows before. Raises ConfigError when Great Expectations cannot use the project.
+    """
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gx = _gx()
+        _import(suite.modules)
+        try:
+            context = gx.get_context(mode="file", context_root_dir=str(_project(folder)))
+            checkpoint = _checkpoint(gx, context, table, suite)
+        except gx.exceptions.GreatExpectationsError as e:
+            raise ConfigError(
+                f"the Great Expectations project {folder} cannot validate {table}: {_line(e)}",
+                remedy="correct the project's files",
+            ) from e
+        results = checkpoint.run(batch_parameters={"dataframe": rows}).run_results.values()
+    entries = {e.expectation_config.id: e for result in results for e in result.results}
+    return [_verdict(rule, entries[rule.id]) for rule in suite.rules if rule.id in entries]
+
+
+def result_rows(
+    verdicts: Sequence[Verdict],
+    suite: Suite,
+    table: str,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[tuple[Any, ...]]:
+    """Return the verdicts as rows of ``RESULT_COLUMNS``. ``since``, ``until``: when the rows were processed."""
+    now = datetime.now(timezone.utc)
+    return [
+        (
+            now,
+            table,
+            suite.name,
+            v.rule.name,
+            v.rule.expectation,
+            list(v.rule.columns),
+            v.rule.severity,
+            v.rule.splits,
+            v.success,
+            v.evaluated,
+            v.unexpected,
+            v.observed,
+            since,
+            until,
+        )
+        for v in verdicts
+    ]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """How a rule marks rows. ``window``: the condition needs the other rows of the batch."""
+
+    rule: Rule
+    domain: Column | None
+    unexpected: Column
+    window: bool
+
+    @property
+    def flag(self) -> Column:
+        """True for a row that fails. The condition is evaluated for rows of the domain only."""
+        from pyspark.sql import functions as F
+
+        return self.unexpected if self.domain is None else F.when(self.domain, self.unexpected)
+
+    def added(self, rows: DataFrame, name: str) -> DataFrame:
+        """Return the rows with the flag as a column; the window spans the rows of the domain only."""
+        from pyspark.sql import functions as F
+
+        if self.domain is None:
+            return rows.withColumn(name, self.unexpected)
+        inside = F.coalesce(self.domain, F.lit(False))
+        marked = rows.where(inside).withColumn(name, self.unexpected)
+        return marked.unionAll(rows.where(~inside).withColumn(name, F.lit(False)))
+
+
+def _marks(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
+    # A column is part of a JVM, and a process may start a second one; Spark Connect has no context.
+    context = getattr(rows.sparkSession, "sparkContext", None)
+    key = (suite, rows.schema.simpleString(), context)
+    if key not in _built:
+        if len(_built) >= 64:
+            _built.clear()
+        _built[key] = _build(suite, rows)
+    return _built[key]
+
+
+def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
+    from pyspark.errors import AnalysisException
+
+    _gx()
+    _import(suite.modules)
+    from streaming.row_conditions import load_expectation, row_condition
+
+    marks: list[_Mark] = []
+    problems = []
+    for rule, entry in zip(suite.rules, json.loads(suite.text), strict=True):
+        if not rule.marks:
+            continue
+        try:
+            made = row_condition(load_expectation(entry), rows.schema)
+            mark = _Mark(rule, made.domain, made.unexpected, False)
+            try:
+                _ = rows.where(mark.flag).schema  # Spark Connect analyses when the schema is asked for
+            except AnalysisException:
+                # A window is refused in a filter.
+                mark = _Mark(rule, made.domain, made.unexpected, True)
+                _ = mark.added(rows, "_window").schema
+            marks.append(mark)
+        except Exception as e:  # noqa: BLE001 — Spark's, Great Expectations' or a custom metric's: the suite is wrong
+            problems.append(f"rule {rule.name!r}: {_line(e)}")
+    if problems:
+        raise suite._error(problems, "correct the suite, or the table's columns")
+    return tuple(marks)
+
+
+def _failures(marks: Sequence[_Mark], row: DataFrame) -> Iterable[str]:
+    for mark in marks:
+        try:
+            (mark.added(row, "_flag") if mark.window else row.select(mark.flag)).collect()
+        except Exception as e:  # noqa: BLE001 — an error of any kind would end a batch
+            yield f"rule {mark.rule.name!r} raises an error for the text 'x': {_line(e)}"
+
+
+def _sample(kind: str) -> str:
+    """Return a value of a type as Spark SQL: text that is no number, time or JSON; a null for nested types."""
+    name = kind.strip().lower()
+    if name.startswith(("string", "varchar", "char")):
+        return "'x'"
+    if name.startswith(("timestamp", "date")):
+        return f"CAST('2000-01-01' AS {kind})"
+    if name.startswith(("struct", "array", "map", "binary", "variant", "interval")):
+        return f"CAST(NULL AS {kind})"
+    return f"CAST(0 AS {kind})"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _project(folder: Path) -> Path:
+    for found in (folder, folder / "gx"):
+        if (found / "great_expectations.yml").is_file():
+            return found
+    raise ConfigError(
+        f"{folder} is not a Great Expectations project: it has no great_expectations.yml, nor has its folder gx",
+        remedy='make one: great_expectations.get_context(mode="file", project_root_dir=...)',
+    )
+
+
+def _parsed(name: str, path: Path) -> Suite:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"suite {name!r} ({path}) cannot be read: {e}", remedy="correct the file") from e
+    entries = body.get("expectations") if isinstance(body, dict) else None
+    if not isinstance(entries, list):
+        raise ConfigError(
+            f"suite {name!r} ({path}) has no list `expectations`",
+            remedy="save it with ExpectationSuite.save()",
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _gx()
+        from streaming.row_conditions import has_row_condition, load_expectation
+
+        rules: list[Rule] = []
+        modules: set[str] = set()
+        problems: list[str] = []
+        for n, entry in enumerate(entries):
+            try:
+                if not isinstance(entry, dict) or "type" not in entry:
+                    raise ValueError("has no `type` (a suite of a version before 1.0?)")
+                made = load_expectation(entry)
+                rules.append(_rule(made, has_row_condition(made), {rule.name for rule in rules}))
+            except ValueError as e:
+                problems.append(f"expectations[{n}]: {e}")
+            else:
+                modules.add(type(made).__module__)
+    suite = Suite(
+        name, str(path), json.dumps(entries), tuple(rules), tuple(sorted(m for m in modules if _custom(m)))
+    )
+    if problems:
+        raise suite._error(problems, "correct the file, and keep what Great Expectations saves")
+    return suite
+
+
+def _rule(expectation: Any, splits: bool, taken: set[str]) -> Rule:
+    kind, kwargs = expectation.expectation_type, expectation.configuration.kwargs
+    columns: list[str] = []
+    for key in _COLUMN_KEYS:
+        if key in type(expectation).domain_keys and kwargs.get(key):
+            columns += [kwargs[key]] if isinstance(kwargs[key], str) else kwargs[key]
+    given = (expectation.meta or {}).get("rule")
+    name = base = str(given or (f"{kind}({', '.join(columns)})" if columns else kind))
+    n = 1
+    while name in taken:
+        n += 1
+        name = f"{base}#{n}"
+    return Rule(name, kind, tuple(columns), expectation.severity.value, splits, expectation.id)
+
+
+def _custom(module: str) -> bool:
+    return module.partition(".")[0] not in ("great_expectations", "__main__")
+
+
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _checkpoint(gx: Any, context: Any, table: str, suite: Suite) -> Any:
+    """Return the Checkpoint of the table; what is missing of it is added to the project."""
+    from great_expectations.checkpoint import UpdateDataDocsAction
+
+    if table in {c.name for c in context.checkpoints.all()}:
+        return context.checkpoints.get(table)
+    if _SOURCE in context.data_sources.all():
+        source = context.data_sources.get(_SOURCE)
+    else:
+        source = context.data_sources.add_spark(_SOURCE, persist=False)
+    if table in source.get_asset_names():
+        asset = source.get_asset(table)
+    else:
+        asset = source.add_dataframe_asset(table)
+    if any(b.name == _BATCH for b in asset.batch_definitions):
+        batch = asset.get_batch_definition(_BATCH)
+    else:
+        batch = asset.add_batch_definition_whole_dataframe(_BATCH)
+    if table in {v.name for v in context.validation_definitions.all()}:
+        definition = context.validation_definitions.get(table)
+    else:
+        definition = context.validation_definitions.add(
+            gx.ValidationDefinition(name=table, data=batch, suite=context.suites.get(suite.name))
+        )
+    return context.checkpoints.add(
+        gx.Checkpoint(
+            name=table,
+            validation_definitions=[definition],
+            actions=[UpdateDataDocsAction(name="data_docs")],
+            result_format={"result_format": "BASIC", "partial_unexpected_count": 0},
+        )
+    )
+
+
+def _verdict(rule: Rule, entry: Any) -> Verdict:
+    found, failure = entry.result or {}, entry.exception_info or {}
+    # One dictionary, or one for each metric that failed.
+    errors = [failure, *(v for v in failure.values() if isinstance(v, Mapping))]
+    error = next((e["exception_message"] for e in errors if e.get("exception_message")), None)
+    observed = found.get("observed_value")
+    return Verdict(
+        rule,
+        bool(entry.success),
+        found.get("element_count"),
+        found.get("unexpected_count"),
+        error or ("" if observed is None else str(observed)),
+    )
+
+
+def _line(e: Exception) -> str:
+    """Return the first line of an error that says something, at most 300 characters."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return (lines[0] if lines else type(e).__name__)[:300]
+
+
+def _gx() -> Any:
+    # Read when the package is imported: nothing is sent anywhere.
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    # Its loggers set levels of their own; what matters of it is raised, or is in the verdict.
+    log = logging.getLogger("great_expectations")
+    log.propagate = False
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
+    try:
+        import great_expectations
+    except ModuleNotFoundError as e:
+        raise MissingExtraError(
+            "a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'"
+        ) from e
+    return great_expectations
