@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -125,9 +125,7 @@ class Suite:
             if name not in columns and name.partition(".")[0].strip("`") not in columns
         ]
         if not problems and spark is not None:
-            row = spark.sql(
-                f"SELECT {', '.join(f'{_sample(t)} AS {_quoted(c)}' for c, t in columns.items())}"
-            )
+            row = spark.sql(f"SELECT {', '.join(_sample(name, kind) for name, kind in columns.items())}")
             problems = list(_failures(_marks(self, row), row))
         if problems:
             raise self._error(problems, "correct the suite, or the table's columns")
@@ -142,25 +140,16 @@ class Suite:
         """
         from pyspark.sql import functions as F
 
-        marks = _marks(self, rows)
-        flags: list[tuple[_Mark, Column]] = []
+        found: dict[str, list[Column]] = {"critical": [], "warning": []}
         extra = []
-        for n, mark in enumerate(marks):
+        for n, mark in enumerate(_marks(self, rows)):
+            flag = mark.flag
             if mark.window:
                 extra.append(f"_window_rule_{n}")
-                rows = mark.added(rows, extra[-1])
-                flags.append((mark, F.col(extra[-1])))
-            else:
-                flags.append((mark, mark.flag))
-        lists = {
-            column: F.array_compact(
-                F.array(
-                    *(F.when(flag, F.lit(m.rule.name)) for m, flag in flags if m.rule.severity == severity)
-                )
-            ).cast("array<string>")
-            for column, severity in ((FAILED, "critical"), (WARNINGS, "warning"))
-        }
-        return rows.withColumns(lists).drop(*extra)
+                rows, flag = mark.added(rows, extra[-1]), F.col(extra[-1])
+            found[mark.rule.severity].append(F.when(flag, F.lit(mark.rule.name)))
+        failed, warned = (F.array_compact(F.array(*names)).cast("array<string>") for names in found.values())
+        return rows.withColumns({FAILED: failed, WARNINGS: warned}).drop(*extra)
 
     def _error(self, problems: Iterable[str], remedy: str) -> ConfigError:
         return ConfigError(f"suite {self.name!r} ({self.file}): {'; '.join(problems)}", remedy=remedy)
@@ -177,19 +166,20 @@ class Suites:
         if self.folder is None:
             return ()
         found = _project(self.folder) / "expectations"
-        return tuple(
-            sorted(path.relative_to(found).with_suffix("").as_posix() for path in found.rglob("*.json"))
-        )
+        return tuple(sorted(p.relative_to(found).as_posix()[: -len(".json")] for p in found.rglob("*.json")))
 
     def suite(self, name: str) -> Suite:
         """Return a suite, read now. Raises ConfigError that names the file and all problems of it."""
         names = self.names()
-        if self.folder is None or name not in names:
+        if self.folder is None:
             raise ConfigError(
-                f"there is no suite {name!r} in {self.folder or 'any folder'}",
-                remedy=f"the project has {', '.join(names) or 'no suite'}; save one with ExpectationSuite.save()"
-                if self.folder
-                else "name the folder of a Great Expectations project in the settings",
+                f"there is no suite {name!r}: no folder of a Great Expectations project is set",
+                remedy="name the folder in the settings",
+            )
+        if name not in names:
+            raise ConfigError(
+                f"there is no suite {name!r} in {self.folder}, only {', '.join(names) or 'no suite at all'}",
+                remedy="save it with ExpectationSuite.save()",
             )
         return _parsed(name, _project(self.folder) / "expectations" / f"{name}.json")
 
@@ -210,16 +200,19 @@ def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> l
     """Run the Checkpoint with the table's name on rows, with its actions, and return the verdicts in suite order.
 
     A project without such a Checkpoint gets one, with a ValidationDefinition and the action that updates the Data
-    Docs; it keeps no values of rows. Edit it with Great Expectations to add actions. It takes seconds and runs jobs;
-    persist the rows before. Raises ConfigError when Great Expectations cannot use the project.
+    Docs; it keeps no values of rows. Edit it with Great Expectations to add actions. A suite without ids, which was
+    written by hand, is saved with ids. It takes seconds and runs jobs; persist the rows before.
+    Raises ConfigError when Great Expectations cannot use the project, and what an action raises.
     """
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        gx = _gx()
-        _import(suite.modules)
+        gx = _gx(suite.modules)
         try:
             context = gx.get_context(mode="file", context_root_dir=str(_project(folder)))
-            checkpoint = _checkpoint(gx, context, table, suite)
+            stored = context.suites.get(suite.name)
+            if stored.id is None or any(e.id is None for e in stored.expectations):
+                stored.save()  # written by hand: Great Expectations gives the ids that results have
+            checkpoint = _checkpoint(gx, context, table, stored)
         except gx.exceptions.GreatExpectationsError as e:
             raise ConfigError(
                 f"the Great Expectations project {folder} cannot validate {table}: {_line(e)}",
@@ -227,37 +220,21 @@ def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> l
             ) from e
         results = checkpoint.run(batch_parameters={"dataframe": rows}).run_results.values()
     entries = {e.expectation_config.id: e for result in results for e in result.results}
-    return [_verdict(rule, entries[rule.id]) for rule in suite.rules if rule.id in entries]
+    current = Suites(folder).suite(suite.name)  # Great Expectations validated what the file says now
+    return [_verdict(rule, entries[rule.id]) for rule in current.rules if rule.id in entries]
 
 
 def result_rows(
-    verdicts: Sequence[Verdict],
-    suite: Suite,
-    table: str,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    verdicts: Sequence[Verdict], suite: Suite, table: str, since: datetime | None, until: datetime | None
 ) -> list[tuple[Any, ...]]:
-    """Return the verdicts as rows of ``RESULT_COLUMNS``. ``since``, ``until``: when the rows were processed."""
+    """Return the verdicts as rows of ``RESULT_COLUMNS``. The rows were processed after ``since``, until ``until``."""
     now = datetime.now(timezone.utc)
-    return [
-        (
-            now,
-            table,
-            suite.name,
-            v.rule.name,
-            v.rule.expectation,
-            list(v.rule.columns),
-            v.rule.severity,
-            v.rule.splits,
-            v.success,
-            v.evaluated,
-            v.unexpected,
-            v.observed,
-            since,
-            until,
-        )
-        for v in verdicts
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for v in verdicts:
+        rule = (v.rule.name, v.rule.expectation, list(v.rule.columns), v.rule.severity, v.rule.splits)
+        found = (v.success, v.evaluated, v.unexpected, v.observed)
+        rows.append((now, table, suite.name, *rule, *found, since, until))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -301,8 +278,7 @@ def _marks(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
 def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
     from pyspark.errors import AnalysisException
 
-    _gx()
-    _import(suite.modules)
+    _gx(suite.modules)
     from streaming.row_conditions import load_expectation, row_condition
 
     marks: list[_Mark] = []
@@ -335,20 +311,18 @@ def _failures(marks: Sequence[_Mark], row: DataFrame) -> Iterable[str]:
             yield f"rule {mark.rule.name!r} raises an error for the text 'x': {_line(e)}"
 
 
-def _sample(kind: str) -> str:
+def _sample(name: str, kind: str) -> str:
     """Return a value of a type as Spark SQL: text that is no number, time or JSON; a null for nested types."""
-    name = kind.strip().lower()
-    if name.startswith(("string", "varchar", "char")):
-        return "'x'"
-    if name.startswith(("timestamp", "date")):
-        return f"CAST('2000-01-01' AS {kind})"
-    if name.startswith(("struct", "array", "map", "binary", "variant", "interval")):
-        return f"CAST(NULL AS {kind})"
-    return f"CAST(0 AS {kind})"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    base = kind.strip().lower()
+    value = "0"
+    if base.startswith(("string", "varchar", "char")):
+        value = "'x'"
+    elif base.startswith(("timestamp", "date")):
+        value = "'2000-01-01'"
+    elif base.startswith(("struct", "array", "map", "binary", "variant", "interval")):
+        value = "NULL"
+    quoted = name.replace("`", "``")
+    return f"CAST({value} AS {kind}) AS `{quoted}`"
 
 
 def _project(folder: Path) -> Path:
@@ -374,7 +348,7 @@ def _parsed(name: str, path: Path) -> Suite:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _gx()
+        _gx(())
         from streaming.row_conditions import has_row_condition, load_expectation
 
         rules: list[Rule] = []
@@ -390,9 +364,8 @@ def _parsed(name: str, path: Path) -> Suite:
                 problems.append(f"expectations[{n}]: {e}")
             else:
                 modules.add(type(made).__module__)
-    suite = Suite(
-        name, str(path), json.dumps(entries), tuple(rules), tuple(sorted(m for m in modules if _custom(m)))
-    )
+    custom = sorted(m for m in modules if m.partition(".")[0] not in ("great_expectations", "__main__"))
+    suite = Suite(name, str(path), json.dumps(entries), tuple(rules), tuple(custom))
     if problems:
         raise suite._error(problems, "correct the file, and keep what Great Expectations saves")
     return suite
@@ -405,55 +378,43 @@ def _rule(expectation: Any, splits: bool, taken: set[str]) -> Rule:
         if key in type(expectation).domain_keys and kwargs.get(key):
             columns += [kwargs[key]] if isinstance(kwargs[key], str) else kwargs[key]
     given = (expectation.meta or {}).get("rule")
-    name = base = str(given or (f"{kind}({', '.join(columns)})" if columns else kind))
-    n = 1
-    while name in taken:
-        n += 1
-        name = f"{base}#{n}"
+    base = str(given or (f"{kind}({', '.join(columns)})" if columns else kind))
+    name = next(n for n in (base, *(f"{base}#{i}" for i in range(2, len(taken) + 2))) if n not in taken)
     return Rule(name, kind, tuple(columns), expectation.severity.value, splits, expectation.id)
 
 
-def _custom(module: str) -> bool:
-    return module.partition(".")[0] not in ("great_expectations", "__main__")
-
-
-def _import(modules: Sequence[str]) -> None:
-    for module in modules:
-        importlib.import_module(module)
-
-
-def _checkpoint(gx: Any, context: Any, table: str, suite: Suite) -> Any:
+def _checkpoint(gx: Any, context: Any, table: str, suite: Any) -> Any:
     """Return the Checkpoint of the table; what is missing of it is added to the project."""
     from great_expectations.checkpoint import UpdateDataDocsAction
+    from great_expectations.exceptions import DataContextError
 
-    if table in {c.name for c in context.checkpoints.all()}:
-        return context.checkpoints.get(table)
-    if _SOURCE in context.data_sources.all():
-        source = context.data_sources.get(_SOURCE)
-    else:
-        source = context.data_sources.add_spark(_SOURCE, persist=False)
-    if table in source.get_asset_names():
-        asset = source.get_asset(table)
-    else:
-        asset = source.add_dataframe_asset(table)
-    if any(b.name == _BATCH for b in asset.batch_definitions):
-        batch = asset.get_batch_definition(_BATCH)
-    else:
-        batch = asset.add_batch_definition_whole_dataframe(_BATCH)
-    if table in {v.name for v in context.validation_definitions.all()}:
-        definition = context.validation_definitions.get(table)
-    else:
-        definition = context.validation_definitions.add(
-            gx.ValidationDefinition(name=table, data=batch, suite=context.suites.get(suite.name))
+    def got(find: Callable[[str], Any], name: str, add: Callable[[], Any]) -> Any:
+        try:
+            return find(name)
+        except (LookupError, DataContextError):
+            return add()
+
+    def definition() -> Any:
+        sources = context.data_sources
+        source = got(sources.get, _SOURCE, lambda: sources.add_spark(_SOURCE, persist=False))
+        asset = got(source.get_asset, table, lambda: source.add_dataframe_asset(table))
+        whole = asset.add_batch_definition_whole_dataframe
+        batch = got(asset.get_batch_definition, _BATCH, lambda: whole(_BATCH))
+        return context.validation_definitions.add(
+            gx.ValidationDefinition(name=table, data=batch, suite=suite)
         )
-    return context.checkpoints.add(
-        gx.Checkpoint(
-            name=table,
-            validation_definitions=[definition],
-            actions=[UpdateDataDocsAction(name="data_docs")],
-            result_format={"result_format": "BASIC", "partial_unexpected_count": 0},
+
+    def checkpoint() -> Any:
+        return context.checkpoints.add(
+            gx.Checkpoint(
+                name=table,
+                validation_definitions=[got(context.validation_definitions.get, table, definition)],
+                actions=[UpdateDataDocsAction(name="data_docs")],
+                result_format={"result_format": "BASIC", "partial_unexpected_count": 0},
+            )
         )
-    )
+
+    return got(context.checkpoints.get, table, checkpoint)
 
 
 def _verdict(rule: Rule, entry: Any) -> Verdict:
@@ -477,7 +438,8 @@ def _line(e: Exception) -> str:
     return (lines[0] if lines else type(e).__name__)[:300]
 
 
-def _gx() -> Any:
+def _gx(modules: Sequence[str]) -> Any:
+    """Return Great Expectations, after the import of modules that add expectations to it."""
     # Read when the package is imported: nothing is sent anywhere.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     # Its loggers set levels of their own; what matters of it is raised, or is in the verdict.
@@ -491,4 +453,6 @@ def _gx() -> Any:
         raise MissingExtraError(
             "a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'"
         ) from e
+    for module in modules:
+        importlib.import_module(module)
     return great_expectations

@@ -476,7 +476,7 @@ def test_a_checkpoint_gives_verdicts_and_runs_its_actions(
     assert len(list((uncommitted / "validations").rglob("*.json"))) == 2
 
     table = spark.createDataFrame(
-        result_rows(again, suite, "readings", until=T),
+        result_rows(again, suite, "readings", None, T),
         ", ".join(f"`{n}` {kind}" for n, kind, _ in RESULT_COLUMNS),
     )
     assert [row["rule"] for row in table.where("NOT success AND splits_rows").collect()] == ["present"]

@@ -112,9 +112,9 @@ def test_a_file_that_is_not_a_suite_is_refused_by_name(text: str, says: str, tmp
 
 
 def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no suite 'readings' in .* the project has s;"):
+    with pytest.raises(ConfigError, match=r"no suite 'readings' in .*, only s — save it"):
         written(tmp_path).suite("readings")
-    with pytest.raises(ConfigError, match="no suite 'readings' in any folder"):
+    with pytest.raises(ConfigError, match="no suite 'readings': no folder"):
         Suites(None).suite("readings")
     with pytest.raises(ConfigError, match=r"absent is not a Great Expectations project.*get_context"):
         Suites(tmp_path / "absent").names()
@@ -141,7 +141,7 @@ def test_all_columns_that_a_table_lacks_are_named_at_once(tmp_path: Path) -> Non
 
 def test_verdicts_are_rows_of_the_table_of_results(tmp_path: Path) -> None:
     suite = one(tmp_path, entry(NULL, column="a"))
-    (row,) = result_rows([Verdict(suite.rules[0], True, 3, 0, "")], suite, "t")
+    (row,) = result_rows([Verdict(suite.rules[0], True, 3, 0, "")], suite, "t", None, None)
     found = dict(zip((name for name, _, _ in RESULT_COLUMNS), row, strict=True))
     assert found["rule"] == "expect_column_values_to_not_be_null(a)"
     assert (found["success"], found["evaluated"], found["unexpected"]) == (True, 3, 0)
