@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -116,6 +117,12 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"column_list": ["a", "b", "c"], "ignore_row_if": "never"},
     ],
 }  # fmt: skip
+WINDOWS = {
+    "expect_column_values_to_be_unique",
+    "expect_compound_columns_to_be_unique",
+    "expect_column_values_to_be_increasing",
+    "expect_column_values_to_be_decreasing",
+}
 NEED_DATA = {"expect_column_value_z_scores_to_be_less_than", "expect_column_values_to_not_be_outliers"}
 """Map expectations whose condition needs a mean or a quantile of the table: a verdict only."""
 
@@ -150,18 +157,25 @@ def conditions() -> list[dict[str, Any]]:
         {},
         {"row_condition": "m = 'a'", "condition_parser": "spark"},
         {"row_condition": 'col("m") == "a"', "condition_parser": "great_expectations"},
-        {"row_condition": (Column("id") < 8) & ((Column("m") == "b") | Column("m").is_null())},
+        {"row_condition": (Column("m") == "b") | Column("m").is_null()},
     ]
 
 
-def all_cases() -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the name of the rule, the type and the kwargs of each case, each with each kind of row condition."""
+def named() -> list[str]:
+    """Return the names of the cases: kind, number of the kwargs, number of the row condition."""
     return [
-        (f"{kind}-{n}-{c}", kind, {**kwargs, **condition})
+        f"{kind}-{n}-{c}"
         for kind, several in CASES.items()
-        for n, kwargs in enumerate(several)
-        for c, condition in enumerate(conditions())
+        for n in range(len(several))
+        for c in ((0, 1, 2, 3) if n == 0 else (0, 1 + n % 3))
     ]
+
+
+def made(name: str) -> Any:
+    """Return the expectation of a case."""
+    kind, n, c = name.split("-")
+    impl: Any = great_expectations().expectations.registry.get_expectation_impl(kind)
+    return impl(**CASES[kind][int(n)], **conditions()[int(c)], meta={"rule": name})
 
 
 def project(folder: Path, name: str, *expectations: Any) -> Suites:
@@ -216,11 +230,8 @@ def failing(rows: DataFrame, column: str = FAILED) -> dict[str, set[int]]:
 def both(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the ids that fail by rule: as Great Expectations reports them, and as ours."""
     gx = great_expectations()
-    made = []
-    for name, kind, kwargs in all_cases():
-        impl = gx.expectations.registry.get_expectation_impl(kind)
-        made.append(impl(**kwargs, meta={"rule": name}))
-    suite = project(tmp_path_factory.mktemp("all"), "all", *made).suite("all")
+    suites = project(tmp_path_factory.mktemp("all"), "all", *map(made, named()))
+    suite = suites.suite("all")
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_spark("s", persist=False)
@@ -238,7 +249,15 @@ def both(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
         failed = [v for v in one.exception_info.values() if isinstance(v, dict) and v.get("raised_exception")]
         name = one.expectation_config.meta["rule"]
         theirs[name] = failed or {row["id"] for row in one.result.get("unexpected_index_list") or []}
-    return theirs, failing(suite.judged(rows))
+    ours: dict[str, Any] = {}
+    entries = json.loads(suite.text)
+    alone = [n for n, one in enumerate(entries) if one["type"] in WINDOWS]
+    for some in ([n for n in range(len(entries)) if n not in alone], *([n] for n in alone)):
+        part = replace(
+            suite, text=json.dumps([entries[n] for n in some]), rules=tuple(suite.rules[n] for n in some)
+        )
+        ours.update(failing(part.judged(rows)))
+    return theirs, ours
 
 
 def test_each_map_expectation_for_spark_has_a_case() -> None:
@@ -246,9 +265,7 @@ def test_each_map_expectation_for_spark_has_a_case() -> None:
     assert shipped() == set(CASES) | NEED_DATA
 
 
-@pytest.mark.parametrize(
-    "name", [f"{k}-{n}-{c}" for k, several in CASES.items() for n in range(len(several)) for c in range(4)]
-)
+@pytest.mark.parametrize("name", named())
 def test_the_same_rows_fail_as_in_great_expectations(name: str, both: Any) -> None:
     theirs, ours = both
     assert ours.get(name, set()) == theirs[name]
@@ -380,12 +397,12 @@ NULL, BETWEEN = "expect_column_values_to_not_be_null", "expect_column_values_to_
     [
         (entry(NULL, "r", column="idd"), "rule 'r': the table has no column 'idd'"),
         (entry(NULL, "r", column="id", row_condition="kind = 1", condition_parser="spark"), "rule 'r': .*kind"),
-        (entry(NULL, "r", column="id", row_condition="id = = 1", condition_parser="spark"), "rule 'r': .*syntax error"),
+        (entry(NULL, "r", column="id", row_condition="id = = 1", condition_parser="spark"), "rule 'r': .*Syntax error"),
         (entry(BETWEEN, "r", column="n", min_value=1), "rule 'r': .*DATATYPE_MISMATCH"),
-        (entry(BETWEEN, "r", column="s", min_value=1), "rule 'r' raises an error for the text 'x': .*CAST_INVALID_INPUT"),
+        (entry(BETWEEN, "r", column="s", min_value=1), "rule 'r': .*cannot be computed on column of type StringType"),
+        (entry(NULL, "r", column="id", row_condition="s > 1"), "rule 'r' raises an error for the text 'x': .*CAST_INVALID_INPUT"),
         (entry("expect_column_values_to_match_regex", "r", column="s", regex="("), "rule 'r' .*regex"),
-        (entry("expect_column_values_to_match_json_schema", "r", column="j", json_schema={}), "rule 'r' .*text 'x'"),
-        (entry("expect_column_values_to_match_strftime_format", "r", column="d", strftime_format="%D"), "rule 'r': .*strftime"),
+        (entry("expect_column_values_to_match_json_schema", "r", column="j", json_schema={}), "rule 'r' .*text 'x': .*JSONDecodeError"),
         (entry("expect_column_values_to_be_in_set", "r", column="s", value_set={"$PARAMETER": "v"}), "rule 'r': "),
     ],
 )  # fmt: skip
