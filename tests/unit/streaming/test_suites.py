@@ -77,6 +77,10 @@ def test_the_project_is_found_with_and_without_the_folder_gx(tmp_path: Path) -> 
         (entry(BETWEEN, column="a"), "min_value and max_value cannot both be None"),
         (entry(NULL, column="a", mostly=3), "mostly: ensure this value is less than or equal to 1"),
         (
+            entry("expect_column_values_to_match_strftime_format", column="a", strftime_format="%D"),
+            "bad directive",
+        ),
+        (
             {**entry(NULL, column="a"), "severity": "fatal"},
             "'fatal'. Must be one of: critical, warning, info",
         ),
