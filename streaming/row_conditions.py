@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["RowCondition", "has_row_condition", "load_expectation", "row_condition"]
 
 _OF_THE_SCHEMA: Final = frozenset({"table.columns", "table.column_types"})
+_BY_VALUE: Final = frozenset({"column_values.unique", "compound_columns.unique"})
+"""Metrics with a window for each value, null included: without a row condition the value decides the domain too."""
 _ROW_COUNT: Final = "table.row_count"
 """A dependency of every map metric, for its summary; no condition of Great Expectations reads it."""
 _OF_THE_ROW: Final = (".condition", ".map")
@@ -50,6 +52,8 @@ class RowCondition:
     """True for the rows that the expectation looks at (row condition, ignored rows); None: all rows."""
     unexpected: Column
     """True for a row of the domain that fails. A null passes."""
+    apart: bool
+    """Whether a window of the condition never mixes rows of the domain with others."""
 
 
 def load_expectation(entry: Mapping[str, Any]) -> Any:
@@ -93,7 +97,9 @@ def row_condition(expectation: Any, schema: StructType) -> RowCondition:
     unexpected, compute, accessor = _resolve(wanted, engine, {})
     # Both parts together are the domain: the second names the columns that may make it ignore a row.
     conditions = engine.get_domain_records(domain_kwargs={**compute, **accessor}).conditions
-    return RowCondition(reduce(lambda a, b: a & b, conditions) if conditions else None, unexpected)
+    domain = reduce(lambda a, b: a & b, conditions) if conditions else None
+    apart = expectation.map_metric in _BY_VALUE and not expectation.row_condition
+    return RowCondition(domain, unexpected, apart)
 
 
 class _Rows:

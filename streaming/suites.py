@@ -18,6 +18,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,6 +70,8 @@ RESULT_COLUMNS: Final = (
 _SOURCE: Final = "pulsebridge"
 _BATCH: Final = "rows"
 _COLUMN_KEYS: Final = ("column", "column_A", "column_B", "column_list")
+_MOST_DOUBLING: Final = 4
+"""Each rule with a window over some of the rows doubles the plan of a batch."""
 _lock = threading.Lock()
 """Great Expectations keeps global state; verdicts of one process are made one after the other."""
 _built: dict[tuple[Any, ...], tuple[_Mark, ...]] = {}
@@ -133,8 +136,8 @@ class Suite:
     def judged(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a batch with the columns ``_failed_rules`` and ``_warnings``.
 
-        No job runs. A rule with a window (unique values, for example) looks at this batch only; if it also has a
-        condition on which rows it looks at, the plan reads ``rows`` twice, so persist them before.
+        No job runs. A rule with a window (unique values, for example) looks at this batch only. Such a rule with a
+        row condition makes a plan that reads ``rows`` twice: persist them before.
         A user-defined function in a rule gets every row, even one outside of its row condition.
         Raises ConfigError when a rule cannot be applied to these columns.
         """
@@ -144,7 +147,7 @@ class Suite:
         extra = []
         for n, mark in enumerate(_marks(self, rows)):
             flag = mark.flag
-            if mark.window:
+            if mark.doubles:
                 extra.append(f"_window_rule_{n}")
                 rows, flag = mark.added(rows, extra[-1]), F.col(extra[-1])
             found[mark.rule.severity].append(F.when(flag, F.lit(mark.rule.name)))
@@ -239,12 +242,12 @@ def result_rows(
 
 @dataclass(frozen=True)
 class _Mark:
-    """How a rule marks rows. ``window``: the condition needs the other rows of the batch."""
+    """How a rule marks rows. ``doubles``: its window spans some of the rows, so the others need a plan of their own."""
 
     rule: Rule
     domain: Column | None
     unexpected: Column
-    window: bool
+    doubles: bool
 
     @property
     def flag(self) -> Column:
@@ -254,11 +257,11 @@ class _Mark:
         return self.unexpected if self.domain is None else F.when(self.domain, self.unexpected)
 
     def added(self, rows: DataFrame, name: str) -> DataFrame:
-        """Return the rows with the flag as a column; the window spans the rows of the domain only."""
+        """Return the rows with the flag as a column."""
         from pyspark.sql import functions as F
 
-        if self.domain is None:
-            return rows.withColumn(name, self.unexpected)
+        if self.domain is None or not self.doubles:
+            return rows.withColumn(name, self.flag)
         inside = F.coalesce(self.domain, F.lit(False))
         marked = rows.where(inside).withColumn(name, self.unexpected)
         return marked.unionAll(rows.where(~inside).withColumn(name, F.lit(False)))
@@ -282,7 +285,7 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
     from streaming.row_conditions import load_expectation, row_condition
 
     marks: list[_Mark] = []
-    problems = []
+    problems: list[str] = []
     for rule, entry in zip(suite.rules, json.loads(suite.text), strict=True):
         if not rule.marks:
             continue
@@ -292,12 +295,15 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
             try:
                 _ = rows.where(mark.flag).schema  # Spark Connect analyses when the schema is asked for
             except AnalysisException:
-                # A window is refused in a filter.
-                mark = _Mark(rule, made.domain, made.unexpected, True)
-                _ = mark.added(rows, "_window").schema
+                # Spark refuses a window in a filter.
+                mark = _Mark(rule, made.domain, made.unexpected, made.domain is not None and not made.apart)
+                _ = mark.added(rows, "_flag").schema
             marks.append(mark)
         except Exception as e:  # noqa: BLE001 — Spark's, Great Expectations' or a custom metric's: the suite is wrong
             problems.append(f"rule {rule.name!r}: {_line(e)}")
+    doubling = [mark.rule.name for mark in marks if mark.doubles]
+    if len(doubling) > _MOST_DOUBLING:
+        problems.append(f"at most {_MOST_DOUBLING} rules can have a window and a row condition: {doubling}")
     if problems:
         raise suite._error(problems, "correct the suite, or the table's columns")
     return tuple(marks)
@@ -306,7 +312,7 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
 def _failures(marks: Sequence[_Mark], row: DataFrame) -> Iterable[str]:
     for mark in marks:
         try:
-            (mark.added(row, "_flag") if mark.window else row.select(mark.flag)).collect()
+            mark.added(row, "_flag").select("_flag").collect()
         except Exception as e:  # noqa: BLE001 — an error of any kind would end a batch
             yield f"rule {mark.rule.name!r} raises an error for the text 'x': {_line(e)}"
 
@@ -433,9 +439,11 @@ def _verdict(rule: Rule, entry: Any) -> Verdict:
 
 
 def _line(e: Exception) -> str:
-    """Return the first line of an error that says something, at most 300 characters."""
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return (lines[0] if lines else type(e).__name__)[:300]
+    """Return the line of an error that says most, at most 300 characters."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [type(e).__name__]
+    # An error of a Python worker begins with a sentence and ends with the error.
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (raised[-1] if raised and lines[0].endswith(":") else lines[0])[:300]
 
 
 def _gx(modules: Sequence[str]) -> Any:
