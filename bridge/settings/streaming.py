@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 from pydantic import Field, model_validator
 
 from bridge.settings.base import Section
+from bridge.settings.tables import TableDeclaration
 
 __all__ = ["QUERIES", "QueryName", "StreamingSettings"]
 
@@ -40,6 +41,10 @@ class StreamingSettings(Section):
         ("bronze", "silver", "alerts"),
         min_length=1,
         description="Queries that run where ``--only`` names none; gold and latest as well where somebody reads their tables.",
+    )
+    tables: tuple[TableDeclaration, ...] = Field(
+        (),
+        description="Typed tables of one's own, beside those of ``ingest.presets``; one of the same name replaces theirs.",
     )
     topics: tuple[str, ...] = Field(
         (),
@@ -144,6 +149,9 @@ class StreamingSettings(Section):
 
     @model_validator(mode="after")
     def _distinct(self) -> StreamingSettings:
+        own = [table.name.lower() for table in self.tables]
+        if len(set(own)) < len(own):
+            raise ValueError("streaming.tables: two tables have the same name")
         names = ("bronze", "silver", "quarantine", "quality_results", "gold", "late", "device_latest")
         if len({getattr(self, name) for name in names}) < len(names):
             raise ValueError(f"{', '.join(names[:-1])} and {names[-1]} must be different tables")
