@@ -270,6 +270,7 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     scope = [*message, *more]
     for one in typed:
         rows = _with_columns(rows, one, scope)
+    rows = rows.where(f"_fault IS NOT NULL OR {by_number([f'_wanted{one.n}' for one in typed])}")
     return _finished(rows, typed, list(more))
 
 
@@ -289,6 +290,7 @@ def _with_columns(rows: DataFrame, one: _Typed, scope: Sequence[str]) -> DataFra
     return rows.selectExpr(
         *map(quoted, (*scope, *inner)),
         f"{one.here(f'named_struct({columns})')} AS _columns{one.n}",
+        f"{one.here(one.decoding.where or 'true')} AS _wanted{one.n}",
         f"{one.here(identity)} AS _id{one.n}",
         f"{one.here(text)} AS _time{one.n}",
         f"{one.here(given)} AS _given{one.n}",

@@ -64,6 +64,10 @@ class Decoding(Section):
         description="Columns of the table, each with its SQL expression; none: the fields as they are. A device chooses the "
         "values, so use the try_ functions: an expression that raises stops the query.",
     )
+    where: str | None = Field(
+        None,
+        description="SQL condition of the rows that belong to the table, like ``columns``; payloads that do not decode stay.",
+    )
     format: Format = Field(
         "json",
         description="Form of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``.",
@@ -163,6 +167,11 @@ class Decoding(Section):
             cls._safe(expression)
         return columns
 
+    @field_validator("where")
+    @classmethod
+    def _where(cls, text: str | None) -> str | None:
+        return text if text is None else cls._safe(text)
+
     @staticmethod
     def _safe(expression: str) -> str:
         if _RAISES.search(expression):
@@ -196,8 +205,8 @@ class Decoding(Section):
             raise ValueError("elements: give $ for a row on each line")
         if len({name.lower() for name in self.names}) < len(self.names) or not all(self.names):
             raise ValueError("names: each needs a name of its own")
-        if self.columns and self.fields is None:
-            raise ValueError("columns are made of fields: declare fields")
+        if (self.columns or self.where) and self.fields is None:
+            raise ValueError("columns and where are made of fields: declare fields")
         return self
 
 
