@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from bridge.errors import ConfigError
 from bridge.settings.presets import declared_tables
@@ -20,7 +20,7 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, p
 from bridge.topic_templates import Filter
 from streaming.decoders.fields import MAP, JsonFields, TextFields, ddl_of
 from streaming.decoders.message import Message
-from streaming.decoders.places import Path, by_rule, own_place, top_names
+from streaming.decoders.places import Path, said, top_names
 from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id
 from streaming.decoders.sql import by_number, json_path, literal, matches, quoted
 from streaming.decoders.times import as_timestamp, words_for
@@ -110,22 +110,18 @@ def documents(messages: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
     rows = rows.selectExpr("*", f"{text} AS _whole")
     missing = f"CASE WHEN _whole IS NULL AND _body IS NOT NULL THEN {literal(_NOT_TEXT)} END"
     rows = rows.selectExpr("*", f"coalesce(_broken, {missing}) AS _fault").drop("_document", "_broken")
-    if not any(_many(one) for one in decodings):
+    if not any(one.many for one in decodings):
         return rows.selectExpr("*", "_whole AS _text", "0 AS _element")
     return _elements(rows, decodings)
 
 
-def _many(decoding: Decoding) -> bool:
-    return decoding.elements is not None or decoding.format == "python"
-
-
 def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
     """Take apart the documents of which each element is a row. An array without any gives none."""
-    many = by_number([str(_many(one)).lower() for one in decodings])
+    many = by_number([str(one.many).lower() for one in decodings])
     items, faults = [], []
     for one in decodings:
         most = f"more elements than max_elements, {one.max_elements}"
-        if not _many(one):
+        if not one.many:
             items.append("array(_whole)")
             faults.append("CAST(NULL AS STRING)")
             continue
@@ -210,13 +206,9 @@ class _Typed:
         """Return ``then`` for rows of this decoding, null for others."""
         return then if self.count == 1 else f"CASE WHEN _n = {self.n} THEN {then} END"
 
-    def place(self, part: str) -> str:
-        """Return the text of the row's id or time."""
-        text = getattr(self.decoding, part)
-        if text is not None:
-            return own_place(text, self._row, _in_message)
-        place = _in_message if _many(self.decoding) else self._row
-        return by_rule(self.rules, self.decoding, "id" if part == "id" else "time", place)
+    def said(self, part: Literal["id", "time"]) -> str:
+        """Return the row's id or time."""
+        return said(self.decoding, part, self.rules, self._row)
 
     def _row(self, path: Path) -> str:
         return self.fields.place(path, self.parsed) or f"get_json_object(_text, {json_path(path)})"
@@ -225,17 +217,13 @@ class _Typed:
     def shared(self) -> str:
         """Whether the id is that of a message of several rows."""
         text = self.decoding.id
-        return str(_many(self.decoding) and (text is None or text.startswith("$$"))).lower()
+        return str(self.decoding.many and (text is None or text.startswith("$$"))).lower()
 
     def columns(self) -> dict[str, str]:
         """Return the declared columns."""
         if self.decoding.columns:
             return self.decoding.columns
         return {name: f"{self.values}.{quoted(name)}" for name in self.declared.names}
-
-
-def _in_message(path: Path) -> str:
-    return f"get_json_object(_whole, {json_path(path)})"
 
 
 def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[TopicRule]) -> DataFrame:
@@ -258,7 +246,8 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
         left = [f"CAST({one} AS {MAP})" if text else one for one, text in zip(left, is_text, strict=True)]
     more = captures(message, decodings)
     rows = rows.selectExpr(
-        "*",
+        "* EXCEPT (device)",
+        f"{device(decodings)} AS device",
         f"{by_number(left)} AS _left",
         *(f"{one.here(one.fields.fields(one.parsed))} AS {one.values}" for one in typed),
         *(f"{column} AS {quoted(name)}" for name, column in more.items()),
@@ -282,11 +271,11 @@ def _with_columns(rows: DataFrame, one: _Typed, scope: Sequence[str]) -> DataFra
     fields = [f"{one.values}.{quoted(name)} AS {quoted(name)}" for name in names]
     rows = rows.selectExpr("*", f"{one.values} AS fields", *fields)
     columns = ", ".join(f"{literal(name)}, ({sql})" for name, sql in one.columns().items())
-    identity = f"CAST({one.place('id')} AS STRING)"
-    time = one.place("time")
-    said = rows.selectExpr(f"{time} AS t").schema[0].dataType.simpleString()
-    given = f"({time})" if said.startswith("timestamp") else "CAST(NULL AS TIMESTAMP_LTZ)"
-    text = "CAST(NULL AS STRING)" if said.startswith("timestamp") else f"CAST({time} AS STRING)"
+    identity = f"CAST({one.said('id')} AS STRING)"
+    time = one.said("time")
+    given, text = "CAST(NULL AS TIMESTAMP_LTZ)", f"CAST({time} AS STRING)"
+    if rows.selectExpr(f"{time} AS t").schema[0].dataType.typeName().startswith("timestamp"):
+        given, text = f"({time})", "CAST(NULL AS STRING)"
     return rows.selectExpr(
         *map(quoted, (*scope, *inner)),
         f"{one.here(f'named_struct({columns})')} AS _columns{one.n}",
@@ -329,7 +318,7 @@ def _finished(rows: DataFrame, typed: Sequence[_Typed], more: Sequence[str]) -> 
     rows = rows.selectExpr("*", f"{read} AS _read", f"{by_number([f'_time{t.n}' for t in typed])} AS _time")
     unread = f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {by_number([words_for('_time', t.decoding.time_unit) for t in typed])} END"
     return rows.selectExpr(
-        f"{device([t.decoding for t in typed])} AS device",
+        "device",
         *map(quoted, more),
         f"coalesce(_read, {ARRIVAL}) AS event_time",
         "arrival_time",

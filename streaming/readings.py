@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding
 from streaming.decoders.fields import MAP, TextFields
-from streaming.decoders.places import Path, by_rule, metric_of, own_place
+from streaming.decoders.places import Path, metric_of, said
 from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id
 from streaming.decoders.sql import by_number, json_path, literal, quoted
 from streaming.decoders.times import as_timestamp, words_for
@@ -51,13 +51,12 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     rows = rows.selectExpr(
         "*", f"CASE WHEN {one_only} THEN try_variant_get(_list, '$[0]', 'variant') END AS _root"
     )
-    places = [_Places(one, rules) for one in decodings]
     rows = rows.selectExpr(
         "*",
         f"coalesce(_fault, CASE WHEN _root IS NULL AND _json RLIKE {_BROKEN} THEN {literal(_NOT_JSON)} END) AS _wrong",
-        f"{by_number([one.metric for one in places])} AS _metric",
-        f"{by_number([one.of('id') for one in places])} AS _own_id",
-        f"{by_number([one.of('time') for one in places])} AS _time",
+        f"{by_number([metric_of(one, rules) for one in decodings])} AS _metric",
+        f"{by_number([_said(one, 'id', rules) for one in decodings])} AS _own_id",
+        f"{by_number([_said(one, 'time', rules) for one in decodings])} AS _time",
         *(f"{column} AS {quoted(name)}" for name, column in more.items()),
     )
     plain = "array(named_struct('metric', _metric, 'json', CAST(NULL AS VARIANT), 'plain', _json))"
@@ -106,27 +105,12 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     )
 
 
-class _Places:
-    """Where one decoding finds id, time and the name of plain text."""
-
-    def __init__(self, decoding: Decoding, rules: Sequence[TopicRule]) -> None:
-        self._decoding, self._rules = decoding, rules
-        self.metric = metric_of(decoding, rules)
-
-    def of(self, part: Literal["id", "time"]) -> str:
-        text = getattr(self._decoding, part)
-        if text is not None:
-            return f"CAST({own_place(text, _in_row, _in_message)} AS STRING)"
-        apart = self._decoding.elements is not None or self._decoding.format == "python"
-        return by_rule(self._rules, self._decoding, part, _in_message if apart else _in_row)
+def _said(decoding: Decoding, part: Literal["id", "time"], rules: Sequence[TopicRule]) -> str:
+    return f"CAST({said(decoding, part, rules, _in_row)} AS STRING)"
 
 
 def _in_row(path: Path) -> str:
     return f"try_variant_get(_root, {json_path(path)}, 'string')"
-
-
-def _in_message(path: Path) -> str:
-    return f"get_json_object(_whole, {json_path(path)})"
 
 
 def _document(decoding: Decoding) -> str:

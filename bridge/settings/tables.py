@@ -209,6 +209,11 @@ class Decoding(Section):
             raise ValueError("columns and where are made of fields: declare fields")
         return self
 
+    @property
+    def many(self) -> bool:
+        """Whether a message may give several documents."""
+        return self.elements is not None or self.format == "python"
+
 
 def filter_problem(decodings: Sequence[Decoding]) -> str | None:
     """Return what is wrong where a decoding would never be used, None when each may take messages."""

@@ -14,22 +14,31 @@ from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding, path_steps
 from bridge.topic_patterns import meet
 from bridge.topic_templates import Filter, Template
-from streaming.decoders.sql import captured, literal
+from streaming.decoders.sql import captured, json_path, literal
 
-__all__ = ["Path", "Place", "by_rule", "metric_of", "own_place", "top_names"]
+__all__ = ["Path", "Place", "metric_of", "said", "top_names"]
 
 Path = tuple[str | int, ...]
 Place = Callable[[Path], str]
 """The text at a path of the payload, as SQL."""
+Part = Literal["id", "time"]
 _NONE: Final = "CAST(NULL AS STRING)"
 _LEVEL: Final = "level"
 
 
-def own_place(text: str, row: Place, message: Place) -> str:
-    """Return what a decoding's ``id`` or ``time`` says: a path in the row's document, in the message, or SQL."""
+def said(decoding: Decoding, part: Part, rules: Sequence[TopicRule], row: Place) -> str:
+    """Return the id or the time of a row: at a path in its document, or in the message, or as SQL; else by its rule."""
+    text = getattr(decoding, part)
+    if text is None:
+        place = _in_message if decoding.many else row
+        return _by_name((rule, _filled(of, place)) for rule, of in _templates(rules, decoding, part))
     if text.startswith("$$"):
-        return message(path_steps(text[1:]))
-    return row(path_steps(text)) if text.startswith("$") else text
+        return _in_message(path_steps(text[1:]))
+    return row(path_steps(text)) if text.startswith("$") else str(text)
+
+
+def _in_message(path: Path) -> str:
+    return f"get_json_object(_whole, {json_path(path)})"
 
 
 def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]:
@@ -38,7 +47,7 @@ def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]
     for part in ("id", "time"):
         text = getattr(decoding, part)
         paths = [path_steps(text)] if text is not None and text[:1] == "$" and text[:2] != "$$" else []
-        if text is None and decoding.elements is None:
+        if text is None and not decoding.many:
             paths = [
                 f.steps
                 for _, of in _templates(rules, decoding, part)
@@ -47,11 +56,6 @@ def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]
             ]
         found += [step for path in paths if len(path) == 1 for step in path if isinstance(step, str)]
     return tuple(dict.fromkeys(found))
-
-
-def by_rule(rules: Sequence[TopicRule], decoding: Decoding, part: Literal["id", "time"], place: Place) -> str:
-    """Return what a row's rule finds in its message, null where the rule says nothing or the message has none."""
-    return _by_name((rule, _filled(of, place)) for rule, of in _templates(rules, decoding, part))
 
 
 def metric_of(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
@@ -66,7 +70,7 @@ def metric_of(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
 
 
 def _by_name(columns: Iterable[tuple[str, str]]) -> str:
-    took = f"get_json_object(__messageProperties[{literal(P_INGEST)}], '$.rule')"
+    took = f"get_json_object(try_element_at(__messageProperties, {literal(P_INGEST)}), '$.rule')"
     cases = " ".join(f"WHEN {literal(name)} THEN {column}" for name, column in columns)
     return f"CASE {took} {cases} END" if cases else _NONE
 
