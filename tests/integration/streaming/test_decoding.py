@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from decimal import ROUND_FLOOR, Context, Decimal
@@ -202,12 +203,23 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
         {"filter": "gw/slow", "format": "python", "function": "tests.support.reading_message:hexadecimal",
          "fields": "t double", "max_seconds": 0.2},
     ]  # fmt: skip
+    nulls = {"type": "array", "items": "null"}
+    record = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "t", "type": "double"}, {"name": "l", "type": nulls}],
+    }
+    decodings.append(
+        {"filter": "gw/avro", "format": "avro", "avro_schema": json.dumps(record), "fields": "t double"}
+    )
+    many = b"\x00" * 8 + b"\x80" * 6 + b"\x01\x00"  # an array of 2^41 elements that take no bytes
     decimal = b"\xa1\x61t\xc4\x82\x01\xc2\x5a" + (10**6).to_bytes(4, "big") + b"\xff" * 10**6
     payloads: list[tuple[str, bytes]] = [
         ("json", b'{"t":1}'), ("json", b" " * (2**20 + 1)), ("gz", gzip.compress(b'{"t":2}')), ("gz", gzip.compress(bytes(2000))),
         ("gz", b"x"), ("zstd", zstandard.compress(b"3")), ("cbor", cbor2.dumps({"t": 4, "id": "i", "more": [1]})),
         ("cbor", decimal), ("pb", encoded("r", "2026-01-02T11:00:00Z", 5.0)), ("pb", b"\x0b" * 10_000),
         ("py/q", b"6 7"), ("py/q", b"hello"), ("py/q", b"eight"), ("slow", b"forever"), ("slow", b"ff"),
+        ("avro", b"\x00" * 6 + b"\xf0\x3f" + b"\x02\x00"), ("avro", many),
     ]  # fmt: skip
     messages = [
         SentMessage(n, body, f"gw/{name}", user=[("unit", "km")]) for n, (name, body) in enumerate(payloads)
@@ -218,7 +230,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
     ]
     assert good == [
         (0, 1.0, None), (2, 2.0, None), (5, 3.0, None), (6, 4.0, '{"more":[1]}'), (8, 5.0, '{"id":"r"}'),
-        (10, 6.0, '{"device":"d1"}'), (10, 7.0, '{"device":"d1"}'), (14, 255.0, '{"id":"gw/slow","ts":"2026-01-02T11:00:00Z"}'),
+        (10, 6.0, '{"device":"d1"}'), (10, 7.0, '{"device":"d1"}'), (14, 255.0, '{"id":"gw/slow","ts":"2026-01-02T11:00:00Z"}'), (15, 1.0, '{"l":[null]}'),
     ]  # fmt: skip
     told = {row["told"] for row in rows if row["_position"]["entry"] == 10}
     assert told == {"gw/py/q km 2026 q"}
@@ -232,6 +244,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
         7: "more than 1000 digits", 9: "max_depth, 64", 12: "python: ValueError", 13: "takes longer than max_seconds, 0.2",
     }  # fmt: skip
     faults = {row["_position"]["entry"]: row["_fault"] for row in rows if row["_fault"] is not None}
+    assert re.search("max_seconds, 1|max_memory_mb, 512", faults.pop(16))
     assert faults.keys() == words.keys()
     assert all(text in faults[n] for n, text in words.items()), faults
 
