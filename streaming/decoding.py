@@ -265,7 +265,7 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
 
 def _with_columns(rows: DataFrame, one: _Typed, scope: Sequence[str]) -> DataFrame:
     """Evaluate what a decoding's expressions say, where its fields are columns."""
-    taken = {name.lower() for name in scope}
+    taken = {name.lower() for name in (*scope, "fields")}
     names = [name for name in one.declared.names if name.lower() not in taken and name[0] != "_"]
     inner = [name for name in rows.columns if name.startswith("_") and not name.startswith("__")]
     fields = [f"{one.values}.{quoted(name)} AS {quoted(name)}" for name in names]

@@ -27,7 +27,7 @@ READINGS: Final = Decoding(filter="#")
 """How the table ``readings`` takes every message."""
 _LEVELS: Final = 4
 _EXACT: Final = 2**53
-"""Whole numbers beyond it lose digits as a double; their text is kept as well."""
+"""Whole numbers from here on may lose digits as a double; their text is kept as well."""
 _NUMBER: Final = r"r'^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$'"
 _BROKEN: Final = r"r'^\s*(\{|\[\s*\{)'"
 """How a payload begins that was meant to be JSON; other text that is none is plain text."""
@@ -85,7 +85,8 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
         "_field.plain AS _plain",
         "schema_of_variant(_field.json) AS _kind",
     )
-    rows = rows.selectExpr("*", f"{_number()} AS value")
+    untyped = by_number([str(one.format == "csv").lower() for one in decodings])
+    rows = rows.selectExpr("*", f"{_number(untyped)} AS value")
     unread = f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {words} END"
     return rows.selectExpr(
         f"{device(decodings, 'mqtt_topic')} AS device",
@@ -144,11 +145,17 @@ def _leaf(name: str, value: str) -> str:
     return f"named_struct('metric', {name}, 'json', {value}, 'plain', CAST(NULL AS STRING))"
 
 
-def _number() -> str:
-    plain = f"CASE WHEN _plain RLIKE {_NUMBER} THEN try_cast(_plain AS DOUBLE) END"
+def _number(untyped: str) -> str:
+    """Return the number that a field is; ``untyped``: whether the form knows text alone."""
+
+    def read(text: str) -> str:
+        return f"CASE WHEN {text} RLIKE {_NUMBER} THEN try_cast({text} AS DOUBLE) END"
+
+    string = "try_variant_get(_value, '$', 'string')"
     found = (
-        f"CASE WHEN _value IS NULL THEN {plain} "
+        f"CASE WHEN _value IS NULL THEN {read('_plain')} "
         "WHEN _kind = 'BOOLEAN' THEN CAST(try_variant_get(_value, '$', 'boolean') AS DOUBLE) "
+        f"WHEN _kind = 'STRING' THEN CASE WHEN {untyped} THEN {read(string)} END "
         "WHEN _kind IN ('BIGINT', 'DOUBLE', 'FLOAT') OR _kind LIKE 'DECIMAL%' THEN try_variant_get(_value, '$', 'double') END"
     )
     return f"nullif(nullif({found}, double('infinity')), double('-infinity'))"
@@ -157,7 +164,7 @@ def _number() -> str:
 def _text() -> str:
     """Return what is no number, and the digits of one that a double does not keep."""
     return (
-        f"CASE WHEN abs(value) <= {_EXACT}D AND coalesce(_kind, '') != 'BOOLEAN' THEN NULL "
+        f"CASE WHEN abs(value) < {_EXACT}D AND coalesce(_kind, '') != 'BOOLEAN' THEN NULL "
         "WHEN _value IS NULL THEN _plain "
         "WHEN _kind LIKE 'OBJECT%' OR _kind LIKE 'ARRAY%' THEN to_json(_value) "
         "ELSE try_variant_get(_value, '$', 'string') END"

@@ -112,10 +112,10 @@ def test_other_forms_give_the_same_rows(spark: SparkSession) -> None:
     )
     rows = rows_of(spark, sent("10,1.5\n20,on\n"), lines)
     assert short(rows) == [
-        (0, "when", None, "10"),
-        (0, "t", None, "1.5"),
-        (0, "when", None, "20"),
+        (0, "t", 1.5, None),
+        (0, "when", 10.0, None),
         (0, "t", None, "on"),
+        (0, "when", 20.0, None),
     ]
     assert [row["at"] // 10**6 for row in rows] == [10, 10, 20, 20]
     elements = Decoding(filter="gw/+", elements="$.list", time="$$.at")
