@@ -34,18 +34,16 @@ def _bronze(settings: Settings) -> None:
 
 
 def _readings(settings: Settings) -> None:
-    from streaming.readings import readings_of
-
     # Only what carries an id of its own can come twice under one.
     with_ids = any(rule.reading_id for rule in settings.ingest.all_rules)
 
     @dp.table(
         comment="What devices say, a row for each field of a payload",
         cluster_by=["device", "event_time"],
-        keys=["device", "reading_id", "metric"] if with_ids else [],
+        keys=["device", "_id", "metric"] if with_ids else [],
     )
     def readings() -> DataFrame:
-        return readings_of(dp.messages(), settings)
+        return dp.messages("#", format="json")
 
 
 def _gold(settings: Settings) -> None:

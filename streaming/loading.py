@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridge.errors import ConfigError, PulsebridgeError
 from streaming import built_in
@@ -16,7 +17,8 @@ from streaming import pipelines as dp
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from bridge.settings import Settings
+    from bridge.settings import Settings, TopicRule
+    from bridge.settings.tables import TableDeclaration
 
 __all__ = ["pipeline_of"]
 
@@ -30,7 +32,7 @@ def pipeline_of(settings: Settings) -> dp.Pipeline:
         chosen = settings.streaming.built_in
         built_in.declare(settings, [name for name in chosen if name != "alerts"])
         for table in declared_tables(settings):
-            _declare(table)
+            _declare(table, settings.ingest.all_rules)
         for name in settings.streaming.modules:
             _import(name)
         if "alerts" in chosen:
@@ -39,12 +41,16 @@ def pipeline_of(settings: Settings) -> dp.Pipeline:
     return pipeline
 
 
-def _declare(table: Any) -> None:
+def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:
     def rows() -> DataFrame:
         from streaming.pipelines import _reader
 
-        found: DataFrame = _reader().decoded(table.decodings)
+        found: DataFrame = _reader().decoded(table.decoding)
         return found
+
+    # A row without an id of its own is known by its place in Pulsar, of which there is one: nothing is looked up.
+    said = [one for one in table.decoding if one.id is not None] or any(r.reading_id for r in rules)
+    keys = table.keys if table.keys != ("_id",) or said else ()
 
     dp.table(
         rows,
@@ -52,7 +58,7 @@ def _declare(table: Any) -> None:
         comment=table.comment,
         cluster_by=table.cluster_by,
         table_properties=table.table_properties,
-        keys=table.keys,
+        keys=keys,
         suite=table.suite,
         schema_evolution=table.schema_evolution,
     )

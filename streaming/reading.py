@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from bridge.settings import Settings
+    from bridge.settings.tables import Decoding
 
 __all__ = ["MESSAGE_COLUMNS", "WORKING_COLUMNS", "Reader"]
 
 MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
 """The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
-WORKING_COLUMNS: Final = ("_fault", "_payload", "_id")
+WORKING_COLUMNS: Final = ("_fault", "_payload")
 """Columns that rows carry on their way to a table and that no table has."""
 
 
@@ -72,19 +73,22 @@ class Reader:
 
     def messages(self, filter: str, declared: Mapping[str, Any]) -> DataFrame:
         """Return the messages of a filter, decoded as declared."""
-        from streaming.decoding import Decoding, decoded, matching
+        from streaming.decoding import Decoding
+
+        if declared:
+            return self.decoded([Decoding(filter=filter, **declared)])
+        from bridge.topic_templates import Filter
+        from streaming.decoders.sql import matches
 
         rows = self._source(filter)
-        if not declared:
-            return matching(rows, filter)
-        return decoded(rows, [Decoding.of(filter=filter, **declared)])
+        return rows if filter == "#" else rows.where(matches(Filter.parse(filter)))
 
-    def decoded(self, decodings: Iterable[Any]) -> DataFrame:
+    def decoded(self, decodings: Sequence[Decoding]) -> DataFrame:
         """Return the messages of several declarations, decoded."""
         from streaming.decoding import decoded
 
-        wanted = list(decodings)
-        return decoded(self._source(*(one.filter for one in wanted)), wanted)
+        rows = self._source(*(one.filter for one in decodings))
+        return decoded(rows, decodings, self.settings.ingest.all_rules)
 
     def read(self, name: str) -> DataFrame:
         """Return the rows of a table."""
@@ -153,7 +157,7 @@ class Reader:
 
         streaming = self.settings.streaming
         self._sources += 1
-        hold = "-".join(filter(None, (streaming.subscription, self._flow)))
+        hold = "-".join(part for part in (streaming.subscription, self._flow) if part)
         if self._sources > 1:
             hold += f"-{self._sources}"
         options = {

@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 from pydantic import Field
 
 from bridge.settings.base import Section
+from bridge.settings.tables import TableDeclaration
 
 __all__ = ["BUILT_IN", "BuiltIn", "StreamingSettings"]
 
@@ -35,6 +36,10 @@ class StreamingSettings(Section):
         (),
         description="Python modules, or files of them, that declare tables, views, flows and commands "
         "(``from streaming import pipelines as dp``).",
+    )
+    tables: tuple[TableDeclaration, ...] = Field(
+        (),
+        description="Typed tables of one's own, beside those of ``ingest.presets``; one of the same name replaces theirs.",
     )
     topics: tuple[str, ...] = Field(
         (),

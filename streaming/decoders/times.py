@@ -1,0 +1,76 @@
+"""Reads the times that messages carry: ISO 8601 with a date, or numbers since the epoch in a unit. SQL as text.
+
+``1700000000``, ``"1700000000.25"`` and ``1.7e9`` are one time. Numbers are read exactly, to nine places after the point,
+and rounded down to µs. What is no time of the years 1 to 9999 is none: Python, and many a reader of the tables, knows no
+others. A time of day without a date is none either: Spark would take today's, and another day when a batch runs again.
+The session's time zone has no part in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridge.settings.tables import TimeUnit
+from streaming.decoders.sql import literal
+
+__all__ = ["AUTO_BOUNDS", "MICROS", "as_timestamp", "words_for"]
+
+AUTO_BOUNDS: Final = (("s", 10**11), ("ms", 10**14), ("us", 10**17))
+"""``auto`` takes a number whose absolute value is below the bound to be of the unit, others to be ns: seconds as far as
+the year 5138, and anything finer from March 1973 on."""
+
+_FACTORS: Final = {"s": "1000000BD", "ms": "1000BD", "us": "1BD", "ns": "0.001BD"}
+"""Microseconds in a unit. Decimals with few digits: the product is exact and cannot overflow."""
+MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The years 1 to 9999, in µs: first and last."""
+_FIRST, _LAST = MICROS
+_DATE: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}($|[^\d])'"
+_LOCAL: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0-9:.]+)?\s*$'"
+_ONLY_DATE: Final = 10
+"""Characters of a date at most."""
+_WORDS: Final = {
+    "iso": "ISO 8601 time with a date; time_unit says how numbers are read",
+    "s": "number of seconds since 1970 within the years 1 to 9999",
+    "ms": "number of milliseconds since 1970 within the years 1 to 9999",
+    "us": "number of microseconds since 1970 within the years 1 to 9999",
+    "ns": "number of nanoseconds since 1970 within the years 1 to 9999",
+    "auto": "number since 1970, nor an ISO 8601 time with a date",
+}
+
+
+def as_timestamp(text: str, unit: TimeUnit, zone: str = "UTC") -> str:
+    """Return the time that a column of text says, null where it says none; ``zone`` is that of times that name none."""
+    number = f"try_cast({text} AS DECIMAL(30, 9))"
+    if unit == "iso":
+        return _iso(text, zone)
+    if unit != "auto":
+        return _within(_micros(number, unit))
+    scaled = "".join(
+        f"WHEN abs({number}) < {bound}BD THEN {_micros(number, name)} " for name, bound in AUTO_BOUNDS
+    )
+    micros = f"CASE WHEN {number} IS NULL THEN NULL {scaled}ELSE {_micros(number, 'ns')} END"
+    return f"CASE WHEN {text} RLIKE {_DATE} THEN {_iso(text, zone)} ELSE {_within(micros)} END"
+
+
+def words_for(text: str, unit: TimeUnit) -> str:
+    """Return why a column of text says no time, in words."""
+    return f"concat('the time ', left({text}, 60), {literal(f' is no {_WORDS[unit]}')})"
+
+
+def _iso(text: str, zone: str) -> str:
+    bare = f"trim({text})"
+    midnight = f"CASE WHEN length({bare}) <= {_ONLY_DATE} THEN ' 00:00:00 ' ELSE ' ' END"
+    whole = (
+        f"CASE WHEN {text} RLIKE {_LOCAL} THEN concat({bare}, {midnight}, {literal(zone)}) ELSE {bare} END"
+    )
+    time = f"try_cast({whole} AS TIMESTAMP_LTZ)"
+    within = f"{time} BETWEEN timestamp_micros({_FIRST}) AND timestamp_micros({_LAST})"
+    return f"CASE WHEN {text} RLIKE {_DATE} AND {within} THEN {time} END"
+
+
+def _micros(number: str, unit: str) -> str:
+    return f"try_cast(floor({number} * {_FACTORS[unit]}) AS BIGINT)"
+
+
+def _within(micros: str) -> str:
+    return f"CASE WHEN {micros} BETWEEN {_FIRST} AND {_LAST} THEN timestamp_micros({micros}) END"

@@ -1,0 +1,305 @@
+"""Decodes in Python what Spark cannot read: compressed payloads, Avro, CBOR, protobuf, and by functions of one's own.
+
+Spark's ``from_avro`` and ``from_protobuf`` need jars that pyspark does not carry. Nothing that a device sends raises: what
+is wrong with a payload is told in words. What a payload may cost is checked before it is parsed (``limits``), and bounded
+while it is (``process``).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import importlib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.errors import ConfigError, MissingExtraError
+from bridge.settings.tables import Decoding
+from bridge.topic_templates import Filter
+from streaming.decoders.compression import expand
+from streaming.decoders.documents import json_of
+from streaming.decoders.limits import MessageFields, check_cbor, check_protobuf, check_size
+from streaming.decoders.message import Message
+from streaming.decoders.process import DecoderProcess, Limits, Unpacked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["Unpacked", "needs_python", "unpack_rows", "unpacker", "with_descriptor"]
+
+_ADDED: Final = "_body binary, _document string, _broken string"
+_BATCH_BYTES: Final = 8 * 1024 * 1024
+_ASKED_ROWS: Final = 256
+_ASKED_BYTES: Final = 2 * 1024 * 1024
+"""So many payloads go to the decoders' process together; where one of them ends it, each goes once more alone."""
+_WORDS: Final = 300
+
+Reader = Callable[[bytes, Message], object]
+"""Payload and message in, a value as JSON has it out."""
+
+
+def needs_python(decoding: Decoding) -> bool:
+    """Whether its payloads go through Python."""
+    return decoding.compression is not None or decoding.format in _READERS
+
+
+def with_descriptor(decoding: Decoding) -> Decoding:
+    """Return it with the content of the file that it names, as executors need it. Raises ConfigError."""
+    if decoding.descriptor is None:
+        return decoding
+    try:
+        content = decoding.descriptor.read_bytes()
+    except OSError as e:
+        raise ConfigError(
+            f"the descriptor of filter {decoding.filter} cannot be read: {e}",
+            remedy="make it with protoc --include_imports -o FILE",
+        ) from e
+    return decoding.model_copy(
+        update={"descriptor": None, "descriptor_set": base64.b64encode(content).decode()}
+    )
+
+
+def unpacker(decoding: Decoding) -> Callable[[bytes, Message], Unpacked]:
+    """Return what decodes one payload, given with its message.
+
+    Raises MissingExtraError for a package that is not installed, ConfigError for a message or a function that is not
+    there. What is returned raises MemoryError alone.
+    """
+    if decoding.compression == "zstd":
+        _package("zstandard")
+    make = _READERS.get(decoding.format)
+    read = None if make is None else make(decoding)
+
+    def unpack(payload: bytes, message: Message) -> Unpacked:
+        what = decoding.compression or decoding.format
+        try:
+            check_size(len(payload), decoding.max_bytes)
+            body = (
+                expand(payload, decoding.compression, decoding.max_bytes) if decoding.compression else payload
+            )
+            if read is None:
+                return Unpacked(body=body)
+            what = decoding.format
+            document = json_of(
+                read(body, message),
+                decoding.max_bytes,
+                max_depth=decoding.max_depth,
+                max_values=decoding.max_values,
+            )
+            return Unpacked(document=document)
+        except MemoryError:
+            raise  # it may be what earlier payloads have left
+        except Exception as e:  # noqa: BLE001 — whatever a payload makes a library or a function raise is its fault
+            return Unpacked(fault=f"{what}: {type(e).__name__}: {e}"[:_WORDS])
+
+    return unpack
+
+
+def _avro(decoding: Decoding) -> Reader:
+    fastavro = _package("fastavro")
+    try:
+        schema = fastavro.parse_schema(json.loads(decoding.avro_schema or ""))
+    except Exception as e:  # whatever it raises about a schema, the schema is what must change
+        raise ConfigError(f"fastavro refuses the schema: {e}", remedy="correct avro_schema") from e
+
+    def read(body: bytes, message: Message) -> object:
+        stream = io.BytesIO(body)
+        found: object = fastavro.schemaless_reader(stream, schema, None)
+        if stream.tell() < len(body):
+            raise ValueError(f"{len(body) - stream.tell()} bytes behind the record")
+        return found
+
+    return read
+
+
+def _cbor(decoding: Decoding) -> Reader:
+    loads = _package("cbor2").loads
+
+    def read(body: bytes, message: Message) -> object:
+        check_cbor(body, max_depth=decoding.max_depth, max_values=decoding.max_values)
+        found: object = loads(body)
+        return found
+
+    return read
+
+
+def _protobuf(decoding: Decoding) -> Reader:
+    _package("google.protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, unknown_fields
+
+    pool = descriptor_pool.DescriptorPool()
+    name = decoding.message or ""
+    try:
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(decoding.descriptor_set or ""))
+        for file in files.file:
+            pool.Add(file)
+        kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    except KeyError as e:
+        raise ConfigError(f"the descriptor has no message {name!r}", remedy="give its full name") from e
+    except Exception as e:  # whatever it raises about a descriptor, the descriptor is what must change
+        raise ConfigError(
+            f"protobuf refuses the descriptor: {e}", remedy="make it with protoc --include_imports -o FILE"
+        ) from e
+
+    fields = MessageFields.of(kind.DESCRIPTOR)
+
+    def read(body: bytes, of: Message) -> object:
+        check_protobuf(body, fields, max_depth=decoding.max_depth, max_values=decoding.max_values)
+        message = kind.FromString(body)
+        found: dict[str, object] = json_format.MessageToDict(
+            message,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            descriptor_pool=pool,
+        )
+        unknown: Any = unknown_fields.UnknownFieldSet(message)
+        for one in unknown:
+            if isinstance(one.data, (int, bytes)):
+                found.setdefault(f"field{one.field_number}", one.data)
+        return found
+
+    return read
+
+
+def _function(decoding: Decoding) -> Reader:
+    module, _, name = (decoding.function or "").partition(":")
+    try:
+        call = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except Exception as e:  # the module is the user's: importing it may raise anything
+        raise ConfigError(
+            f"function {decoding.function!r} cannot be imported: {type(e).__name__}: {e}",
+            remedy="install its package on driver and executors, or put it on PYTHONPATH",
+        ) from e
+    if not callable(call):
+        raise ConfigError(f"function {decoding.function!r} is no function", remedy="give module:function")
+
+    def read(body: bytes, message: Message) -> object:
+        given = call(body, message)
+        if given is None or isinstance(given, Mapping):
+            return [] if given is None else [given]
+        rows = list(itertools.islice(given, decoding.max_elements + 1))
+        if len(rows) > decoding.max_elements:
+            raise ValueError(f"more rows than max_elements, {decoding.max_elements}")
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise TypeError(f"{decoding.function} gives a {type(row).__name__} where a row is a mapping")
+        return rows
+
+    return read
+
+
+_READERS: Final[Mapping[str, Callable[[Decoding], Reader]]] = {
+    "avro": _avro,
+    "cbor": _cbor,
+    "protobuf": _protobuf,
+    "python": _function,
+}
+_EXTRAS: Final = {"fastavro": "avro"}
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise MissingExtraError(
+            f"decoding needs the package {name}",
+            remedy=f"pip install 'pulsebridge[{_EXTRAS.get(name, 'decoders')}]' on driver and executors",
+        ) from e
+
+
+def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
+    """Add ``_body`` (the payload, expanded), ``_document`` (JSON) or ``_broken`` (what is wrong with it) to rows with the
+    number ``_n`` of their decoding. All rows go through Python, so that a stream is read once.
+
+    Raises ConfigError or MissingExtraError, with the filter, for what could not decode on this machine.
+    """
+    for one in decodings:
+        try:
+            unpacker(one)
+        except (ConfigError, MissingExtraError) as e:
+            raise type(e)(f"filter {one.filter}: {e.what}", remedy=e.remedy) from e
+    recipe = [one.model_dump(mode="json", exclude_defaults=True) for one in decodings]
+    schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _added())).schema
+    return rows.mapInArrow(functools.partial(_unpack_batches, recipe), schema)
+
+
+def _added() -> list[tuple[str, str]]:
+    return [(name, kind) for name, _, kind in (one.partition(" ") for one in _ADDED.split(", "))]
+
+
+_of_worker: tuple[object, DecoderProcess] | None = None
+"""A Python worker of Spark works for one task after the other, mostly of one query; the process stays with it."""
+
+
+def _process_of(recipe: Sequence[Mapping[str, Any]], decodings: Sequence[Decoding]) -> DecoderProcess:
+    global _of_worker
+    if _of_worker is not None:
+        known, process = _of_worker
+        if known == recipe:
+            return process
+        process.close()
+    process = DecoderProcess(
+        {n: unpacker(one) for n, one in enumerate(decodings)},
+        {n: Limits(one.max_seconds, one.max_memory_mb) for n, one in enumerate(decodings)},
+    )
+    _of_worker = recipe, process
+    return process
+
+
+def _unpack_batches(
+    recipe: Sequence[Mapping[str, Any]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Called by Spark on an executor for a partition. Gives more batches than it takes, as small payloads grow."""
+    decodings = [Decoding.model_validate(one) for one in recipe]
+    process = _process_of(recipe, decodings)
+    filters = [Filter.parse(one.filter) for one in decodings]
+    for batch in batches:
+        found: list[Unpacked] = []
+        size = start = 0
+        for rows in _asked(batch, filters):
+            for one in process.decode(rows):
+                found.append(one)
+                size += len(one.body or b"") + len(one.document or "")
+                if size > _BATCH_BYTES:
+                    yield _with(batch.slice(start, len(found)), found)
+                    start, size, found = start + len(found), 0, []
+        if found:
+            yield _with(batch.slice(start, len(found)), found)
+
+
+def _asked(batch: pa.RecordBatch, filters: Sequence[Filter]) -> Iterator[list[tuple[int, bytes, Message]]]:
+    """Yield the rows of a batch, some at a time."""
+    names = ("_n", "payload", "mqtt_topic", "device", "arrival_time", "user_properties")
+    rows: list[tuple[int, bytes, Message]] = []
+    size = 0
+    for start in range(0, batch.num_rows, _ASKED_ROWS):
+        part = batch.select(names).slice(start, _ASKED_ROWS)
+        for row in part.to_pylist():
+            topic = row["mqtt_topic"] or ""
+            user = tuple((one["name"], one["value"]) for one in row["user_properties"] or ())
+            captures = filters[row["_n"]].match(topic.split("/")) or {}
+            message = Message(topic, row["device"], captures, row["arrival_time"], user)
+            rows.append((row["_n"], row["payload"] or b"", message))
+            size += len(rows[-1][1])
+            if len(rows) >= _ASKED_ROWS or size > _ASKED_BYTES:
+                yield rows
+                rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _with(batch: pa.RecordBatch, found: Sequence[Unpacked]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = [
+        pa.array([one.body for one in found], pa.binary()),
+        pa.array([one.document for one in found], pa.string()),
+        pa.array([one.fault for one in found], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _added())]
+    )

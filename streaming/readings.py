@@ -1,0 +1,171 @@
+"""The neutral long form: a row for each field of what any device publishes, without any declaration of it.
+
+A field of JSON is a row, nested objects by their path (``AM2301.Temperature``) down to four levels; what is deeper, and
+arrays, stay JSON text. Of an array of objects at the top each element is taken. A payload that is plain text or a number is
+one row, named by the capture ``metric`` of its route, else by the topic's last level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from bridge.settings.rules import TopicRule
+from bridge.settings.tables import Decoding
+from streaming.decoders.fields import MAP, TextFields
+from streaming.decoders.places import Path, metric_of, said
+from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id
+from streaming.decoders.sql import by_number, json_path, literal, quoted
+from streaming.decoders.times import as_timestamp, words_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["READINGS", "long_rows"]
+
+READINGS: Final = Decoding(filter="#")
+"""How the table ``readings`` takes every message."""
+_LEVELS: Final = 4
+_EXACT: Final = 2**53
+"""Whole numbers from here on may lose digits as a double; their text is kept as well."""
+_NUMBER: Final = r"r'^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$'"
+_BROKEN: Final = r"r'^\s*(\{|\[\s*\{)'"
+"""How a payload begins that was meant to be JSON; other text that is none is plain text."""
+_NOT_JSON: Final = (
+    "the payload begins like JSON and is none, has two fields of one name, or is beyond Spark's limits: 1,000 levels, "
+    "1,000 digits of a number"
+)
+
+
+def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[TopicRule]) -> DataFrame:
+    """Return the rows of ``streaming.decoding.documents`` as readings: ``metric``, ``value`` (numbers; booleans as 1 and
+    0) and ``text`` (all else) beside what each table has.
+
+    A null is left out. A device without a name is known by its MQTT topic.
+    """
+    more = captures(message_columns(rows), decodings)
+    rows = rows.selectExpr("*", f"{by_number([_document(one) for one in decodings])} AS _json")
+    rows = rows.selectExpr("*", "try_parse_json(concat('[', _json, ']')) AS _list")
+    # What has no end of its own, as `1 2` or `1,2`, is plain text.
+    one_only = "try_variant_get(_list, '$[1]', 'variant') IS NULL"
+    rows = rows.selectExpr(
+        "*", f"CASE WHEN {one_only} THEN try_variant_get(_list, '$[0]', 'variant') END AS _root"
+    )
+    rows = rows.selectExpr(
+        "*",
+        f"coalesce(_fault, CASE WHEN _root IS NULL AND _json RLIKE {_BROKEN} THEN {literal(_NOT_JSON)} END) AS _wrong",
+        f"{by_number([metric_of(one, rules) for one in decodings])} AS _metric",
+        f"{by_number([_said(one, 'id', rules) for one in decodings])} AS _own_id",
+        f"{by_number([_said(one, 'time', rules) for one in decodings])} AS _time",
+        *(f"{column} AS {quoted(name)}" for name, column in more.items()),
+    )
+    plain = "array(named_struct('metric', _metric, 'json', CAST(NULL AS VARIANT), 'plain', _json))"
+    wanted = f"CASE WHEN _root IS NOT NULL THEN {_of_root()} WHEN length(trim(_json)) > 0 THEN {plain} END"
+    rows = rows.selectExpr("*", f"CASE WHEN _wrong IS NULL THEN {wanted} END AS _fields")
+    most = by_number([str(one.max_elements) for one in decodings])
+    beyond = f"CASE WHEN size(_fields) > {most} THEN concat('more fields than max_elements, ', {most}) END"
+    times = [as_timestamp("_time", one.time_unit, one.time_zone) for one in decodings]
+    words = by_number([words_for("_time", one.time_unit) for one in decodings])
+    rows = rows.selectExpr(
+        "* EXCEPT (_wrong)", f"coalesce(_wrong, {beyond}) AS _wrong", f"{by_number(times)} AS _read"
+    )
+    rows = rows.where("_wrong IS NOT NULL OR size(_fields) > 0")
+    kept = [quoted(name) for name in rows.columns if name not in ("_fields", "_element")]
+    rows = rows.selectExpr(
+        *kept,
+        "_element AS _first",
+        "posexplode_outer(CASE WHEN _wrong IS NULL THEN _fields END) AS (_place, _field)",
+    )
+    rows = rows.where("_wrong IS NOT NULL OR _field.json IS NULL OR NOT is_variant_null(_field.json)")
+    rows = rows.selectExpr(
+        *kept,
+        f"_first * {most} + coalesce(_place, 0) AS _element",
+        "_field.metric AS metric",
+        "_field.json AS _value",
+        "_field.plain AS _plain",
+        "schema_of_variant(_field.json) AS _kind",
+    )
+    untyped = by_number([str(one.format == "csv").lower() for one in decodings])
+    rows = rows.selectExpr("*", f"{_number(untyped)} AS value")
+    unread = f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {words} END"
+    return rows.selectExpr(
+        f"{device(decodings, 'mqtt_topic')} AS device",
+        *map(quoted, more),
+        "metric",
+        f"coalesce(_read, {ARRIVAL}) AS event_time",
+        "value",
+        f"{_text()} AS text",
+        "arrival_time",
+        "mqtt_topic",
+        "command_topic",
+        f"{row_id('_own_id', 'true')} AS _id",
+        "CAST(NULL AS STRING) AS _rescued_data",
+        f"{POSITION} AS _position",
+        "payload AS _payload",
+        f"coalesce(_wrong, {unread}) AS _fault",
+    )
+
+
+def _said(decoding: Decoding, part: Literal["id", "time"], rules: Sequence[TopicRule]) -> str:
+    return f"CAST({said(decoding, part, rules, _in_row)} AS STRING)"
+
+
+def _in_row(path: Path) -> str:
+    return f"try_variant_get(_root, {json_path(path)}, 'string')"
+
+
+def _document(decoding: Decoding) -> str:
+    if decoding.format != "csv":
+        return "_text"
+    from pyspark.sql.types import StructType
+
+    fields = TextFields(StructType([]), decoding.names, decoding.separator)
+    return f"to_json({fields.parsed('_text')})"
+
+
+def _of_root() -> str:
+    """Return the fields of a document: of an object, of the objects of an array, or the document itself."""
+    objects = "try_variant_get(_root, '$', 'array<variant>')"
+    each = f"flatten(transform({objects}, one -> {_of_object('one', None, 1)}))"
+    return f"coalesce({_of_object('_root', None, 1)}, {each}, array({_leaf('_metric', '_root')}))"
+
+
+def _of_object(value: str, path: str | None, level: int) -> str:
+    """Return the fields of an object, null where it is none."""
+    entry = f"e{level}"
+    name = f"{entry}.key" if path is None else f"concat({path}, '.', {entry}.key)"
+    own = f"array({_leaf(name, f'{entry}.value')})"
+    fields = own
+    if level < _LEVELS:
+        fields = f"coalesce({_of_object(f'{entry}.value', name, level + 1)}, {own})"
+    return f"flatten(transform(map_entries(try_variant_get({value}, '$', '{MAP}')), {entry} -> {fields}))"
+
+
+def _leaf(name: str, value: str) -> str:
+    return f"named_struct('metric', {name}, 'json', {value}, 'plain', CAST(NULL AS STRING))"
+
+
+def _number(untyped: str) -> str:
+    """Return the number that a field is; ``untyped``: whether the form knows text alone."""
+
+    def read(text: str) -> str:
+        return f"CASE WHEN {text} RLIKE {_NUMBER} THEN try_cast({text} AS DOUBLE) END"
+
+    string = "try_variant_get(_value, '$', 'string')"
+    found = (
+        f"CASE WHEN _value IS NULL THEN {read('_plain')} "
+        "WHEN _kind = 'BOOLEAN' THEN CAST(try_variant_get(_value, '$', 'boolean') AS DOUBLE) "
+        f"WHEN _kind = 'STRING' THEN CASE WHEN {untyped} THEN {read(string)} END "
+        "WHEN _kind IN ('BIGINT', 'DOUBLE', 'FLOAT') OR _kind LIKE 'DECIMAL%' THEN try_variant_get(_value, '$', 'double') END"
+    )
+    return f"nullif(nullif({found}, double('infinity')), double('-infinity'))"
+
+
+def _text() -> str:
+    """Return what is no number, and the digits of one that a double does not keep."""
+    return (
+        f"CASE WHEN abs(value) < {_EXACT}D AND coalesce(_kind, '') != 'BOOLEAN' THEN NULL "
+        "WHEN _value IS NULL THEN _plain "
+        "WHEN _kind LIKE 'OBJECT%' OR _kind LIKE 'ARRAY%' THEN to_json(_value) "
+        "ELSE try_variant_get(_value, '$', 'string') END"
+    )
