@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming.tables import quoted
+from streaming.tables import quoted, struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,9 +32,7 @@ class NewColumns:
 
     def as_schema(self) -> StructType:
         """Return the columns that the table lacks."""
-        from pyspark.sql.types import StructType
-
-        return StructType.fromDDL(
+        return struct_of(
             ", ".join(
                 f"{quoted(n)} {kind} COMMENT 'field of the payload'"
                 for n, kind in self.types.items()

@@ -33,7 +33,7 @@ from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
 from streaming.reading import Reader
-from streaming.tables import Table, create, resolve_root
+from streaming.tables import Table, create, resolve_root, struct_of
 from streaming.views import NewestBatches, ViewBatches
 from streaming.writing import QUARANTINE_SCHEMA, BadRows, TableBatches
 
@@ -79,7 +79,6 @@ class Job:
     def prepare(self) -> None:
         """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
         from pyspark.errors import AnalysisException
-        from pyspark.sql.types import StructType
 
         from streaming.suites import Suites
 
@@ -90,7 +89,7 @@ class Job:
         create(
             self.spark,
             self.reader.table(QUARANTINE),
-            StructType.fromDDL(QUARANTINE_SCHEMA),
+            struct_of(QUARANTINE_SCHEMA),
             comment="Rows that failed a rule of their table, with the payload and the reason",
             cluster_by=("table", "judged_at"),
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from streaming.suites import RESULT_COLUMNS, Suite, result_rows, run_checkpoint
-from streaming.tables import Table, create, quoted
+from streaming.tables import Table, create, quoted, struct_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,8 +105,6 @@ class QualityWatch:
         self._since = now
 
     def _judge(self, name: str, now: datetime) -> None:
-        from pyspark.sql.types import StructType
-
         table, suite = self._tables[name]
         version = self._version(table)
         if version == self._from[name]:
@@ -122,7 +120,7 @@ class QualityWatch:
         self._from[name] = version
         schema = ", ".join(f"{quoted(n)} {kind} COMMENT '{text}'" for n, kind, text in RESULT_COLUMNS)
         create(
-            self._spark, self._results, StructType.fromDDL(schema), comment="Verdicts of Great Expectations"
+            self._spark, self._results, struct_of(schema), comment="Verdicts of Great Expectations"
         )
         values = result_rows(found, suite, name, self._since, now)
         self._results.append(self._spark.createDataFrame(values, schema).coalesce(1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError
 from streaming.pipelines import Declared, Flow, Pipeline, running
-from streaming.tables import Table, create, table_of
+from streaming.tables import Table, create, struct_of, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +139,7 @@ class Reader:
         if isinstance(declared.schema, StructType):
             return declared.schema
         if declared.schema is not None:
-            return StructType.fromDDL(declared.schema)
+            return struct_of(declared.schema)
         kept = (self._flow, self._sources, list(self.seen))
         try:
             found = self.frame(self.pipeline.flows_of(declared.name)[0]).schema

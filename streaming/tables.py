@@ -29,6 +29,7 @@ __all__ = [
     "is_missing",
     "quoted",
     "resolve_root",
+    "struct_of",
     "table_of",
 ]
 
@@ -129,6 +130,15 @@ def table_of(name: str, settings: StreamingSettings) -> Table:
         f"{name!r} names no table",
         remedy="give a name of letters, digits and _, catalog.schema.table, or a path with a slash",
     )
+
+
+def struct_of(columns: str) -> StructType:
+    """Return columns that are declared in SQL as a schema."""
+    from pyspark.sql.types import StructType
+
+    found = StructType.fromDDL(columns)
+    assert isinstance(found, StructType)
+    return found
 
 
 def ddl(schema: StructType) -> str:
