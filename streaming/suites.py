@@ -216,6 +216,7 @@ def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> l
             if stored.id is None or any(e.id is None for e in stored.expectations):
                 stored.save()  # written by hand: Great Expectations gives the ids that results have
             checkpoint = _checkpoint(gx, context, table, stored)
+            context.variables.progress_bars = {"globally": False}  # set after the additions, so never saved
         except gx.exceptions.GreatExpectationsError as e:
             raise ConfigError(
                 f"the Great Expectations project {folder} cannot validate {table}: {_line(e)}",
