@@ -124,7 +124,7 @@ WINDOWS = {
     "expect_column_values_to_be_decreasing",
 }
 WITHOUT_ROW_CONDITION = {"expect_column_pair_values_to_be_in_set"}
-"""Great Expectations 1.24 does not apply a row condition to these; we do."""
+"""Great Expectations 1.24 gives an error for these with a row condition, which their metric leaves out; we apply it."""
 NEED_DATA = {"expect_column_value_z_scores_to_be_less_than", "expect_column_values_to_not_be_outliers"}
 """Map expectations whose condition needs a mean or a quantile of the table: a verdict only."""
 
