@@ -95,8 +95,10 @@ def row_condition(expectation: Any, schema: StructType) -> RowCondition:
     if wanted is None:
         raise ValueError("no condition on a row")
     unexpected, compute, accessor = _resolve(wanted, engine, {})
-    # Both parts together are the domain: the second names the columns that may make it ignore a row.
-    conditions = engine.get_domain_records(domain_kwargs={**compute, **accessor}).conditions
+    # The parts together are the domain. The metric of pairs in a set does not name the row condition as a part of it.
+    kwargs = expectation.configuration.kwargs
+    asked = {key: kwargs[key] for key in ("row_condition", "condition_parser") if key in kwargs}
+    conditions = engine.get_domain_records(domain_kwargs={**asked, **compute, **accessor}).conditions
     domain = reduce(lambda a, b: a & b, conditions) if conditions else None
     apart = expectation.map_metric in _BY_VALUE and not expectation.row_condition
     return RowCondition(domain, unexpected, apart)

@@ -216,6 +216,7 @@ def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> l
             if stored.id is None or any(e.id is None for e in stored.expectations):
                 stored.save()  # written by hand: Great Expectations gives the ids that results have
             checkpoint = _checkpoint(gx, context, table, stored)
+            context.variables.progress_bars = {"globally": False}  # set after the additions, so never saved
         except gx.exceptions.GreatExpectationsError as e:
             raise ConfigError(
                 f"the Great Expectations project {folder} cannot validate {table}: {_line(e)}",
@@ -280,6 +281,7 @@ def _marks(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
 
 def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
     from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
 
     _gx(suite.modules)
     from streaming.row_conditions import load_expectation, row_condition
@@ -293,7 +295,7 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
             made = row_condition(load_expectation(entry), rows.schema)
             mark = _Mark(rule, made.domain, made.unexpected, False)
             try:
-                _ = rows.where(mark.flag).schema  # Spark Connect analyses when the schema is asked for
+                _ = rows.where(mark.flag).select(F.lit(1)).schema  # Spark Connect analyses for a new schema
             except AnalysisException:
                 # Spark refuses a window in a filter.
                 mark = _Mark(rule, made.domain, made.unexpected, made.domain is not None and not made.apart)

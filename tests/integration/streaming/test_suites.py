@@ -123,6 +123,8 @@ WINDOWS = {
     "expect_column_values_to_be_increasing",
     "expect_column_values_to_be_decreasing",
 }
+WITHOUT_ROW_CONDITION = {"expect_column_pair_values_to_be_in_set"}
+"""Great Expectations 1.24 gives an error for these with a row condition, which their metric leaves out; we apply it."""
 NEED_DATA = {"expect_column_value_z_scores_to_be_less_than", "expect_column_values_to_not_be_outliers"}
 """Map expectations whose condition needs a mean or a quantile of the table: a verdict only."""
 
@@ -246,7 +248,8 @@ def both(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     )
     theirs: dict[str, Any] = {}
     for one in result.results:
-        failed = [v for v in one.exception_info.values() if isinstance(v, dict) and v.get("raised_exception")]
+        info = one.exception_info
+        failed = [v for v in (info, *info.values()) if isinstance(v, dict) and v.get("raised_exception")]
         name = one.expectation_config.meta["rule"]
         theirs[name] = failed or {row["id"] for row in one.result.get("unexpected_index_list") or []}
     ours: dict[str, Any] = {}
@@ -268,7 +271,13 @@ def test_each_map_expectation_for_spark_has_a_case() -> None:
 @pytest.mark.parametrize("name", named())
 def test_the_same_rows_fail_as_in_great_expectations(name: str, both: Any) -> None:
     theirs, ours = both
-    assert ours.get(name, set()) == theirs[name]
+    expected = theirs[name]
+    kind, n, condition = name.split("-")
+    if kind in WITHOUT_ROW_CONDITION and condition != "0":
+        right = {row[0] for row in ROWS if (row[1] == "a") == (condition != "3")} & theirs[f"{kind}-{n}-0"]
+        assert expected != right, "Great Expectations applies the row condition now: take it off the list"
+        expected = right
+    assert ours.get(name, set()) == expected
 
 
 def test_the_cases_tell_right_from_wrong(both: Any) -> None:
@@ -554,4 +563,6 @@ def test_the_same_through_spark_connect_in_another_process(tmp_path: Path, custo
         1: ["two", "even"], 2: ["sum"], 3: [], 4: ["present"], 5: ["even"], 6: ["sum", "even"], 7: ["two", "even"],
         8: ["even"], 9: ["present", "sum"],
     }  # fmt: skip
-    assert [(name, success) for name, success, _ in verdicts] == [(r.name, False) for r in suite.rules]
+    assert [(name, success) for name, success, _ in verdicts] == [
+        ("present", False), ("one", True), ("two", False), ("sum", False), ("even", False),
+    ]  # fmt: skip
