@@ -30,12 +30,12 @@ def rows_of(spark: SparkSession, preset: str, table: str, *given: tuple[str, str
     ]
     found = decoded(frame(spark, messages), declaration.decoding, known.rules)
     assert set(declaration.cluster_by) | set(declaration.keys) <= set(found.columns)
-    found = found.withColumn("at", F.unix_micros("event_time"))
+    found = found.withColumn("event_time", F.unix_micros("event_time"))
     return sorted(found.collect(), key=lambda row: row["_position"]["entry"])
 
 
 def at(row: Any) -> datetime:
-    return datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=row["at"])
+    return datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=row["event_time"])
 
 
 def test_zigbee2mqtt(spark: SparkSession) -> None:
