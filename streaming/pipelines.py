@@ -79,6 +79,9 @@ class Flow:
     keys: tuple[str, ...] = ()
     within: tuple[str, str] | None = None
     sequence_by: str | None = None
+    batches: Callable[[Any, str], Callable[[DataFrame, int], None]] | None = None
+    """Makes what writes the micro-batches, of the table and of the name by which Delta knows the flow's batches; None: the
+    usual way of its kind."""
 
 
 @dataclass

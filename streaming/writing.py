@@ -15,9 +15,9 @@ before, by other rules perhaps, puts into quarantine whatever of it is not in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bridge.errors import TerminalError
 from bridge.killpoints import reach
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from streaming.suites import Suite
 
-__all__ = ["QUARANTINE_SCHEMA", "BadRows", "TableBatches", "quarantined"]
+__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "judged", "quarantined"]
 
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
@@ -39,6 +39,11 @@ NO_KEY: Final = "no_key"
 """Rule that a row fails when a column of its table's keys is null."""
 EARLIER: Final = "earlier_rules"
 """Rule of a row that an earlier run of the batch, by the rules of then, left out of the table."""
+
+POSITION: Final = (
+    "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
+)
+"""Type of ``_position``."""
 
 QUARANTINE_SCHEMA: Final = (
     "`table` string COMMENT 'table that the row was meant for', "
@@ -50,7 +55,7 @@ QUARANTINE_SCHEMA: Final = (
     "arrival_time timestamp COMMENT 'when ingest took the message from MQTT', "
     "`row` string COMMENT 'the row as JSON, as it would have stood in the table', "
     "payload binary COMMENT 'payload as it came; of an element of an array that element, as JSON', "
-    "_position struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int> "
+    f"_position {POSITION} "
     "COMMENT 'where the message is in Pulsar', "
     "judged_at timestamp COMMENT 'start of the micro-batch that judged the row'"
 )
@@ -97,16 +102,16 @@ class TableBatches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
-        judged = self._judged(batch)
-        splits = "_failed_rules" in judged.columns
+        rows = judged(batch, self.declared, self.suite)
+        splits = "_failed_rules" in rows.columns
         twice = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
         if splits and twice:
-            judged = judged.persist()
+            rows = rows.persist()
         try:
-            self._write(judged, number, splits)
+            self._write(rows, number, splits)
         finally:
             if splits and twice:
-                judged.unpersist()
+                rows.unpersist()
         self._first = False
 
     def _write(self, judged: DataFrame, number: int, splits: bool) -> None:
@@ -136,28 +141,6 @@ class TableBatches:
         reach("table.quarantined")
         if self.counted is not None:
             self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
-
-    def _judged(self, batch: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        rows = batch
-        rules: list[Column] = []
-        if "_fault" in batch.columns:
-            rules.append(F.when(F.col("_fault").isNotNull(), F.lit(UNDECODABLE)))
-        if self.declared.keys:
-            none = F.lit(False)
-            for key in self.declared.keys:
-                none = none | F.col(quoted(key)).isNull()
-            rules.append(F.when(none, F.lit(NO_KEY)))
-        if self.suite is not None:
-            rows = self.suite.judged(rows)
-        if not rules and self.suite is None:
-            return rows
-        failed = F.array_compact(F.array(*rules)) if rules else F.array().cast("array<string>")
-        if self.suite is not None:
-            # What did not decode fails the suite as well, and that says nothing more.
-            failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
-        return rows.withColumn("_failed_rules", failed)
 
     def _as_table(self, rows: DataFrame) -> DataFrame:
         dropped = [n for n in (*WORKING_COLUMNS, "_failed_rules") if n in rows.columns]
@@ -216,6 +199,30 @@ class TableBatches:
         self.quarantine.append(quarantined(rows, self.declared.name), (f"{self.app}:quarantine", number))
 
 
+def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFrame:
+    """Return rows with ``_failed_rules``: what each of them fails of what the table asks; without it where it asks nothing."""
+    from pyspark.sql import functions as F
+
+    rows = batch
+    rules: list[Column] = []
+    if "_fault" in batch.columns:
+        rules.append(F.when(F.col("_fault").isNotNull(), F.lit(UNDECODABLE)))
+    if declared.keys:
+        none = F.lit(False)
+        for key in declared.keys:
+            none = none | F.col(quoted(key)).isNull()
+        rules.append(F.when(none, F.lit(NO_KEY)))
+    if suite is not None:
+        rows = suite.judged(rows)
+    if not rules and suite is None:
+        return rows
+    failed = F.array_compact(F.array(*rules)) if rules else F.array().cast("array<string>")
+    if suite is not None:
+        # What did not decode fails the suite as well, and that says nothing more.
+        failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
+    return rows.withColumn("_failed_rules", failed)
+
+
 def quarantined(rows: DataFrame, table: str) -> DataFrame:
     """Return rows that failed rules as the table of quarantine has them."""
     from pyspark.sql import functions as F
@@ -237,11 +244,7 @@ def quarantined(rows: DataFrame, table: str) -> DataFrame:
         given("arrival_time", "timestamp").alias("arrival_time"),
         F.when(given("_fault", "string").isNull(), F.to_json(F.struct(*map(quoted, kept)))).alias("row"),
         given("_payload", "binary").alias("payload"),
-        given("_position", _POSITION).alias("_position"),
+        given("_position", POSITION).alias("_position"),
         F.current_timestamp().alias("judged_at"),
     )
 
-
-_POSITION: Final = (
-    "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
-)
