@@ -16,18 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from bridge.contract import COMMAND_COLUMNS
 from bridge.errors import ConfigError
 from bridge.killpoints import reach
 from streaming import pipelines as dp
 from streaming.rules import FIELD, READINGS, AlertRule, Sql, load_rules
-from streaming.tables import Table, quoted
+from streaming.tables import Table, quoted, text
 from streaming.writing import POSITION, judged
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from bridge.settings import Settings
 
@@ -57,6 +56,17 @@ _STATE: Final = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 """transformWithState needs this store; with its log of changes a batch writes no more than what it changed."""
+_NULL: Final = "CAST(NULL AS STRING)"
+_POSITION: Final = "to_json(_position)"
+_OF_MESSAGE: Final = (
+    "to_json(named_struct('topic', __topic, 'partition', partition, 'ledger', ledger_id, 'entry', entry_id, "
+    "'index', batch_index))"
+)
+"""Where a row is, of one that is a message as it came."""
+_FOUND: Final = (
+    "array<struct<rule: string, series: string, holds: boolean, message: string, payload: binary, to_device: string, "
+    "command_topic: string>>"
+)
 _EMPTY: Final = {"spark.sql.streaming.noDataMicroBatches.enabled": "true"}
 """A batch that moved the clock is followed by one without data: else timers would wait for the next row of any device."""
 
@@ -140,24 +150,19 @@ class _Rules:
         there = [name for name in self.pipeline.tables if self._flows(name)]
         for rule in self.rules:
             if rule.table not in there:
-                what = (
-                    "messages do not fill it"
-                    if rule.table in self.pipeline.tables
-                    else "there is no such table"
+                known = rule.table in self.pipeline.tables
+                what = f"{rule.table!r}: " + (
+                    "messages do not fill it" if known else "there is no such table"
                 )
-                raise self._wrong(
-                    rule, "table", f"{rule.table!r}: {what}", f"there is {', '.join(there) or 'none'}"
-                )
+                raise self._wrong(rule, "table", what, f"there is {', '.join(there) or 'none'}")
 
     def of_rows(self) -> DataFrame:
         """Return the alerts of the rules that know one row alone."""
-        from pyspark.sql import functions as F
-
         parts = []
         for table, rules in self._by_table(stateful=False).items():
-            rows, facts = self._rows(table, rules)
-            found = F.array(*(self._of_row(rule, rows, facts) for rule in rules))
-            parts.append(rows.select(F.explode(F.array_compact(found)).alias("a")).select("a.*"))
+            rows = self._rows(table, rules)
+            found = ", ".join(self._alert(rule, rows) for rule in rules)
+            parts.append(rows.selectExpr(f"inline(array_compact(array({found})))"))
         return _finished(reduce(lambda a, b: a.unionByName(b), parts))
 
     def commands_of_rows(self) -> DataFrame:
@@ -168,25 +173,19 @@ class _Rules:
         """Return the alerts of the rules that have state."""
         from pyspark.sql import functions as F
 
-        _check_state()
         from streaming.alert_processor import OUTPUT, AlertProcessor
 
         streaming = self.settings.streaming
-        rows = reduce(
-            lambda a, b: a.unionByName(b),
-            [self._watched(table, rules) for table, rules in self._by_table(stateful=True).items()],
-        )
-        grace_ms = round(streaming.silence_grace_s * 1000)
-        wanted = F.size("values") > 0
+        parts = [self._watched(table, rules) for table, rules in self._by_table(stateful=True).items()]
+        rows = reduce(lambda a, b: a.unionByName(b), parts)
+        rows = rows.withWatermark("clock", f"{round(streaming.silence_grace_s * 1000)} milliseconds")
         # With the watermark's column in it Spark leaves the condition behind the watermark: all rows move the clock.
-        rows = rows.withWatermark("clock", f"{grace_ms} milliseconds").where(wanted | F.col("clock").isNull())
+        rows = rows.where("size(values) > 0 OR clock IS NULL")
         # As a number it is not the watermark's column any more, so that Spark takes no row for late.
         rows = rows.withColumn("arrived_us", F.unix_micros("clock")).drop("clock")
+        rules = tuple(rule for rule in self.rules if rule.stateful)
         found = rows.groupBy("device").transformWithState(
-            AlertProcessor(
-                tuple(rule for rule in self.rules if rule.stateful),
-                round(streaming.alert_state_days * _DAY_US),
-            ),
+            AlertProcessor(rules, round(streaming.alert_state_days * _DAY_US)),
             outputStructType=", ".join(f"`{name}` {kind}" for name, kind in OUTPUT),
             outputMode="append",
             timeMode="eventTime",
@@ -203,220 +202,166 @@ class _Rules:
     def _flows(self, table: str) -> list[dp.Flow]:
         return [flow for flow in self.pipeline.flows_of(table) if flow.kind == "append"]
 
-    def _rows(self, table: str, rules: list[AlertRule]) -> tuple[DataFrame, dict[str, Column]]:
-        """Return the rows that go into a table, and what rules must know of each."""
-        from pyspark.sql import functions as F
-
+    def _rows(self, table: str, rules: list[AlertRule]) -> DataFrame:
+        """Return the rows that go into a table, each with ``_about``: what alerts must know of it."""
         from streaming.suites import Suites
 
         declared = self.pipeline.tables[table]
-        rows = reduce(
-            lambda a, b: a.unionByName(b, allowMissingColumns=True),
-            [flow.query() for flow in self._flows(table)],
-        )
+        parts = [flow.query() for flow in self._flows(table)]
+        rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
         suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
         rows = judged(rows, declared, suite or None)
         if "_failed_rules" in rows.columns:
-            rows = rows.where(F.size("_failed_rules") == 0)
+            rows = rows.where("size(_failed_rules) = 0")
         there = set(rows.columns)
-        nothing = F.lit(None).cast("string")
-        position = nothing
-        if "_position" in there:
-            position = F.to_json("_position")
-        elif "batch_index" in there:  # the messages as they are
-            names = {
-                "topic": "__topic",
-                "partition": "partition",
-                "ledger": "ledger_id",
-                "entry": "entry_id",
-                "index": "batch_index",
-            }
-            position = F.to_json(F.struct(*(F.col(name).alias(alias) for alias, name in names.items())))
-        ids = [F.col(name).cast("string") for name in ("reading_id", "_id") if name in there]
-        if position is not nothing:
-            ids.append(position)
-        device = declared.device_column
-        if device not in there or device is None or not ids:
-            lacks = (
-                "column of its own that names the device"
-                if device not in there
-                else "_position and no reading_id"
-            )
+        position = _POSITION if "_position" in there else _OF_MESSAGE if "batch_index" in there else _NULL
+        ids: list[str] = [name for name in ("reading_id", "_id") if name in there]
+        ids += [] if position == _NULL else [position]
+        lacking = "no _position and no reading_id" if not ids else None
+        if declared.device_column not in there:
+            lacking = "no column of its own that names the device"
+        if lacking is not None:
             raise self._wrong(
-                rules[0], "table", f"{table!r} has no {lacks}", "add it to what its function returns"
+                rules[0], "table", f"{table!r} has {lacking}", "add it to what its function returns"
             )
-        now = F.current_timestamp()
         # A clock of ingest that is ahead must not make the whole fleet late (H20).
-        arrived = F.least("arrival_time", now) if "arrival_time" in there else now
-        at = F.col("event_time").cast("timestamp") if "event_time" in there else arrived
-        facts = {
-            "device": F.col(quoted(device)).cast("string"),
-            "reading_id": F.coalesce(*ids),
-            "event_us": F.unix_micros(at),
-            "clock": arrived,
+        clock = (
+            "least(arrival_time, current_timestamp())" if "arrival_time" in there else "current_timestamp()"
+        )
+        at = "CAST(event_time AS TIMESTAMP)" if "event_time" in there else clock
+        about = {
+            "device": f"CAST({quoted(declared.device_column or '')} AS STRING)",
+            "reading_id": f"CAST(coalesce({', '.join(ids)}) AS STRING)",
+            "event_us": f"unix_micros({at})",
+            "clock": clock,
             "position": position,
-            "metric": F.col("metric") if "metric" in there else nothing,
-            "value": F.col("value").cast("double")
-            if {"metric", "value"} <= there
-            else F.lit(None).cast("double"),
-            "unit": F.col("unit").cast("string") if "unit" in there else nothing,
-            "command_topic": F.col("command_topic") if "command_topic" in there else nothing,
+            "metric": "metric" if "metric" in there else _NULL,
+            "value": f"CAST({'value' if {'metric', 'value'} <= there else 'NULL'} AS DOUBLE)",
+            "unit": "CAST(unit AS STRING)" if "unit" in there else _NULL,
+            "command_topic": "command_topic" if "command_topic" in there else _NULL,
         }
-        return rows.where(facts["device"].isNotNull() & facts["event_us"].isNotNull()), facts
+        rows = rows.selectExpr("*", f"{_struct(about)} AS _about")
+        return rows.where("_about.device IS NOT NULL AND _about.event_us IS NOT NULL")
 
     def _watched(self, table: str, rules: list[AlertRule]) -> DataFrame:
         """Return of each row the values that rules with state look at."""
-        from pyspark.sql import functions as F
-
-        rows, facts = self._rows(table, rules)
-
-        def value(series: Column, metric: Column, of: Column) -> Column:
-            return F.struct(series.alias("series"), metric.alias("metric"), of.alias("value"))
-
+        rows = self._rows(table, rules)
         values = []
-        metrics = sorted({rule.metric for rule in rules if rule.metric is not None})
-        if metrics:
-            self._check_metrics(rows, next(rule for rule in rules if rule.metric is not None))
-            series = facts["metric"] if table == READINGS else F.concat(F.lit(f"{table}|"), facts["metric"])
-            values.append(
-                F.when(facts["metric"].isin(metrics), value(series, facts["metric"], facts["value"]))
-            )
+        of_metrics = [rule for rule in rules if rule.metric is not None]
+        if of_metrics:
+            self._check_metrics(rows, of_metrics[0])
+            series = "_about.metric" if table == READINGS else f"concat({text(table + '|')}, _about.metric)"
+            wanted = ", ".join(sorted({text(rule.metric or "") for rule in of_metrics}))
+            one = {"series": series, "metric": "_about.metric", "value": "_about.value"}
+            values.append(f"CASE WHEN _about.metric IN ({wanted}) THEN {_struct(one)} END")
         for rule in {rule.series: rule for rule in rules if rule.column is not None}.values():
             number = self._number(rows, rule)
-            values.append(F.when(number.isNotNull(), value(F.lit(rule.series), F.lit(rule.column), number)))
+            one = {"series": text(rule.series), "metric": text(rule.column or ""), "value": number}
+            values.append(f"CASE WHEN {number} IS NOT NULL THEN {_struct(one)} END")
         whole = f"{table}|"
         if any(rule.series == "" for rule in self.rules) or any(rule.series == whole for rule in rules):
-            values.append(value(F.lit(whole), facts["metric"], facts["value"]))
-        found = [self._found(rule, rows, facts) for rule in rules if rule.kind == "sql"]
-        kind = "array<struct<rule: string, series: string, holds: boolean, message: string, payload: binary, to_device: string, command_topic: string>>"
-        return rows.select(
-            *(column.alias(name) for name, column in facts.items() if name not in ("metric", "value")),
-            F.array_compact(F.array(*values)).alias("values"),
-            F.array(*found).cast(kind).alias("found"),
+            one = {"series": text(whole), "metric": "_about.metric", "value": "_about.value"}
+            values.append(_struct(one))
+        found = [
+            _struct({"rule": text(rule.name), "series": text(rule.series), **self._sql(rule, rows)})
+            for rule in rules
+            if rule.kind == "sql"
+        ]
+        return rows.selectExpr(
+            "_about.*",
+            f"array_compact(array({', '.join(values)})) AS values",
+            f"CAST(array({', '.join(found)}) AS {_FOUND}) AS found",
         )
 
-    def _check_metrics(self, rows: DataFrame, rule: AlertRule) -> None:
-        if not {"metric", "value"} <= set(rows.columns):
-            raise self._wrong(
-                rule,
-                "metric",
-                f"{rule.table!r} has no columns metric and value",
-                f"name a column: {_names(rows)}",
-            )
-
-    def _number(self, rows: DataFrame, rule: AlertRule) -> Column:
-        from pyspark.sql.types import NumericType
-
-        column, kind = self._expression(rows, rule, "column", rule.column or "")
-        if not isinstance(kind, NumericType):
-            raise self._wrong(
-                rule,
-                "column",
-                f"{rule.column} is no number but {kind.simpleString()}",
-                "cast it, or use kind: sql",
-            )
-        return column.cast("double")
-
-    def _of_row(self, rule: AlertRule, rows: DataFrame, facts: dict[str, Column]) -> Column:
+    def _alert(self, rule: AlertRule, rows: DataFrame) -> str:
         """Return the alert of a rule that knows one row alone, null where there is none."""
-        from pyspark.sql import functions as F
-
-        sql = self._sql(rule, rows, facts)
-        id = facts["reading_id"]
+        sql = self._sql(rule, rows)
+        id = "_about.reading_id"
         if "metric" in rows.columns and rule.metric is None:  # a message has a row for each of them
-            id = F.concat_ws("|", id, "metric")
+            id = "concat_ws('|', _about.reading_id, _about.metric)"
         alert = {
-            "rule": F.lit(rule.name),
-            "state": F.lit("raised"),
-            "device": facts["device"],
-            "table": F.lit(rule.table),
-            "event_us": facts["event_us"],
-            "value": facts["value"],
+            "rule": text(rule.name),
+            "state": "'raised'",
+            "device": "_about.device",
+            "table": text(rule.table),
+            "event_us": "_about.event_us",
+            "value": "_about.value",
             **{name: sql[name] for name in ("message", "payload", "to_device", "command_topic")},
             "reading_id": id,
-            "position": facts["position"],
-            "expires_s": F.lit(rule.expires_s).cast("double"),
+            "position": "_about.position",
+            "expires_s": f"CAST({'NULL' if rule.expires_s is None else rule.expires_s} AS DOUBLE)",
         }
-        return F.when(sql["holds"], F.struct(*(column.alias(name) for name, column in alert.items())))
+        return f"CASE WHEN {sql['holds']} THEN {_struct(alert)} END"
 
-    def _found(self, rule: AlertRule, rows: DataFrame, facts: dict[str, Column]) -> Column:
-        from pyspark.sql import functions as F
-
-        parts = {"rule": F.lit(rule.name), "series": F.lit(rule.series), **self._sql(rule, rows, facts)}
-        return F.struct(*(column.alias(name) for name, column in parts.items()))
-
-    def _sql(self, rule: AlertRule, rows: DataFrame, facts: dict[str, Column]) -> dict[str, Column]:
+    def _sql(self, rule: AlertRule, rows: DataFrame) -> dict[str, str]:
         """Return what a rule of kind sql says of a row."""
-        from pyspark.sql import functions as F
-
         holds, kind = self._expression(rows, rule, "condition", rule.condition or "")
-        if kind.simpleString() != "boolean":
-            raise self._wrong(
-                rule,
-                "condition",
-                f"{rule.condition} is no condition but {kind.simpleString()}",
-                "compare it with something",
-            )
+        if kind != "boolean":
+            what = f"{rule.condition} is no condition but {kind}"
+            raise self._wrong(rule, "condition", what, "compare it with something")
         if rule.metric is not None:
             self._check_metrics(rows, rule)
-            holds = F.when(facts["metric"] == rule.metric, holds)
-        message = self._text(rows, rule, "message", rule.message or f"{rule.name}: {rule.condition}")
+            holds = f"CASE WHEN _about.metric = {text(rule.metric)} THEN {holds} END"
+        message = self._text(rows, rule, "message", rule.message or f"{rule.name} of {rule.table}")
         over = self._text(rows, rule, "cleared_message", rule.cleared_message or f"{rule.name}: over")
-        to, topic = facts["device"], facts["command_topic"]
-        if rule.to is not None:
-            to = F.lit(None).cast("string") if rule.to == "none" else self._text(rows, rule, "to", rule.to)
-        if rule.command_topic is not None:
-            topic = self._text(rows, rule, "command_topic", rule.command_topic)
-        payload = F.lit(None).cast("binary")
-        if rule.payload is not None:
-            payload = self._text(rows, rule, "payload", rule.payload, binary=True)
+        to, topic, payload = rule.to, rule.command_topic, rule.payload
         return {
             "holds": holds,
-            "message": F.when(holds, message).otherwise(over),
-            "payload": payload,
-            "to_device": to,
-            "command_topic": topic,
+            "message": f"CASE WHEN {holds} THEN {message} ELSE {over} END",
+            "payload": "CAST(NULL AS BINARY)"
+            if payload is None
+            else self._text(rows, rule, "payload", payload, "BINARY"),
+            "to_device": "_about.device"
+            if to is None
+            else _NULL
+            if to == "none"
+            else self._text(rows, rule, "to", to),
+            "command_topic": "_about.command_topic"
+            if topic is None
+            else self._text(rows, rule, "command_topic", topic),
         }
 
     def _text(
-        self, rows: DataFrame, rule: AlertRule, field: str, text: str | Sql, *, binary: bool = False
-    ) -> Column:
+        self, rows: DataFrame, rule: AlertRule, field: str, given: str | Sql, kind: str = "STRING"
+    ) -> str:
         """Return a text of the user's, with the columns that it names, or what its SQL gives."""
-        from pyspark.sql import functions as F
-
-        if isinstance(text, Sql):
-            column, kind = self._expression(rows, rule, field, text.sql)
-            if kind.simpleString().startswith(("struct", "map", "array")):
-                raise self._wrong(
-                    rule, field, f"{text.sql} is no text but {kind.simpleString()}", "use to_json(...)"
-                )
-            return (
-                column
-                if binary and kind.simpleString() == "binary"
-                else column.cast("string").cast("binary" if binary else "string")
-            )
+        if isinstance(given, Sql):
+            found, of = self._expression(rows, rule, field, given.sql)
+            if of.startswith(("struct", "map", "array")):
+                raise self._wrong(rule, field, f"{given.sql} is no text but {of}", "use to_json(...)")
+            return found if of == kind.lower() else f"CAST(CAST({found} AS STRING) AS {kind})"
         parts = []
-        for n, part in enumerate(FIELD.split(text)):
+        for n, part in enumerate(FIELD.split(given)):
             if n % 2 and part.lower() not in map(str.lower, rows.columns):
-                raise self._wrong(
-                    rule, field, f"{{{part}}}: {rule.table!r} has no such column", f"it has {_names(rows)}"
-                )
-            parts.append(F.coalesce(F.col(part).cast("string"), F.lit("")) if n % 2 else F.lit(part))
-        return F.concat(*parts).cast("binary" if binary else "string")
+                what = f"{{{part}}}: {rule.table!r} has no such column"
+                raise self._wrong(rule, field, what, f"it has {_names(rows)}")
+            parts.append(f"coalesce(CAST({quoted(part)} AS STRING), '')" if n % 2 else text(part))
+        return f"CAST(concat({', '.join(parts)}) AS {kind})"
 
-    def _expression(self, rows: DataFrame, rule: AlertRule, field: str, text: str) -> tuple[Column, Any]:
-        """Return a column and its type. Raises ConfigError for SQL that does not do over the rows of the table."""
+    def _number(self, rows: DataFrame, rule: AlertRule) -> str:
+        found, kind = self._expression(rows, rule, "column", rule.column or "")
+        if not kind.startswith(("double", "float", "decimal", "int", "bigint", "smallint", "tinyint")):
+            what = f"{rule.column} is no number but {kind}"
+            raise self._wrong(rule, "column", what, "cast it, or use kind: sql")
+        return f"CAST({found} AS DOUBLE)"
+
+    def _check_metrics(self, rows: DataFrame, rule: AlertRule) -> None:
+        if not {"metric", "value"} <= set(rows.columns):
+            what = f"{rule.table!r} has no columns metric and value"
+            raise self._wrong(rule, "metric", what, f"name a column: {_names(rows)}")
+
+    def _expression(self, rows: DataFrame, rule: AlertRule, field: str, given: str) -> tuple[str, str]:
+        """Return SQL of the user's and its type. Raises ConfigError if it will not do over the rows of the table."""
         from pyspark.errors import AnalysisException
-        from pyspark.sql import functions as F
 
+        found = f"({given}\n)"  # what ends in a comment ends there
         try:
-            column = F.expr(text)
-            kind = rows.select(column.alias("x")).schema["x"].dataType
-            rows.where(column.isNotNull()).schema  # noqa: B018 — Spark refuses an aggregate here
+            # A condition, as Spark refuses aggregates there.
+            one = rows.where(f"{found} IS NOT NULL").selectExpr(f"{found} AS one")
+            return found, one.schema["one"].dataType.simpleString()
         except AnalysisException as e:
             why = str(e).strip().splitlines()[0]
-            raise self._wrong(rule, field, f"{text!r}: {why}", f"{rule.table!r} has {_names(rows)}") from e
-        return column, kind
+            raise self._wrong(rule, field, f"{given!r}: {why}", f"{rule.table!r} has {_names(rows)}") from e
 
     def _wrong(self, rule: AlertRule, field: str, what: str, remedy: str) -> ConfigError:
         place = f"alerts[{self.rules.index(rule)}].{field}"
@@ -424,39 +369,28 @@ class _Rules:
 
 
 def _names(rows: DataFrame) -> str:
-    return ", ".join(name for name in rows.columns if name != "_failed_rules")
+    return ", ".join(name for name in rows.columns if not name.startswith("_"))
 
 
-def _check_state() -> None:
-    """Raise TerminalError where this Spark cannot keep the state."""
-    from sources.spark_features import spark_features
-
-    features = spark_features()
-    if not features.state:
-        raise ConfigError(
-            f"Spark {features.version} has no transformWithState for rows in Python, which alerts need",
-            remedy="use Spark 4.2, or rules of kind sql with every: message alone",
-        )
+def _struct(of: Mapping[str, str]) -> str:
+    return f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in of.items())})"
 
 
 def _finished(found: DataFrame) -> DataFrame:
     """Return the rows of the table ``alerts``, of the columns ``alert_processor.OUTPUT``."""
     from pyspark.sql import functions as F
 
-    now = F.current_timestamp()
-    cleared = F.when(F.col("state") == "cleared", F.lit("|cleared|")).otherwise(F.lit(""))
-    rows = found.where("rule IS NOT NULL").select(
-        "rule", "state", "device", "table",
-        F.timestamp_micros("event_us").alias("event_time"),
-        "value", "message", "payload",
-        F.when(F.col("command_topic").isNotNull(), F.col("to_device")).alias("to_device"),
-        F.when(F.col("to_device").isNotNull(), F.col("command_topic")).alias("command_topic"),
+    rows = found.selectExpr(
+        "rule", "state", "device", "`table`", "timestamp_micros(event_us) AS event_time", "value", "message", "payload",
+        "CASE WHEN command_topic IS NOT NULL THEN to_device END AS to_device",
+        "CASE WHEN to_device IS NOT NULL THEN command_topic END AS command_topic",
         # As streaming.rules.command_id.
-        F.substring(F.sha2(F.concat(cleared, F.concat_ws("|", "rule", "device", "reading_id")), 256), 1, 32).alias("command_id"),
+        "substr(sha2(concat(IF(state = 'cleared', '|cleared|', ''), rule, '|', device, '|', reading_id), 256), 1, 32) "
+        "AS command_id",
         "reading_id",
-        now.alias("created_at"),
-        F.timestamp_micros(F.unix_micros(now) + (F.col("expires_s") * 1_000_000).cast("bigint")).alias("expires_at"),
-        F.from_json("position", POSITION).alias("_position"),
+        "current_timestamp() AS created_at",
+        "current_timestamp() + make_dt_interval(0, 0, 0, CAST(expires_s AS DECIMAL(18, 6))) AS expires_at",
+        f"from_json(position, '{POSITION}') AS _position",
     )  # fmt: skip
     about = F.struct(
         "command_id",
@@ -468,25 +402,18 @@ def _finished(found: DataFrame) -> DataFrame:
         "message",
         F.col("event_time").alias("ts"),
     )
-    usual = F.to_json(
-        about,
-        {"ignoreNullFields": "false", "timeZone": "UTC", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX"},
-    )
-    return rows.withColumn("payload", F.coalesce("payload", F.encode(usual, "UTF-8")))
+    written = {
+        "ignoreNullFields": "false",
+        "timeZone": "UTC",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX",
+    }
+    usual = F.encode(F.to_json(about, written), "UTF-8")
+    return rows.withColumn("payload", F.coalesce("payload", usual))
 
 
 def _as_commands(alerts: DataFrame) -> DataFrame:
     """Return the commands among alerts (``bridge.contract.COMMAND_COLUMNS``)."""
-    from pyspark.sql import functions as F
-
-    given = {
-        "device": F.col("to_device"),
-        "mqtt_topic": F.col("command_topic"),
-        "emitted_at": F.col("created_at"),
-        "cause": F.concat_ws("/", "rule", "reading_id"),
-        "qos": F.lit(1),
-        "retain": F.lit(False),
-    }
-    return alerts.where("to_device IS NOT NULL").select(
-        *(given.get(name, F.col(name)).alias(name) for name, _ in COMMAND_COLUMNS if name != "group")
-    )
+    return alerts.where("to_device IS NOT NULL").selectExpr(
+        "command_id", "to_device AS device", "command_topic AS mqtt_topic", "payload", "1 AS qos", "false AS retain",
+        "expires_at", "created_at AS emitted_at", "concat(rule, '/', reading_id) AS cause",
+    )  # fmt: skip

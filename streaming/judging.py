@@ -21,7 +21,7 @@ from typing import Any, Final
 from bridge.errors import ContractError
 from streaming.rules import Alert, AlertRule, Reading
 
-__all__ = ["DeviceState", "Heard", "Watch", "due_us", "forgotten", "judge", "silent"]
+__all__ = ["DeviceState", "Watch", "due_us", "forgotten", "judge", "silent"]
 
 _VERSION: Final = 2
 _EPOCH: Final = datetime(1970, 1, 1)
@@ -45,20 +45,6 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The last reading that came, by arrival; with what a command needs that has no other reading."""
-
-    arrived_us: int
-    reading_id: str
-    event_us: int
-    metric: str
-    value: float | None
-    unit: str | None
-    command_topic: str | None
-    position: str | None = None
-
-
-@dataclass(frozen=True)
 class DeviceState:
     """What is kept of a device between batches."""
 
@@ -66,7 +52,7 @@ class DeviceState:
     """The newest reading of each series, by the device's time."""
     watches: Mapping[str, Watch] = field(default_factory=dict)
     """By the rule's name; a rule that has nothing to keep is not there."""
-    heard: Mapping[str, Heard] = field(default_factory=dict)
+    heard: Mapping[str, Reading] = field(default_factory=dict)
     """The last reading that came, of any series and of those that a rule of silence names."""
     timer_ms: int | None = None
     """When Spark is to call for this device, where that is set."""
@@ -74,26 +60,11 @@ class DeviceState:
     def to_json(self) -> str:
         """Return the state as text of version 2, with what is empty left out."""
         body: dict[str, Any] = {"v": _VERSION}
-        if self.newest:
-            body["newest"] = {
-                m: (r.reading_id, _micros(r.event_time), r.value) for m, r in self.newest.items()
-            }
+        for name, of in (("newest", self.newest), ("heard", self.heard)):
+            if of:
+                body[name] = {series: _reading_body(reading) for series, reading in of.items()}
         if self.watches:
             body["watches"] = {name: _watch_body(watch) for name, watch in self.watches.items()}
-        if self.heard:
-            body["heard"] = {
-                m: (
-                    h.arrived_us,
-                    h.reading_id,
-                    h.event_us,
-                    h.metric,
-                    h.value,
-                    h.unit,
-                    h.command_topic,
-                    h.position,
-                )
-                for m, h in self.heard.items()
-            }
         if self.timer_ms is not None:
             body["timer"] = self.timer_ms
         return json.dumps(body, separators=(",", ":"))
@@ -108,17 +79,14 @@ class DeviceState:
                 remedy="run the release that wrote it, or a later one",
             )
         return cls(
-            {
-                metric: Reading(device, metric, reading_id, _time(at_us), value)
-                for metric, (reading_id, at_us, value) in body.get("newest", {}).items()
-            },
+            {series: _reading(device, series, one) for series, one in body.get("newest", {}).items()},
             {
                 name: Watch(
                     bool(w.get("raised")), w.get("since"), tuple((t, v) for t, v in w.get("points", ()))
                 )
                 for name, w in body.get("watches", {}).items()
             },
-            {metric: Heard(*found) for metric, found in body.get("heard", {}).items()},
+            {series: _reading(device, series, one) for series, one in body.get("heard", {}).items()},
             body.get("timer"),
         )
 
@@ -167,11 +135,7 @@ def silent(
         if heard is None or _raised(state, rule) or now_us < heard.arrived_us + _after_us(rule):
             continue
         watches[rule.name] = Watch(raised=True)
-        last = Reading(
-            device, heard.metric, heard.reading_id, _time(heard.event_us),
-            heard.value, heard.unit, heard.arrived_us, heard.command_topic, rule.series, heard.position,
-        )  # fmt: skip
-        alerts.append(Alert(rule, last, rule.text(last, None, minutes=rule.after_minutes or 0.0)))
+        alerts.append(Alert(rule, heard, rule.text(heard, None, minutes=rule.after_minutes or 0.0)))
     return alerts, replace(state, watches=watches)
 
 
@@ -216,19 +180,14 @@ def _speaks_again(
     return alerts
 
 
-def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Heard]:
+def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Reading]:
     wanted = {_ANY} | {rule.series for rule in rules if rule.kind == "silence"}
     heard = {series: found for series, found in state.heard.items() if series in wanted}
     for reading in sorted(readings, key=_arrival):
         for series in (_ANY, reading.key):
             known = heard.get(series)
-            if series in wanted and (
-                known is None or _arrival(reading) > (known.arrived_us, known.event_us, known.reading_id)
-            ):
-                heard[series] = Heard(
-                    reading.arrived_us, reading.reading_id, _micros(reading.event_time), reading.metric,
-                    reading.value, reading.unit, reading.command_topic, reading.position,
-                )  # fmt: skip
+            if series in wanted and (known is None or _arrival(reading) > _arrival(known)):
+                heard[series] = reading
     return heard
 
 
@@ -236,7 +195,7 @@ def _arrival(reading: Reading) -> tuple[int, int, str]:
     return (reading.arrived_us, _micros(reading.event_time), reading.reading_id)
 
 
-def _heard_by(rule: AlertRule, state: DeviceState) -> Heard | None:
+def _heard_by(rule: AlertRule, state: DeviceState) -> Reading | None:
     return state.heard.get(rule.series) if rule.kind == "silence" else None
 
 
@@ -320,6 +279,18 @@ def _from_one_to_the_next(rule: AlertRule, previous: Reading | None, reading: Re
     if not 0 < minutes <= rule.within_minutes:
         return False
     return (reading.value - previous.value) * rule.sign / minutes > (rule.per_minute or 0.0)
+
+
+def _reading_body(of: Reading) -> tuple[Any, ...]:
+    return (
+        of.reading_id, _micros(of.event_time), of.value, of.metric, of.unit, of.arrived_us, of.command_topic, of.position
+    )  # fmt: skip
+
+
+def _reading(device: str, series: str, body: Sequence[Any]) -> Reading:
+    reading_id, at_us, value, metric, unit, arrived_us, topic, position = body
+    series = "" if series in (_ANY, metric) else series
+    return Reading(device, metric, reading_id, _time(at_us), value, unit, arrived_us, topic, series, position)
 
 
 def _watch_body(watch: Watch) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class AlertRule(BaseModel):
     message: str | None = Field(None, description="Text for people.")
     cleared_message: str | None = Field(None, description="Text when the alert is over.")
     expires_s: float | None = Field(
-        3600.0, gt=0, description="How long the command is worth pushing, in seconds."
+        3600.0, gt=0, allow_inf_nan=False, description="How long the command is worth pushing, in seconds."
     )
     to: str | Sql | None = Field(
         None, description="Device that the command goes to; none: no command. Default: the row's own device."
