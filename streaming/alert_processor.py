@@ -104,7 +104,7 @@ class AlertProcessor(StatefulProcessor):
 def _readings(device: str, row: Row) -> Iterator[Reading]:
     """Give a reading for each value of a row that rules look at."""
     at = _EPOCH + timedelta(microseconds=row.event_us)
-    for one in row["values"]:  # structs come as mappings
+    for one in row.seen:  # structs come as mappings
         found = {f["rule"]: Found(*map(f.get, _FOUND)) for f in row.found if f["series"] == one["series"]}
         yield Reading(
             device, one["metric"] or "", row.reading_id, at, one["value"], row.unit, row.arrived_us,

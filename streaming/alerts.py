@@ -23,7 +23,7 @@ from bridge.killpoints import reach
 from streaming import pipelines as dp
 from streaming.rules import FIELD, READINGS, AlertRule, Sql, load_rules
 from streaming.tables import Table, quoted, text
-from streaming.writing import POSITION, judged
+from streaming.writing import POSITION, id_of, judged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,8 +96,8 @@ def declare_alerts(settings: Settings) -> None:
         conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in rules) else {})
         options = sink_options(settings.pulsar, settings.max_name_bytes)
 
-        def batches(table: Table, app: str) -> AlertBatches:
-            return AlertBatches(table, app, options)
+        def batches(table: Table, checkpoint: str) -> AlertBatches:
+            return AlertBatches(table, checkpoint, options)
 
         pipeline.add_flow(
             dp.Flow(ALERTS, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches)
@@ -113,8 +113,9 @@ class AlertBatches:
     """
 
     table: Table
-    app: str
+    checkpoint: str
     commands: Mapping[str, str] | None = None
+    _app: str = ""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
@@ -130,7 +131,8 @@ class AlertBatches:
                 rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
             reach("alerts.commands")
             if counts[0]:
-                self.table.append(batch, (self.app, number))
+                self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
+                self.table.append(batch, (self._app, number))
             reach("alerts.table")
         finally:
             batch.unpersist()
@@ -180,7 +182,7 @@ class _Rules:
         rows = reduce(lambda a, b: a.unionByName(b), parts)
         rows = rows.withWatermark("clock", f"{round(streaming.silence_grace_s * 1000)} milliseconds")
         # With the watermark's column in it Spark leaves the condition behind the watermark: all rows move the clock.
-        rows = rows.where("size(values) > 0 OR clock IS NULL")
+        rows = rows.where("size(seen) > 0 OR clock IS NULL")
         # As a number it is not the watermark's column any more, so that Spark takes no row for late.
         rows = rows.withColumn("arrived_us", F.unix_micros("clock")).drop("clock")
         rules = tuple(rule for rule in self.rules if rule.stateful)
@@ -269,7 +271,7 @@ class _Rules:
         ]
         return rows.selectExpr(
             "_about.*",
-            f"array_compact(array({', '.join(values)})) AS values",
+            f"array_compact(array({', '.join(values)})) AS seen",
             f"CAST(array({', '.join(found)}) AS {_FOUND}) AS found",
         )
 

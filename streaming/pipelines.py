@@ -80,8 +80,7 @@ class Flow:
     within: tuple[str, str] | None = None
     sequence_by: str | None = None
     batches: Callable[[Any, str], Callable[[DataFrame, int], None]] | None = None
-    """Makes what writes the micro-batches, of the table and of the name by which Delta knows the flow's batches; None: the
-    usual way of its kind."""
+    """Makes what writes the micro-batches, of the table and the checkpoint's folder; None: the usual way of its kind."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ before, by other rules perhaps, puts into quarantine whatever of it is not in th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -27,11 +28,11 @@ from streaming.reading import WORKING_COLUMNS
 from streaming.tables import Table, add_columns, quoted, same
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from streaming.suites import Suite
 
-__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "judged", "quarantined"]
+__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "id_of", "judged", "quarantined"]
 
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
@@ -221,6 +222,15 @@ def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFra
         # What did not decode fails the suite as well, and that says nothing more.
         failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
     return rows.withColumn("_failed_rules", failed)
+
+
+def id_of(spark: SparkSession, checkpoint: str) -> str:
+    """Return the id that Spark gave the query of a checkpoint: one that is made anew begins with batch 0 again, and
+    its batches are others.
+    """
+    row = spark.read.text(f"{checkpoint}/metadata").first()
+    assert row is not None  # Spark writes it before the first batch
+    return str(json.loads(row[0])["id"])
 
 
 def quarantined(rows: DataFrame, table: str) -> DataFrame:

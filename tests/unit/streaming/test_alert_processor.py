@@ -28,7 +28,7 @@ def row(name: str, value: float | None, minute: float, topic: str | None = "devi
         unit="mg/dL",
         command_topic=topic,
         position=None,
-        values=[{"series": "glucose", "metric": "glucose", "value": value}],
+        seen=[{"series": "glucose", "metric": "glucose", "value": value}],
         found=[],
     )
 
@@ -99,7 +99,7 @@ def test_a_condition_in_sql_is_told_when_it_changes_and_its_command_goes_where_s
             "to_device": "fan", "command_topic": "fan/set",
         }  # fmt: skip
         whole = {"series": "climate|", "metric": None, "value": None}
-        rows = [Row(**{**row(name, None, minute).asDict(), "values": [whole], "found": [found]})]
+        rows = [Row(**{**row(name, None, minute).asDict(), "seen": [whole], "found": [found]})]
         return [(r.state, r.to_device, r.payload) for r in tested.test("d", rows)]
 
     assert seen("a", False, 1) == []
