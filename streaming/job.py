@@ -268,6 +268,8 @@ class Job:
         if flow.kind == "commands":
             return [(flow.name, rows, None)]
         table = self.reader.ensure(flow.target)
+        if flow.batches is not None:
+            return [(flow.name, rows, flow.batches(table, self._checkpoint(flow.name)))]
         if flow.kind == "cdc":
             return [(flow.name, rows, NewestBatches(table, flow.keys, flow.sequence_by or ""))]
         if flow.kind == "view":

@@ -21,7 +21,7 @@ from typing import Any, Final
 from bridge.errors import ContractError
 from streaming.rules import Alert, AlertRule, Reading
 
-__all__ = ["DeviceState", "Heard", "Watch", "due_us", "forgotten", "judge", "silent"]
+__all__ = ["DeviceState", "Watch", "due_us", "forgotten", "judge", "silent"]
 
 _VERSION: Final = 2
 _EPOCH: Final = datetime(1970, 1, 1)
@@ -30,7 +30,7 @@ _MINUTE_US: Final = 60_000_000
 _POINTS: Final = 32
 """A rate's time is cut into so many parts; the first reading of each is kept."""
 _ANY: Final = ""
-"""Stands for all metrics in ``heard``; no metric is named so."""
+"""Stands for all series in ``heard``; none is named so."""
 
 
 @dataclass(frozen=True)
@@ -45,45 +45,26 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The last reading that came, by arrival; with what a command needs that has no other reading."""
-
-    arrived_us: int
-    reading_id: str
-    event_us: int
-    metric: str
-    value: float | None
-    unit: str | None
-    command_topic: str | None
-
-
-@dataclass(frozen=True)
 class DeviceState:
     """What is kept of a device between batches."""
 
     newest: Mapping[str, Reading] = field(default_factory=dict)
-    """The newest reading of each metric, by the device's time."""
+    """The newest reading of each series, by the device's time."""
     watches: Mapping[str, Watch] = field(default_factory=dict)
     """By the rule's name; a rule that has nothing to keep is not there."""
-    heard: Mapping[str, Heard] = field(default_factory=dict)
-    """The last reading that came, of any metric and of those that a rule of silence names."""
+    heard: Mapping[str, Reading] = field(default_factory=dict)
+    """The last reading that came, of any series and of those that a rule of silence names."""
     timer_ms: int | None = None
     """When Spark is to call for this device, where that is set."""
 
     def to_json(self) -> str:
         """Return the state as text of version 2, with what is empty left out."""
         body: dict[str, Any] = {"v": _VERSION}
-        if self.newest:
-            body["newest"] = {
-                m: (r.reading_id, _micros(r.event_time), r.value) for m, r in self.newest.items()
-            }
+        for name, of in (("newest", self.newest), ("heard", self.heard)):
+            if of:
+                body[name] = {series: _reading_body(reading) for series, reading in of.items()}
         if self.watches:
             body["watches"] = {name: _watch_body(watch) for name, watch in self.watches.items()}
-        if self.heard:
-            body["heard"] = {
-                m: (h.arrived_us, h.reading_id, h.event_us, h.metric, h.value, h.unit, h.command_topic)
-                for m, h in self.heard.items()
-            }
         if self.timer_ms is not None:
             body["timer"] = self.timer_ms
         return json.dumps(body, separators=(",", ":"))
@@ -98,17 +79,14 @@ class DeviceState:
                 remedy="run the release that wrote it, or a later one",
             )
         return cls(
-            {
-                metric: Reading(device, metric, reading_id, _time(at_us), value)
-                for metric, (reading_id, at_us, value) in body.get("newest", {}).items()
-            },
+            {series: _reading(device, series, one) for series, one in body.get("newest", {}).items()},
             {
                 name: Watch(
                     bool(w.get("raised")), w.get("since"), tuple((t, v) for t, v in w.get("points", ()))
                 )
                 for name, w in body.get("watches", {}).items()
             },
-            {metric: Heard(*found) for metric, found in body.get("heard", {}).items()},
+            {series: _reading(device, series, one) for series, one in body.get("heard", {}).items()},
             body.get("timer"),
         )
 
@@ -126,21 +104,21 @@ def judge(
     newest = dict(state.newest)
     alerts = _speaks_again(rules, state, readings, watches)
     for reading in sorted(readings, key=lambda r: r.order):
-        previous = newest.get(reading.metric)
-        if reading.value is None or (previous is not None and reading.order <= previous.order):
+        previous = newest.get(reading.key)
+        if (reading.value is None and not reading.found) or (previous and reading.order <= previous.order):
             continue
         for rule in rules:
-            if rule.kind == "silence" or rule.metric != reading.metric:
+            if rule.kind == "silence" or rule.series != reading.key:
                 continue
             told, watch = _looked_at(rule, watches.get(rule.name, Watch()), previous, reading)
             alerts += told
             _keep(watches, rule.name, watch)
-        newest[reading.metric] = reading
+        newest[reading.key] = reading
     alerts.sort(key=lambda a: (*a.reading.order, a.rule.name))
-    metrics = {rule.metric for rule in rules if rule.kind != "silence"}
+    wanted = {rule.series for rule in rules if rule.kind != "silence"}
     return alerts, replace(
         state,
-        newest={metric: reading for metric, reading in newest.items() if metric in metrics},
+        newest={series: reading for series, reading in newest.items() if series in wanted},
         watches=watches,
         heard=_heard(rules, state, readings),
     )
@@ -157,11 +135,7 @@ def silent(
         if heard is None or _raised(state, rule) or now_us < heard.arrived_us + _after_us(rule):
             continue
         watches[rule.name] = Watch(raised=True)
-        last = Reading(
-            device, rule.metric or heard.metric, heard.reading_id, _time(heard.event_us),
-            heard.value, heard.unit, heard.arrived_us, heard.command_topic,
-        )  # fmt: skip
-        alerts.append(Alert(rule, last, rule.text(last, None, minutes=rule.after_minutes or 0.0)))
+        alerts.append(Alert(rule, heard, rule.text(heard, None, minutes=rule.after_minutes or 0.0)))
     return alerts, replace(state, watches=watches)
 
 
@@ -206,19 +180,14 @@ def _speaks_again(
     return alerts
 
 
-def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Heard]:
-    wanted = {_ANY} | {rule.metric or _ANY for rule in rules if rule.kind == "silence"}
-    heard = {metric: found for metric, found in state.heard.items() if metric in wanted}
+def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Reading]:
+    wanted = {_ANY} | {rule.series for rule in rules if rule.kind == "silence"}
+    heard = {series: found for series, found in state.heard.items() if series in wanted}
     for reading in sorted(readings, key=_arrival):
-        for metric in (_ANY, reading.metric):
-            known = heard.get(metric)
-            if metric in wanted and (
-                known is None or _arrival(reading) > (known.arrived_us, known.event_us, known.reading_id)
-            ):
-                heard[metric] = Heard(
-                    reading.arrived_us, reading.reading_id, _micros(reading.event_time), reading.metric,
-                    reading.value, reading.unit, reading.command_topic,
-                )  # fmt: skip
+        for series in (_ANY, reading.key):
+            known = heard.get(series)
+            if series in wanted and (known is None or _arrival(reading) > _arrival(known)):
+                heard[series] = reading
     return heard
 
 
@@ -226,8 +195,8 @@ def _arrival(reading: Reading) -> tuple[int, int, str]:
     return (reading.arrived_us, _micros(reading.event_time), reading.reading_id)
 
 
-def _heard_by(rule: AlertRule, state: DeviceState) -> Heard | None:
-    return state.heard.get(rule.metric or _ANY) if rule.kind == "silence" else None
+def _heard_by(rule: AlertRule, state: DeviceState) -> Reading | None:
+    return state.heard.get(rule.series) if rule.kind == "silence" else None
 
 
 def _raised(state: DeviceState, rule: AlertRule) -> bool:
@@ -248,9 +217,14 @@ def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
 def _looked_at(
     rule: AlertRule, was: Watch, previous: Reading | None, reading: Reading
 ) -> tuple[list[Alert], Watch]:
-    """Return what a rule says of a metric's next reading, and what it keeps."""
+    """Return what a rule says of a series' next reading, and what it keeps."""
     rate: float | None = None
-    if rule.limit is not None:
+    found = reading.found.get(rule.name)
+    if rule.kind == "sql" or reading.value is None:
+        if found is None or found.holds is None:
+            return [], was
+        watch = Watch(raised=found.holds)
+    elif rule.limit is not None:
         watch = _threshold(rule, was, reading)
     elif rule.over_minutes is not None:
         rate, watch = _over_time(rule, was, reading)
@@ -259,7 +233,7 @@ def _looked_at(
         return ([Alert(rule, reading, rule.text(reading, previous))] if fast else []), Watch()
     if watch.raised == was.raised or (was.raised and not rule.tells_cleared):
         return [], watch
-    text = rule.text(reading, previous, rate=rate, cleared=was.raised)
+    text = found.message if found else rule.text(reading, previous, rate=rate, cleared=was.raised)
     return [Alert(rule, reading, text, cleared=was.raised)], watch
 
 
@@ -305,6 +279,18 @@ def _from_one_to_the_next(rule: AlertRule, previous: Reading | None, reading: Re
     if not 0 < minutes <= rule.within_minutes:
         return False
     return (reading.value - previous.value) * rule.sign / minutes > (rule.per_minute or 0.0)
+
+
+def _reading_body(of: Reading) -> tuple[Any, ...]:
+    return (
+        of.reading_id, _micros(of.event_time), of.value, of.metric, of.unit, of.arrived_us, of.command_topic, of.position
+    )  # fmt: skip
+
+
+def _reading(device: str, series: str, body: Sequence[Any]) -> Reading:
+    reading_id, at_us, value, metric, unit, arrived_us, topic, position = body
+    series = "" if series in (_ANY, metric) else series
+    return Reading(device, metric, reading_id, _time(at_us), value, unit, arrived_us, topic, series, position)
 
 
 def _watch_body(watch: Watch) -> dict[str, Any]:

@@ -79,6 +79,8 @@ class Flow:
     keys: tuple[str, ...] = ()
     within: tuple[str, str] | None = None
     sequence_by: str | None = None
+    batches: Callable[[Any, str], Callable[[DataFrame, int], None]] | None = None
+    """Makes what writes the micro-batches, of the table and the checkpoint's folder; None: the usual way of its kind."""
 
 
 @dataclass
@@ -112,8 +114,13 @@ class Pipeline:
                     f"flow {flow.name!r}: there is no table {flow.target!r}",
                     remedy=f"declare it by create_streaming_table({flow.target!r}), or correct the name",
                 )
-        filled = {flow.target for flow in self.flows.values()}
-        for name in self.tables:
+        filled = [flow.target for flow in self.flows.values()]
+        for name, declared in self.tables.items():
+            if declared.keys and filled.count(name) > 1:
+                raise ConfigError(
+                    f"table {name!r} has keys and {filled.count(name)} flows, which do not see each other's rows",
+                    remedy="let one flow fill it, from a union of frames",
+                )
             if name not in filled:
                 raise ConfigError(
                     f"table {name!r} has no flow", remedy=f"add one by @append_flow(target={name!r})"

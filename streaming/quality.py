@@ -119,9 +119,7 @@ class QualityWatch:
             rows.unpersist()
         self._from[name] = version
         schema = ", ".join(f"{quoted(n)} {kind} COMMENT '{text}'" for n, kind, text in RESULT_COLUMNS)
-        create(
-            self._spark, self._results, struct_of(schema), comment="Verdicts of Great Expectations"
-        )
+        create(self._spark, self._results, struct_of(schema), comment="Verdicts of Great Expectations")
         values = result_rows(found, suite, name, self._since, now)
         self._results.append(self._spark.createDataFrame(values, schema).coalesce(1))
 

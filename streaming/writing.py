@@ -4,8 +4,8 @@ One micro-batch, in this order; a test kills the driver after each step (``bridg
 
 1. *judged*: rows are judged by the table's suite, as a column. A payload that did not decode has failed already.
 2. *table*: rows that fail nothing are written. Without keys they are appended in a commit that carries the flow's name
-   and the batch's number, so that Delta takes a batch once. With keys they are merged, insert only: a row whose key is
-   there is left out, of several in one batch the first in the order of its partition is kept (H17: no watermark, so
+   and the batch's number, so that Delta takes a batch once. With keys, a row whose key is
+   there is left out before, of several in one batch the first in the order of its partition is kept (H17: no watermark, so
    nothing is too late).
 3. *quarantine*: the others are appended to quarantine, in a commit of the same kind.
 
@@ -32,14 +32,20 @@ if TYPE_CHECKING:
 
     from streaming.suites import Suite
 
-__all__ = ["QUARANTINE_SCHEMA", "BadRows", "TableBatches", "quarantined"]
+__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "id_of", "judged", "quarantined"]
 
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
 NO_KEY: Final = "no_key"
 """Rule that a row fails when a column of its table's keys is null."""
+_MOST_DAYS: Final = 64
 EARLIER: Final = "earlier_rules"
 """Rule of a row that an earlier run of the batch, by the rules of then, left out of the table."""
+
+POSITION: Final = (
+    "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
+)
+"""Type of ``_position``."""
 
 QUARANTINE_SCHEMA: Final = (
     "`table` string COMMENT 'table that the row was meant for', "
@@ -51,7 +57,7 @@ QUARANTINE_SCHEMA: Final = (
     "arrival_time timestamp COMMENT 'when ingest took the message from MQTT', "
     "`row` string COMMENT 'the row as JSON, as it would have stood in the table', "
     "payload binary COMMENT 'payload as it came; of an element of an array that element, as JSON', "
-    "_position struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int> "
+    f"_position {POSITION} "
     "COMMENT 'where the message is in Pulsar', "
     "judged_at timestamp COMMENT 'start of the micro-batch that judged the row'"
 )
@@ -100,9 +106,9 @@ class TableBatches:
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
         if not self._app:
-            self._app = f"{self.flow}:{_id_of(batch.sparkSession, self.checkpoint)}"
-        judged = self._judged(batch)
-        splits = "_failed_rules" in judged.columns
+            self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
+        rows = judged(batch, self.declared, self.suite)
+        splits = "_failed_rules" in rows.columns
         twice = (
             self._first
             or self.declared.keys
@@ -110,12 +116,12 @@ class TableBatches:
             or self.declared.schema_evolution != "rescue"
         )
         if splits and twice:
-            judged = judged.persist()
+            rows = rows.persist()
         try:
-            self._write(judged, number, splits)
+            self._write(rows, number, splits)
         finally:
             if splits and twice:
-                judged.unpersist()
+                rows.unpersist()
         self._first = False
 
     def _write(self, judged: DataFrame, number: int, splits: bool) -> None:
@@ -135,9 +141,8 @@ class TableBatches:
             judged = judged.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
         good = self._as_table(judged.where(~bad) if splits else judged)
         if self.declared.keys:
-            self._merge(good)
-        else:
-            self.table.append(good, (self._app, number))
+            good = self._unknown(good)
+        self.table.append(good, (self._app, number))
         reach("table.written")
         counts = counts or ({} if kept else seen.get)
         if splits and self._first:
@@ -147,28 +152,6 @@ class TableBatches:
         reach("table.quarantined")
         if self.counted is not None and counts:
             self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
-
-    def _judged(self, batch: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        rows = batch
-        rules: list[Column] = []
-        if "_fault" in batch.columns:
-            rules.append(F.when(F.col("_fault").isNotNull(), F.lit(UNDECODABLE)))
-        if self.declared.keys:
-            none = F.lit(False)
-            for key in self.declared.keys:
-                none = none | F.col(quoted(key)).isNull()
-            rules.append(F.when(none, F.lit(NO_KEY)))
-        if self.suite is not None:
-            rows = self.suite.judged(rows)
-        if not rules and self.suite is None:
-            return rows
-        failed = F.array_compact(F.array(*rules)) if rules else F.array().cast("array<string>")
-        if self.suite is not None:
-            # What did not decode fails the suite as well, and that says nothing more.
-            failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
-        return rows.withColumn("_failed_rules", failed)
 
     def _as_table(self, rows: DataFrame) -> DataFrame:
         dropped = [n for n in (*WORKING_COLUMNS, "_failed_rules") if n in rows.columns]
@@ -195,8 +178,8 @@ class TableBatches:
         if self._new.lacking:
             add_columns(spark, self.table, self._new.as_schema())
 
-    def _merge(self, rows: DataFrame) -> None:
-        """Insert rows whose keys are not there."""
+    def _unknown(self, rows: DataFrame) -> DataFrame:
+        """Return the rows whose keys the table has not got, of several with one key the first of its partition."""
         from pyspark.sql import functions as F
         from pyspark.sql.window import Window
 
@@ -204,12 +187,11 @@ class TableBatches:
         order = F.col("_position") if "_position" in rows.columns else F.monotonically_increasing_id()
         first = Window.partitionBy(*map(quoted, keys)).orderBy(order)
         rows = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
-        names = [quoted(n) for n in rows.columns]
-        rows.sparkSession.sql(
-            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(keys)} "
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({', '.join('s.' + n for n in names)})",
-            rows=rows,
-        ).collect()
+        there = self.table.read(rows.sparkSession).select(*map(quoted, keys))
+        for key, kind in there.dtypes:
+            if kind in ("timestamp", "date"):
+                there = there.where(_days_of(rows, key))
+        return rows.join(there, list(keys), "left_anti").select(*map(quoted, rows.columns))
 
     def _left_out(self, judged: DataFrame) -> DataFrame:
         """Return the rows of the batch that the table does not have, with a rule for those that fail none now."""
@@ -236,13 +218,54 @@ def _counts(rows: DataFrame, bad: Column) -> dict[str, int]:
     return {} if found is None else {"good": int(found["good"]), "bad": int(found["bad"])}
 
 
-def _id_of(spark: SparkSession, checkpoint: str) -> str:
+def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFrame:
+    """Return rows with ``_failed_rules``: what each of them fails of what the table asks; without it where it asks nothing."""
+    from pyspark.sql import functions as F
+
+    rows = batch
+    rules: list[Column] = []
+    if "_fault" in batch.columns:
+        rules.append(F.when(F.col("_fault").isNotNull(), F.lit(UNDECODABLE)))
+    if declared.keys:
+        none = F.lit(False)
+        for key in declared.keys:
+            none = none | F.col(quoted(key)).isNull()
+        rules.append(F.when(none, F.lit(NO_KEY)))
+    if suite is not None:
+        rows = suite.judged(rows)
+    if not rules and suite is None:
+        return rows
+    failed = F.array_compact(F.array(*rules)) if rules else F.array().cast("array<string>")
+    if suite is not None:
+        # What did not decode fails the suite as well, and that says nothing more.
+        failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
+    return rows.withColumn("_failed_rules", failed)
+
+
+def id_of(spark: SparkSession, checkpoint: str) -> str:
     """Return the id that Spark gave the query of a checkpoint: one that is made anew begins with batch 0 again, and
     its batches are others.
     """
     row = spark.read.text(f"{checkpoint}/metadata").first()
     assert row is not None  # Spark writes it before the first batch
     return str(json.loads(row[0])["id"])
+
+
+def _days_of(rows: DataFrame, column: str) -> Column:
+    """Return the condition that a time lies on a day of these rows, as literals by which Delta skips files."""
+    from pyspark.sql import functions as F
+
+    time = F.col(quoted(column))
+    days = [
+        row[0] for row in rows.select(F.to_date(time)).distinct().limit(_MOST_DAYS + 1).collect() if row[0]
+    ]
+    if not days:
+        return F.lit(False)
+    spans = [(day, day) for day in days] if len(days) <= _MOST_DAYS else [(min(days), max(days))]
+    found = F.lit(False)
+    for low, high in spans:
+        found = found | ((time >= F.lit(low)) & (time < F.date_add(F.lit(high), 1)))
+    return found
 
 
 def quarantined(rows: DataFrame, table: str) -> DataFrame:
@@ -268,11 +291,6 @@ def quarantined(rows: DataFrame, table: str) -> DataFrame:
         given("arrival_time", "timestamp").alias("arrival_time"),
         F.when(given("_fault", "string").isNull(), F.to_json(F.struct(*map(quoted, kept)))).alias("row"),
         given("_payload", "binary").alias("payload"),
-        given("_position", _POSITION).alias("_position"),
+        given("_position", POSITION).alias("_position"),
         F.current_timestamp().alias("judged_at"),
     )
-
-
-_POSITION: Final = (
-    "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
-)

@@ -1,0 +1,123 @@
+"""The stateful processor of alerts: Spark calls it for each device of a micro-batch, and when a timer is due.
+
+It only carries: rows in, the decisions of ``streaming.judging``, the device's state and its one timer, alert rows
+out. Imported where alerts run; Spark before 4.1 cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import StringType, StructField, StructType
+
+from streaming.judging import DeviceState, due_us, forgotten, judge, silent
+from streaming.rules import Alert, AlertRule, Found, Reading
+
+__all__ = ["OUTPUT", "STATE", "AlertProcessor"]
+
+STATE: Final = "device"
+"""The state variable: a row for each device. Text, so that what it holds can change without Spark's schema of it."""
+_SCHEMA: Final = StructType([StructField("state", StringType())])
+_EPOCH: Final = datetime(1970, 1, 1)
+OUTPUT: Final[tuple[tuple[str, str], ...]] = (
+    ("rule", "string"),
+    ("state", "string"),
+    ("device", "string"),
+    ("table", "string"),
+    ("event_us", "bigint"),
+    ("value", "double"),
+    ("message", "string"),
+    ("payload", "binary"),
+    ("to_device", "string"),
+    ("command_topic", "string"),
+    ("reading_id", "string"),
+    ("position", "string"),
+    ("expires_s", "double"),
+)
+"""Columns of an alert as the rules give it, with SQL types. ``payload`` is null for the usual one."""
+_FOUND: Final = ("holds", "message", "payload", "to_device", "command_topic")
+_Row: Final = Row(*(name for name, _ in OUTPUT))
+
+
+class AlertProcessor(StatefulProcessor):
+    """Evaluates the rules on the rows of each device. ``forget_us``: after so long without a row its state is deleted."""
+
+    def __init__(self, rules: tuple[AlertRule, ...], forget_us: int) -> None:
+        self._rules = rules
+        self._forget_us = forget_us
+        self._handle: Any = None
+        self._state: Any = None
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Called first, for each partition of a batch, and once on the driver for the state's schema."""
+        self._handle = handle
+        self._state = handle.getValueState(STATE, _SCHEMA)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Called for each device with rows in the batch, before the timers; what it raises fails the query."""
+        device = str(key[0])
+        readings = [reading for row in rows for reading in _readings(device, row)]
+        alerts, state = judge(self._rules, self._read(device), readings)
+        self._write(state)
+        return _rows(alerts)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        """Called when the watermark has passed the device's timer; Spark deletes that timer afterwards."""
+        device = str(key[0])
+        now_us = timerValues.getCurrentWatermarkInMs() * 1000
+        state = replace(self._read(device), timer_ms=None)
+        alerts, state = silent(self._rules, state, device, now_us)
+        if forgotten(state, now_us, self._forget_us):
+            self._state.clear()
+        else:
+            self._write(state)
+        return _rows(alerts)
+
+    def close(self) -> None:
+        """Called last; there is nothing to close."""
+
+    def _read(self, device: str) -> DeviceState:
+        found = self._state.get()
+        return DeviceState() if found is None else DeviceState.of_json(found[0], device)
+
+    def _write(self, state: DeviceState) -> None:
+        """Store the state, with a timer. One that is due too early stays: when it fires, the next is set, so that a
+        reading costs none.
+        """
+        due = due_us(self._rules, state, self._forget_us)
+        if due is not None:
+            due_ms = -(-due // 1000)
+            if state.timer_ms is not None and due_ms < state.timer_ms:
+                self._handle.deleteTimer(state.timer_ms)
+                state = replace(state, timer_ms=None)
+            if state.timer_ms is None:
+                self._handle.registerTimer(due_ms)
+                state = replace(state, timer_ms=due_ms)
+        self._state.update((state.to_json(),))
+
+
+def _readings(device: str, row: Row) -> Iterator[Reading]:
+    """Give a reading for each value of a row that rules look at."""
+    at = _EPOCH + timedelta(microseconds=row.event_us)
+    for one in row.seen:  # structs come as mappings
+        found = {f["rule"]: Found(*map(f.get, _FOUND)) for f in row.found if f["series"] == one["series"]}
+        yield Reading(
+            device, one["metric"] or "", row.reading_id, at, one["value"], row.unit, row.arrived_us,
+            row.command_topic, one["series"], row.position, found,
+        )  # fmt: skip
+
+
+def _rows(alerts: Iterable[Alert]) -> Iterator[Row]:
+    """Give a row for each alert, in its order."""
+    for alert in alerts:
+        rule, reading = alert.rule, alert.reading
+        event_us = (reading.event_time - _EPOCH) // timedelta(microseconds=1)
+        yield _Row(
+            rule.name, alert.state, reading.device, rule.table, event_us, reading.value, alert.message,
+            *alert.command(), reading.reading_id, reading.position, rule.expires_s,
+        )  # fmt: skip

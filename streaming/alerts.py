@@ -1,0 +1,421 @@
+"""Alerts: the rows of tables, read from their source as they come, through the rules, to commands and the table ``alerts``.
+
+Rules that know one row alone (kind ``sql``, ``every: message``) need no state. Two flows read for them: one writes commands
+as soon as it can, the other the table.
+
+All other rules share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that state
+versioned by batch; the offsets and the watermark of a batch are fixed before it runs. So a batch that is run again sees
+the same rows, the same state and the same time, and gives the same commands (H19). All rows of a device are handled in
+one task, one after the other, so its commands leave in order (H22). The watermark is of arrival, and no row is dropped
+by it: it serves the timers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bridge.errors import ConfigError
+from bridge.killpoints import reach
+from streaming import pipelines as dp
+from streaming.rules import FIELD, READINGS, AlertRule, Sql, load_rules
+from streaming.tables import Table, quoted, text
+from streaming.writing import POSITION, id_of, judged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from bridge.settings import Settings
+
+__all__ = ["ALERTS", "ALERTS_SCHEMA", "AlertBatches", "declare_alerts"]
+
+ALERTS: Final = "alerts"
+ALERTS_SCHEMA: Final = (
+    "rule string COMMENT 'name in the rules file', "
+    "state string COMMENT 'raised or cleared', "
+    "device string COMMENT 'device that the alert is about', "
+    "`table` string COMMENT 'table whose rows the rule looks at', "
+    "event_time timestamp COMMENT 'time of the row', "
+    "value double COMMENT 'value that the rule looked at, if it is one', "
+    "message string COMMENT 'text for people', "
+    "payload binary COMMENT 'payload of the command', "
+    "to_device string COMMENT 'device that a command was written for; null: no command', "
+    "command_topic string COMMENT 'MQTT topic of the command', "
+    "command_id string COMMENT 'identity of alert and command: the same whenever the same row fires the same rule', "
+    "reading_id string COMMENT 'identity of the row', "
+    "created_at timestamp COMMENT 'start of the micro-batch', "
+    "expires_at timestamp COMMENT 'when the command expires', "
+    f"_position {POSITION} COMMENT 'where the message is in Pulsar'"
+)
+_DAY_US: Final = 86_400_000_000
+_STATE: Final = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""transformWithState needs this store; with its log of changes a batch writes no more than what it changed."""
+_NULL: Final = "CAST(NULL AS STRING)"
+_POSITION: Final = "to_json(_position)"
+_OF_MESSAGE: Final = (
+    "to_json(named_struct('topic', __topic, 'partition', partition, 'ledger', ledger_id, 'entry', entry_id, "
+    "'index', batch_index))"
+)
+"""Where a row is, of one that is a message as it came."""
+_FOUND: Final = (
+    "array<struct<rule: string, series: string, holds: boolean, message: string, payload: binary, to_device: string, "
+    "command_topic: string>>"
+)
+_EMPTY: Final = {"spark.sql.streaming.noDataMicroBatches.enabled": "true"}
+"""A batch that moved the clock is followed by one without data: else timers would wait for the next row of any device."""
+
+
+def declare_alerts(settings: Settings) -> None:
+    """Declare the table and the flows of alerts, unless there is no rule. Raises ConfigError for rules that will not do."""
+    path = settings.streaming.rules
+    rules = () if path is None else load_rules(path)
+    if path is None or not rules:
+        return
+    pipeline = dp._pipeline()
+    found = _Rules(settings, path, rules, pipeline)
+    found.check_tables()
+    dp.create_streaming_table(
+        ALERTS,
+        comment="What the rules found, whether or not a device gets a command",
+        schema=ALERTS_SCHEMA,
+        cluster_by=["device", "created_at"],
+    )
+    if any(not rule.stateful for rule in rules):
+        pipeline.add_flow(dp.Flow("alerts_sql", ALERTS, found.of_rows, batches=AlertBatches))
+        if any(not rule.stateful and rule.to != "none" for rule in rules):
+            dp.commands(found.commands_of_rows, name="alerts_sql_commands")
+    if any(rule.stateful for rule in rules):
+        from sinks.options import sink_options
+
+        conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in rules) else {})
+        options = sink_options(settings.pulsar, settings.max_name_bytes)
+
+        def batches(table: Table, checkpoint: str) -> AlertBatches:
+            return AlertBatches(table, checkpoint, options)
+
+        pipeline.add_flow(
+            dp.Flow(ALERTS, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches)
+        )
+
+
+@dataclass
+class AlertBatches:
+    """Writes micro-batches of alerts: first their commands, where there are options for that, then the table.
+
+    A device gets a command once, as its id stays the same when the batch is run again; the table takes a batch once.
+    A batch without alerts writes nothing.
+    """
+
+    table: Table
+    checkpoint: str
+    commands: Mapping[str, str] | None = None
+    _app: str = ""
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
+        from pyspark.sql import functions as F
+
+        batch = batch.persist()  # its state must be computed once
+        try:
+            counts = batch.agg(F.count("*"), F.count("to_device")).first()
+            assert counts is not None
+            reach("alerts.found")
+            if self.commands is not None and counts[1]:
+                rows = _as_commands(batch)
+                rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
+            reach("alerts.commands")
+            if counts[0]:
+                self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
+                self.table.append(batch, (self._app, number))
+            reach("alerts.table")
+        finally:
+            batch.unpersist()
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules of a file, over the tables of a pipeline."""
+
+    settings: Settings
+    path: Path
+    rules: tuple[AlertRule, ...]
+    pipeline: dp.Pipeline
+
+    def check_tables(self) -> None:
+        """Raise ConfigError for a rule on a table that the pipeline has not, or that messages do not fill."""
+        there = [name for name in self.pipeline.tables if self._flows(name)]
+        for rule in self.rules:
+            if rule.table not in there:
+                known = rule.table in self.pipeline.tables
+                what = f"{rule.table!r}: " + (
+                    "messages do not fill it" if known else "there is no such table"
+                )
+                raise self._wrong(rule, "table", what, f"there is {', '.join(there) or 'none'}")
+
+    def of_rows(self) -> DataFrame:
+        """Return the alerts of the rules that know one row alone."""
+        parts = []
+        for table, rules in self._by_table(stateful=False).items():
+            rows = self._rows(table, rules)
+            found = ", ".join(self._alert(rule, rows) for rule in rules)
+            parts.append(rows.selectExpr(f"inline(array_compact(array({found})))"))
+        return _finished(reduce(lambda a, b: a.unionByName(b), parts))
+
+    def commands_of_rows(self) -> DataFrame:
+        """Return the commands of the rules that know one row alone."""
+        return _as_commands(self.of_rows())
+
+    def of_devices(self) -> DataFrame:
+        """Return the alerts of the rules that have state."""
+        from pyspark.sql import functions as F
+
+        from streaming.alert_processor import OUTPUT, AlertProcessor
+
+        streaming = self.settings.streaming
+        parts = [self._watched(table, rules) for table, rules in self._by_table(stateful=True).items()]
+        rows = reduce(lambda a, b: a.unionByName(b), parts)
+        rows = rows.withWatermark("clock", f"{round(streaming.silence_grace_s * 1000)} milliseconds")
+        # With the watermark's column in it Spark leaves the condition behind the watermark: all rows move the clock.
+        rows = rows.where("size(seen) > 0 OR clock IS NULL")
+        # As a number it is not the watermark's column any more, so that Spark takes no row for late.
+        rows = rows.withColumn("arrived_us", F.unix_micros("clock")).drop("clock")
+        rules = tuple(rule for rule in self.rules if rule.stateful)
+        found = rows.groupBy("device").transformWithState(
+            AlertProcessor(rules, round(streaming.alert_state_days * _DAY_US)),
+            outputStructType=", ".join(f"`{name}` {kind}" for name, kind in OUTPUT),
+            outputMode="append",
+            timeMode="eventTime",
+        )
+        return _finished(found)
+
+    def _by_table(self, *, stateful: bool) -> dict[str, list[AlertRule]]:
+        found: dict[str, list[AlertRule]] = {}
+        for rule in self.rules:
+            if rule.stateful == stateful:
+                found.setdefault(rule.table, []).append(rule)
+        return found
+
+    def _flows(self, table: str) -> list[dp.Flow]:
+        return [flow for flow in self.pipeline.flows_of(table) if flow.kind == "append"]
+
+    def _rows(self, table: str, rules: list[AlertRule]) -> DataFrame:
+        """Return the rows that go into a table, each with ``_about``: what alerts must know of it."""
+        from streaming.suites import Suites
+
+        declared = self.pipeline.tables[table]
+        parts = [flow.query() for flow in self._flows(table)]
+        rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+        suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
+        rows = judged(rows, declared, suite or None)
+        if "_failed_rules" in rows.columns:
+            rows = rows.where("size(_failed_rules) = 0")
+        there = set(rows.columns)
+        position = _POSITION if "_position" in there else _OF_MESSAGE if "batch_index" in there else _NULL
+        ids: list[str] = [name for name in ("reading_id", "_id") if name in there]
+        ids += [] if position == _NULL else [position]
+        lacking = "no _position and no reading_id" if not ids else None
+        if declared.device_column not in there:
+            lacking = "no column of its own that names the device"
+        if lacking is not None:
+            raise self._wrong(
+                rules[0], "table", f"{table!r} has {lacking}", "add it to what its function returns"
+            )
+        # A clock of ingest that is ahead must not make the whole fleet late (H20).
+        clock = (
+            "least(arrival_time, current_timestamp())" if "arrival_time" in there else "current_timestamp()"
+        )
+        at = "CAST(event_time AS TIMESTAMP)" if "event_time" in there else clock
+        about = {
+            "device": f"CAST({quoted(declared.device_column or '')} AS STRING)",
+            "reading_id": f"CAST(coalesce({', '.join(ids)}) AS STRING)",
+            "event_us": f"unix_micros({at})",
+            "clock": clock,
+            "position": position,
+            "metric": "metric" if "metric" in there else _NULL,
+            "value": f"CAST({'value' if {'metric', 'value'} <= there else 'NULL'} AS DOUBLE)",
+            "unit": "CAST(unit AS STRING)" if "unit" in there else _NULL,
+            "command_topic": "command_topic" if "command_topic" in there else _NULL,
+        }
+        rows = rows.selectExpr("*", f"{_struct(about)} AS _about")
+        return rows.where("_about.device IS NOT NULL AND _about.event_us IS NOT NULL")
+
+    def _watched(self, table: str, rules: list[AlertRule]) -> DataFrame:
+        """Return of each row the values that rules with state look at."""
+        rows = self._rows(table, rules)
+        values = []
+        of_metrics = [rule for rule in rules if rule.metric is not None]
+        if of_metrics:
+            self._check_metrics(rows, of_metrics[0])
+            series = "_about.metric" if table == READINGS else f"concat({text(table + '|')}, _about.metric)"
+            wanted = ", ".join(sorted({text(rule.metric or "") for rule in of_metrics}))
+            one = {"series": series, "metric": "_about.metric", "value": "_about.value"}
+            values.append(f"CASE WHEN _about.metric IN ({wanted}) THEN {_struct(one)} END")
+        for rule in {rule.series: rule for rule in rules if rule.column is not None}.values():
+            number = self._number(rows, rule)
+            one = {"series": text(rule.series), "metric": text(rule.column or ""), "value": number}
+            values.append(f"CASE WHEN {number} IS NOT NULL THEN {_struct(one)} END")
+        whole = f"{table}|"
+        if any(rule.series == "" for rule in self.rules) or any(rule.series == whole for rule in rules):
+            one = {"series": text(whole), "metric": "_about.metric", "value": "_about.value"}
+            values.append(_struct(one))
+        found = [
+            _struct({"rule": text(rule.name), "series": text(rule.series), **self._sql(rule, rows)})
+            for rule in rules
+            if rule.kind == "sql"
+        ]
+        return rows.selectExpr(
+            "_about.*",
+            f"array_compact(array({', '.join(values)})) AS seen",
+            f"CAST(array({', '.join(found)}) AS {_FOUND}) AS found",
+        )
+
+    def _alert(self, rule: AlertRule, rows: DataFrame) -> str:
+        """Return the alert of a rule that knows one row alone, null where there is none."""
+        sql = self._sql(rule, rows)
+        id = "_about.reading_id"
+        if "metric" in rows.columns and rule.metric is None:  # a message has a row for each of them
+            id = "concat_ws('|', _about.reading_id, _about.metric)"
+        alert = {
+            "rule": text(rule.name),
+            "state": "'raised'",
+            "device": "_about.device",
+            "table": text(rule.table),
+            "event_us": "_about.event_us",
+            "value": "_about.value",
+            **{name: sql[name] for name in ("message", "payload", "to_device", "command_topic")},
+            "reading_id": id,
+            "position": "_about.position",
+            "expires_s": f"CAST({'NULL' if rule.expires_s is None else rule.expires_s} AS DOUBLE)",
+        }
+        return f"CASE WHEN {sql['holds']} THEN {_struct(alert)} END"
+
+    def _sql(self, rule: AlertRule, rows: DataFrame) -> dict[str, str]:
+        """Return what a rule of kind sql says of a row."""
+        holds, kind = self._expression(rows, rule, "condition", rule.condition or "")
+        if kind != "boolean":
+            what = f"{rule.condition} is no condition but {kind}"
+            raise self._wrong(rule, "condition", what, "compare it with something")
+        if rule.metric is not None:
+            self._check_metrics(rows, rule)
+            holds = f"CASE WHEN _about.metric = {text(rule.metric)} THEN {holds} END"
+        message = self._text(rows, rule, "message", rule.message or f"{rule.name} of {rule.table}")
+        over = self._text(rows, rule, "cleared_message", rule.cleared_message or f"{rule.name}: over")
+        to, topic, payload = rule.to, rule.command_topic, rule.payload
+        return {
+            "holds": holds,
+            "message": f"CASE WHEN {holds} THEN {message} ELSE {over} END",
+            "payload": "CAST(NULL AS BINARY)"
+            if payload is None
+            else self._text(rows, rule, "payload", payload, "BINARY"),
+            "to_device": "_about.device"
+            if to is None
+            else _NULL
+            if to == "none"
+            else self._text(rows, rule, "to", to),
+            "command_topic": "_about.command_topic"
+            if topic is None
+            else self._text(rows, rule, "command_topic", topic),
+        }
+
+    def _text(
+        self, rows: DataFrame, rule: AlertRule, field: str, given: str | Sql, kind: str = "STRING"
+    ) -> str:
+        """Return a text of the user's, with the columns that it names, or what its SQL gives."""
+        if isinstance(given, Sql):
+            found, of = self._expression(rows, rule, field, given.sql)
+            if of.startswith(("struct", "map", "array")):
+                raise self._wrong(rule, field, f"{given.sql} is no text but {of}", "use to_json(...)")
+            return found if of == kind.lower() else f"CAST(CAST({found} AS STRING) AS {kind})"
+        parts = []
+        for n, part in enumerate(FIELD.split(given)):
+            if n % 2 and part.lower() not in map(str.lower, rows.columns):
+                what = f"{{{part}}}: {rule.table!r} has no such column"
+                raise self._wrong(rule, field, what, f"it has {_names(rows)}")
+            parts.append(f"coalesce(CAST({quoted(part)} AS STRING), '')" if n % 2 else text(part))
+        return f"CAST(concat({', '.join(parts)}) AS {kind})"
+
+    def _number(self, rows: DataFrame, rule: AlertRule) -> str:
+        found, kind = self._expression(rows, rule, "column", rule.column or "")
+        if not kind.startswith(("double", "float", "decimal", "int", "bigint", "smallint", "tinyint")):
+            what = f"{rule.column} is no number but {kind}"
+            raise self._wrong(rule, "column", what, "cast it, or use kind: sql")
+        return f"CAST({found} AS DOUBLE)"
+
+    def _check_metrics(self, rows: DataFrame, rule: AlertRule) -> None:
+        if not {"metric", "value"} <= set(rows.columns):
+            what = f"{rule.table!r} has no columns metric and value"
+            raise self._wrong(rule, "metric", what, f"name a column: {_names(rows)}")
+
+    def _expression(self, rows: DataFrame, rule: AlertRule, field: str, given: str) -> tuple[str, str]:
+        """Return SQL of the user's and its type. Raises ConfigError if it will not do over the rows of the table."""
+        from pyspark.errors import AnalysisException
+
+        found = f"({given}\n)"  # what ends in a comment ends there
+        try:
+            # A condition, as Spark refuses aggregates there.
+            one = rows.where(f"{found} IS NOT NULL").selectExpr(f"{found} AS one")
+            return found, one.schema["one"].dataType.simpleString()
+        except AnalysisException as e:
+            why = str(e).strip().splitlines()[0]
+            raise self._wrong(rule, field, f"{given!r}: {why}", f"{rule.table!r} has {_names(rows)}") from e
+
+    def _wrong(self, rule: AlertRule, field: str, what: str, remedy: str) -> ConfigError:
+        place = f"alerts[{self.rules.index(rule)}].{field}"
+        return ConfigError(f"rules file {self.path}: {place} (rule {rule.name}): {what}", remedy=remedy)
+
+
+def _names(rows: DataFrame) -> str:
+    return ", ".join(name for name in rows.columns if not name.startswith("_"))
+
+
+def _struct(of: Mapping[str, str]) -> str:
+    return f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in of.items())})"
+
+
+def _finished(found: DataFrame) -> DataFrame:
+    """Return the rows of the table ``alerts``, of the columns ``alert_processor.OUTPUT``."""
+    from pyspark.sql import functions as F
+
+    rows = found.selectExpr(
+        "rule", "state", "device", "`table`", "timestamp_micros(event_us) AS event_time", "value", "message", "payload",
+        "CASE WHEN command_topic IS NOT NULL THEN to_device END AS to_device",
+        "CASE WHEN to_device IS NOT NULL THEN command_topic END AS command_topic",
+        # As streaming.rules.command_id.
+        "substr(sha2(concat(IF(state = 'cleared', '|cleared|', ''), rule, '|', device, '|', reading_id), 256), 1, 32) "
+        "AS command_id",
+        "reading_id",
+        "current_timestamp() AS created_at",
+        "current_timestamp() + make_dt_interval(0, 0, 0, CAST(expires_s AS DECIMAL(18, 6))) AS expires_at",
+        f"from_json(position, '{POSITION}') AS _position",
+    )  # fmt: skip
+    about = F.struct(
+        "command_id",
+        "rule",
+        "state",
+        "device",
+        "reading_id",
+        "value",
+        "message",
+        F.col("event_time").alias("ts"),
+    )
+    written = {
+        "ignoreNullFields": "false",
+        "timeZone": "UTC",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX",
+    }
+    usual = F.encode(F.to_json(about, written), "UTF-8")
+    return rows.withColumn("payload", F.coalesce("payload", usual))
+
+
+def _as_commands(alerts: DataFrame) -> DataFrame:
+    """Return the commands among alerts (``bridge.contract.COMMAND_COLUMNS``)."""
+    return alerts.where("to_device IS NOT NULL").selectExpr(
+        "command_id", "to_device AS device", "command_topic AS mqtt_topic", "payload", "1 AS qos", "false AS retain",
+        "expires_at", "created_at AS emitted_at", "concat(rule, '/', reading_id) AS cause",
+    )  # fmt: skip
