@@ -40,7 +40,7 @@ def _readings(settings: Settings) -> None:
     @dp.table(
         comment="What devices say, a row for each field of a payload",
         cluster_by=["device", "event_time"],
-        keys=["device", "_id", "metric"] if with_ids else [],
+        keys=["device", "_id", "metric", "event_time"] if with_ids else [],
     )
     def readings() -> DataFrame:
         return dp.messages("#", format="json")

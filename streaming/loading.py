@@ -50,7 +50,7 @@ def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:
 
     # A row without an id of its own is known by its place in Pulsar, of which there is one: nothing is looked up.
     said = [one for one in table.decoding if one.id is not None] or any(r.reading_id for r in rules)
-    keys = table.keys if table.keys != ("_id",) or said else ()
+    keys = table.keys if table.keys != type(table).model_fields["keys"].default or said else ()
 
     dp.table(
         rows,

@@ -38,9 +38,10 @@ UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
 NO_KEY: Final = "no_key"
 """Rule that a row fails when a column of its table's keys is null."""
-_MOST_DAYS: Final = 64
 EARLIER: Final = "earlier_rules"
 """Rule of a row that an earlier run of the batch, by the rules of then, left out of the table."""
+_MOST_DAYS: Final = 64
+"""Days of a batch's times that are looked for one by one; beyond, from the first to the last."""
 
 POSITION: Final = (
     "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
@@ -256,12 +257,10 @@ def _days_of(rows: DataFrame, column: str) -> Column:
     from pyspark.sql import functions as F
 
     time = F.col(quoted(column))
-    days = [
-        row[0] for row in rows.select(F.to_date(time)).distinct().limit(_MOST_DAYS + 1).collect() if row[0]
-    ]
-    if not days:
-        return F.lit(False)
-    spans = [(day, day) for day in days] if len(days) <= _MOST_DAYS else [(min(days), max(days))]
+    days = [row[0] for row in rows.select(F.to_date(time)).distinct().limit(_MOST_DAYS + 1).collect()]
+    spans = [(day, day) for day in days]
+    if len(days) > _MOST_DAYS:
+        spans = [tuple(row) for row in rows.agg(F.min(F.to_date(time)), F.max(F.to_date(time))).collect()]
     found = F.lit(False)
     for low, high in spans:
         found = found | ((time >= F.lit(low)) & (time < F.date_add(F.lit(high), 1)))

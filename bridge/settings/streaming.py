@@ -83,9 +83,13 @@ class StreamingSettings(Section):
         None, description="Folder of the Great Expectations project whose suites the tables name."
     )
     quality_interval_s: float = Field(
-        60.0, ge=0, description="Time between two runs of the checkpoints of Great Expectations, in seconds; 0: none."
+        60.0,
+        ge=0,
+        description="Time between two runs of the checkpoints of Great Expectations, in seconds; 0: none.",
     )
-    quality_rows: int = Field(10_000, ge=1, description="Newest rows that one run of a checkpoint judges at most.")
+    quality_rows: int = Field(
+        10_000, ge=1, description="Newest rows that one run of a checkpoint judges at most."
+    )
     rules: Path | None = Field(None, description="File of the alert rules; default: none.")
     silence_grace_s: float = Field(
         30.0,
@@ -104,17 +108,19 @@ class StreamingSettings(Section):
         le=1,
         description="Share of bad rows in a batch beyond which ``on_bad_share`` says what happens. 1: no limit.",
     )
-    bad_share_min_rows: int = Field(
-        100, ge=1, description="Rows of a batch below which no share is taken."
-    )
+    bad_share_min_rows: int = Field(100, ge=1, description="Rows of a batch below which no share is taken.")
     on_bad_share: Literal["alert", "stop"] = Field(
         "alert",
         description="Beyond bad_share_limit: alert (a WARNING), or stop the job before the batch is written.",
     )
     restart_budget: int = Field(
-        10, ge=0, description="How often a flow is started again within ``restart_window_s`` before its failure ends the job."
+        10,
+        ge=0,
+        description="How often a flow is started again within ``restart_window_s`` before its failure ends the job.",
     )
-    restart_window_s: float = Field(600.0, gt=0, description="Time over which restarts are counted, in seconds.")
+    restart_window_s: float = Field(
+        600.0, gt=0, description="Time over which restarts are counted, in seconds."
+    )
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
     driver_memory: str = Field(
         "2g",
