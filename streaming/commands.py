@@ -29,8 +29,7 @@ class Query(str, Enum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this tier to the command line."""
-    from streaming import quality_commands, tables_commands
-    from streaming.quarantine import commands as quarantine_commands
+    from streaming import quality_commands, quarantine_commands, tables_commands
 
     tables_commands.register(app)
     quality_commands.register(app)

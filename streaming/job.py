@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,8 +32,9 @@ from bridge.settings.loading import load
 from streaming.failures import Cause, cause_of
 from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
-from streaming.reading import Reader
+from streaming.reading import QUARANTINE, Reader
 from streaming.tables import Table, create, resolve_root
+from streaming.upkeep import Upkeep
 from streaming.views import NewestBatches, ViewBatches
 from streaming.writing import QUARANTINE_SCHEMA, BadRows, TableBatches
 
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "await_pulsar", "main"]
 
-QUARANTINE: Final = "quarantine"
 _BACKOFF_S: Final = (1.0, 60.0)
 _PULSAR_WARN_S: Final = 20.0
 _log = structlog.get_logger("stream")
@@ -74,16 +75,15 @@ class Job:
         self.only = [name for name in self.pipeline.flows if not self.only or name in self.only]
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
+        self._upkeep = Upkeep(self)
+        self._stop = threading.Event()
 
     def prepare(self) -> None:
         """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
         from pyspark.errors import AnalysisException
         from pyspark.sql.types import StructType
 
-        from streaming.suites import Suites
-
         streaming = self.settings.streaming
-        self._suites = Suites(streaming.expectations)
         if streaming.schema_name:
             self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {Table(streaming.schema_name, True).sql}")
         create(
@@ -104,7 +104,7 @@ class Job:
                 ) from e
             declared = self.pipeline.tables[flow.target]
             if declared.suite is not None:
-                suite = self._suites.suite(declared.suite)
+                suite = self.suites.suite(declared.suite)
                 schema = self.reader.table(flow.target).read(self.spark).schema
                 suite.check({f.name: f.dataType.simpleString() for f in schema.fields})
                 if suite.unsplit:
@@ -113,9 +113,12 @@ class Job:
     def run(self, stop: threading.Event, *, available_now: bool = False) -> None:
         """Run the flows to their end. Raises TerminalError when one failed for good.
 
-        With ``available_now`` one runs after the other, in the order of what they read.
+        With ``available_now`` one runs after the other, in the order of what they read. Upkeep that was asked for comes
+        first.
         """
+        self._stop = stop
         try:
+            self._upkeep.begin(self.only, stop)
             if available_now:
                 for flow in self._in_order():
                     self._start(flow, available_now=True)
@@ -128,6 +131,39 @@ class Job:
                 self._watch(stop)
         finally:
             self.close()
+            self._upkeep.end()
+
+    @contextmanager
+    def paused(self, names: Iterable[str]) -> Iterator[None]:
+        """Stop flows for a while. A batch that is cut runs again after it."""
+        stopped = [name for name in names if name in self.queries or name in self._due]
+        for name in stopped:
+            self._due.pop(name, None)
+            for query in self.queries.pop(name, ()):
+                query.stop()
+        kept = self._available_now
+        try:
+            yield
+        finally:
+            self._available_now = kept
+            self._due.update(dict.fromkeys(stopped, 0.0))
+
+    def drain(self) -> None:
+        """Let all flows, which are paused, process what is there now. Raises TransientError when the job is to stop."""
+        for flow in self._in_order():
+            self._start(flow, available_now=True)
+            if not self._watch(self._stop):
+                raise TransientError("the job was stopped", remedy="run the command again")
+        self.queries.clear()
+
+    @property
+    def suites(self) -> Suites:
+        """The suites of the tables, loaded once."""
+        if self._suites is None:
+            from streaming.suites import Suites
+
+            self._suites = Suites(self.settings.streaming.expectations)
+        return self._suites
 
     def close(self) -> None:
         """Stop the queries; a batch that is cut runs again at the next start."""
@@ -163,6 +199,8 @@ class Job:
                     if failure is not None:
                         self._failed(name, cause_of(failure))
                         break
+            if not self._available_now:
+                self._upkeep.poll()
             for name, at in list(self._due.items()):
                 if time.monotonic() >= at:
                     del self._due[name]
@@ -251,19 +289,19 @@ class Job:
                 )
                 for source in read
             ]
-        return [(flow.name, rows, self._batches(flow, table))]
+        return [(flow.name, rows, self.batches(flow, self.reader))]
 
-    def _batches(self, flow: Flow, table: Table) -> TableBatches:
+    def batches(self, flow: Flow, reader: Reader) -> TableBatches:
+        """Return what judges and writes the rows of a flow."""
         declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
-        assert self._suites is not None  # prepare was called
         counted = self.counted
         return TableBatches(
             declared,
             flow.name,
-            table,
-            self.reader.table(QUARANTINE),
+            reader.table(flow.target),
+            reader.table(QUARANTINE),
             self._checkpoint(flow.name),
-            None if declared.suite is None else self._suites.suite(declared.suite),
+            None if declared.suite is None else self.suites.suite(declared.suite),
             BadRows(streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"),
             streaming.max_added_columns,
             None if counted is None else lambda good, bad: counted(flow.target, good, bad),

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
     from bridge.settings import Settings
 
-__all__ = ["MESSAGE_COLUMNS", "WORKING_COLUMNS", "Reader"]
+__all__ = ["MESSAGE_COLUMNS", "QUARANTINE", "WORKING_COLUMNS", "Reader"]
 
 MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
 """The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
 WORKING_COLUMNS: Final = ("_fault", "_payload", "_id")
 """Columns that rows carry on their way to a table and that no table has."""
+QUARANTINE: Final = "quarantine"
+"""Name of the table of rows that failed a rule."""
 
 
 @dataclass
@@ -34,6 +36,10 @@ class Reader:
     pipeline: Pipeline = field(default_factory=Pipeline)
     instead: dict[str, DataFrame] = field(default_factory=dict)
     """Frames to give for tables, in place of all of their rows."""
+    stored: DataFrame | None = None
+    """Messages as bronze has them. Where they are given, functions read them in place of the topics, and the rows of a
+    table in place of its stream: what they return is not streaming.
+    """
     seen: list[str] = field(default_factory=list)
     """Tables of the pipeline that were read, in this order."""
     _flow: str = ""
@@ -55,11 +61,16 @@ class Reader:
         self._flow, self._sources = flow.name, 0
         with running(self):
             found = flow.query()
-        if not hasattr(found, "writeStream"):
+        if not hasattr(type(found), "writeStream"):  # a frame that is not streaming raises on the look
             raise ConfigError(
                 f"flow {flow.name!r} returns {type(found).__name__}, which is no frame", remedy="return a DataFrame"
             )
         return found
+
+    @property
+    def read_messages(self) -> bool:
+        """Whether the flow of the last frame reads messages."""
+        return self._sources > 0
 
     def messages(self, filter: str, declared: Mapping[str, Any]) -> DataFrame:
         """Return the messages of a filter, decoded as declared."""
@@ -88,6 +99,8 @@ class Reader:
 
     def read_stream(self, name: str) -> DataFrame:
         """Return the stream of what comes into a table."""
+        if self.stored is not None:
+            return self.read(name)
         if name in self.pipeline.views:
             return self.pipeline.views[name]()
         return self._table(name).stream(self.spark)
@@ -144,6 +157,8 @@ class Reader:
 
         streaming = self.settings.streaming
         self._sources += 1
+        if self.stored is not None:
+            return self.stored.select(*MESSAGE_COLUMNS)
         hold = "-".join(filter(None, (streaming.subscription, self._flow)))
         if self._sources > 1:
             hold += f"-{self._sources}"

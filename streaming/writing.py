@@ -10,14 +10,15 @@ One micro-batch, in this order; a test kills the driver after each step (``bridg
 3. *quarantine*: the others are appended to quarantine, in a commit of the same kind.
 
 Both tables cannot be written in one commit (H18). So the first batch of a run, the only one that may have been begun
-before, by other rules perhaps, puts into quarantine whatever of it is not in the table, whatever today's rules say.
+before, by other rules perhaps, puts into quarantine whatever of it is not in the table, whatever today's rules say; and
+it leaves out messages that quarantine has already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bridge.errors import TerminalError
 from bridge.killpoints import reach
@@ -97,8 +98,10 @@ class TableBatches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
-        judged = self._judged(batch)
+        judged = self.judged(batch)
         splits = "_failed_rules" in judged.columns
+        if splits and self._first and "_position" in judged.columns:
+            judged = self._unsettled(judged)
         twice = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
         if splits and twice:
             judged = judged.persist()
@@ -113,7 +116,7 @@ class TableBatches:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
-        self._evolve(judged)
+        self.evolve(judged)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
         if self.bad_rows.stop and splits:
             counts = judged.agg(F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad")).first()
@@ -122,9 +125,9 @@ class TableBatches:
         reach("table.judged")
         seen = Observation()
         rows = judged.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
-        good = self._as_table(rows.where(~bad) if splits else rows)
+        good = self.as_table(rows.where(~bad) if splits else rows)
         if self.declared.keys:
-            self._merge(good)
+            self._merge(self.first_of_keys(good))
         else:
             self.table.append(good, (self.app, number))
         reach("table.written")
@@ -137,7 +140,8 @@ class TableBatches:
         if self.counted is not None:
             self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
 
-    def _judged(self, batch: DataFrame) -> DataFrame:
+    def judged(self, batch: DataFrame) -> DataFrame:
+        """Return rows with the names of the rules that they fail, in ``_failed_rules``; without it, none can fail."""
         from pyspark.sql import functions as F
 
         rows = batch
@@ -159,13 +163,14 @@ class TableBatches:
             failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
         return rows.withColumn("_failed_rules", failed)
 
-    def _as_table(self, rows: DataFrame) -> DataFrame:
+    def as_table(self, rows: DataFrame) -> DataFrame:
+        """Return judged rows with the columns that the table has. ``evolve`` was called before."""
         dropped = [n for n in (*WORKING_COLUMNS, "_failed_rules") if n in rows.columns]
         return self._new.filled(rows.drop(*dropped)) if self._new else rows.drop(*dropped)
 
     _new: NewColumns | None = None
 
-    def _evolve(self, judged: DataFrame) -> None:
+    def evolve(self, judged: DataFrame) -> None:
         """Give the table the columns that fields unknown so far want, or raise TerminalError where there may be none."""
         if self.declared.schema_evolution == "rescue" or "_rescued_data" not in judged.columns:
             return
@@ -184,21 +189,35 @@ class TableBatches:
         if self._new.lacking:
             add_columns(spark, self.table, self._new.as_schema())
 
-    def _merge(self, rows: DataFrame) -> None:
-        """Insert rows whose keys are not there."""
+    def first_of_keys(self, rows: DataFrame) -> DataFrame:
+        """Return of the rows with one key the first, in the order of its partition; without keys all rows."""
         from pyspark.sql import functions as F
         from pyspark.sql.window import Window
 
         keys = self.declared.keys
+        if not keys:
+            return rows
         order = F.col("_position") if "_position" in rows.columns else F.monotonically_increasing_id()
         first = Window.partitionBy(*map(quoted, keys)).orderBy(order)
-        rows = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
+        return rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
+
+    def _merge(self, rows: DataFrame) -> None:
+        """Insert rows whose keys are not there."""
         names = [quoted(n) for n in rows.columns]
         rows.sparkSession.sql(
-            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(keys)} "
+            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(self.declared.keys)} "
             f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({', '.join('s.' + n for n in names)})",
             rows=rows,
         ).collect()
+
+    def _unsettled(self, judged: DataFrame) -> DataFrame:
+        """Return the rows of messages of which quarantine has none: it gets them last, so the others are written."""
+        from pyspark.sql import functions as F
+
+        fields = ("topic", "partition", "ledger", "entry", "index")
+        held = self.quarantine.read(judged.sparkSession).where(F.col("table") == self.declared.name).alias("q")
+        here = [F.col(f"s._position.{name}").eqNullSafe(F.col(f"q._position.{name}")) for name in fields]
+        return judged.alias("s").join(held, here, "left_anti")
 
     def _left_out(self, judged: DataFrame) -> DataFrame:
         """Return the rows of the batch that the table does not have, with a rule for those that fail none now."""
@@ -213,10 +232,10 @@ class TableBatches:
         return found.withColumn("_failed_rules", F.when(fails, F.col("_failed_rules")).otherwise(F.array(F.lit(EARLIER))))
 
     def _quarantine(self, rows: DataFrame, number: int) -> None:
-        self.quarantine.append(quarantined(rows, self.declared.name), (f"{self.app}:quarantine", number))
+        self.quarantine.append(quarantined(rows, self.declared), (f"{self.app}:quarantine", number))
 
 
-def quarantined(rows: DataFrame, table: str) -> DataFrame:
+def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:
     """Return rows that failed rules as the table of quarantine has them."""
     from pyspark.sql import functions as F
 
@@ -228,10 +247,10 @@ def quarantined(rows: DataFrame, table: str) -> DataFrame:
     kept = [n for n in rows.columns if n not in (*WORKING_COLUMNS, "_failed_rules", "_warnings")]
     reason = F.coalesce(given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1)))
     return rows.select(
-        F.lit(table).alias("table"),
+        F.lit(declared.name).alias("table"),
         F.col("_failed_rules").alias("failed_rules"),
         reason.alias("reason"),
-        given("device", "string").alias("device"),
+        F.coalesce(given(declared.device_column or "device", "string"), given("device", "string")).alias("device"),
         given("mqtt_topic", "string").alias("mqtt_topic"),
         given("event_time", "timestamp").alias("event_time"),
         given("arrival_time", "timestamp").alias("arrival_time"),
