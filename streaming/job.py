@@ -117,21 +117,18 @@ class Job:
         first.
         """
         self._stop = stop
-        try:
-            self._upkeep.begin(self.only, stop)
-            if available_now:
-                for flow in self._in_order():
-                    self._start(flow, available_now=True)
-                    if not self._watch(stop):
+        with self._upkeep.entered(self.only, stop):
+            try:
+                flows = [] if stop.is_set() else self._in_order()
+                for flow in flows:
+                    self._start(flow, available_now=available_now)
+                    if available_now and not self._watch(stop):
                         break
-            else:
-                for flow in self._in_order():
-                    self._start(flow)
-                _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
-                self._watch(stop)
-        finally:
-            self.close()
-            self._upkeep.end()
+                if flows and not available_now:
+                    _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
+                    self._watch(stop)
+            finally:
+                self.close()
 
     @contextmanager
     def paused(self, names: Iterable[str]) -> Iterator[None]:

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +53,6 @@ _PLACE: Final = {
     "__topic": "topic", "partition": "partition", "ledger_id": "ledger", "entry_id": "entry", "batch_index": "index",
 }  # fmt: skip
 """Columns of bronze that name a message, with the fields of ``_position`` that have them."""
-_ALIVE_S: Final = 10.0
 _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 5.0
 _log = structlog.get_logger("upkeep")
@@ -69,58 +67,56 @@ class Upkeep:
         self._reader = Reader(job.spark, job.settings, job.pipeline)
         self.log = Log(job.spark, self._reader.table(_LOG), patience_s)
         self._owner = uuid.uuid4().hex
-        self._due = 0.0
+        self._wanted = True
 
     # --- the job ----------------------------------------------------------------------------------------------
 
-    def begin(self, flows: Sequence[str], stop: threading.Event) -> None:
-        """Enter the log as the job of these flows, of which none is started yet, and carry out what waits.
+    @contextmanager
+    def entered(self, flows: Sequence[str], stop: threading.Event) -> Iterator[None]:
+        """Be in the log as the job that runs these flows within the block, and carry out first what waits.
 
-        Returns early when ``stop`` is set.
+        While another process carries out a request, this waits, but no longer than until ``stop`` is set.
         """
 
         def alone(log: Standing) -> bool:  # what a killed job with one of these flows left is ours
             return not [r for r in log.busy if not set(log.jobs.get(r.owner, ())) & set(flows)]
 
-        while not self.log.add("began", alone, owner=self._owner, arguments=json.dumps(flows)):
-            if stop.is_set():
-                return
+        while (
+            not self.log.add("began", alone, owner=self._owner, arguments=json.dumps(flows))
+            and not stop.is_set()
+        ):
             self.log.remove_if_dead(self.log.read())
-        self.poll()
+        try:
+            with self._answering():
+                if not stop.is_set():
+                    self.poll()
+                yield
+        finally:
+            self.log.add("removed", lambda log: self._owner in log.jobs, arguments=json.dumps([self._owner]))
 
     def poll(self) -> None:
         """Carry out what was asked for; called by the job again and again, on its own thread.
 
         Raises TerminalError if a command has removed this job, or if a request must be completed by the next start.
         """
-        if time.monotonic() < self._due:
-            return
-        while True:
+        while self._wanted:
             log = self.log.read()
             if self._owner not in log.jobs:
                 raise TerminalError(
                     "a command got no answer from this job and has taken over its tables",
                     remedy="start the job again when the command has ended",
                 )
-            if (request := log.next) is None:
-                break
+            self._wanted = (request := log.next) is not None
+            if request is None:
+                continue
             if set(log.jobs) != {self._owner}:
-                self.log.add(
-                    "failed",
-                    self._has("", request),
-                    id=request.id,
-                    message="several jobs run flows: stop them",
-                )
+                why = "several jobs run flows: stop them"
+                self.log.add("failed", self._has("", request), id=request.id, message=why)
             elif self._taken(request):
                 try:
                     _log.info(f"upkeep: {self._carry_out(request)}", kind=request.kind)
                 except TransientError as e:
                     _log.warning("upkeep failed. Action: see the command", kind=request.kind, why=e.what)
-        self._due = time.monotonic() + _POLL_S
-
-    def end(self) -> None:
-        """Leave the log; no flow runs any more."""
-        self.log.add("removed", lambda log: self._owner in log.jobs, arguments=json.dumps([self._owner]))
 
     # --- a command --------------------------------------------------------------------------------------------
 
@@ -135,12 +131,14 @@ class Upkeep:
 
         Raises TransientError or TerminalError if it failed.
         """
-        while (log := self.log.read()).requests[id].open:
-            request = log.next  # what another process left comes first: it may have changed tables
-            if request is None or not log.free_for(self._owner):
-                self.log.remove_if_dead(log)
-            elif self._taken(request):
-                self._carry_out(request)
+        with self._answering():
+            while (log := self.log.read()).requests[id].open:
+                request = log.next  # what another process left comes first: it may have changed tables
+                if request is None or not log.free_for(self._owner):
+                    self.log.remove_if_dead(log)
+                elif self._taken(request):
+                    with suppress(TransientError):  # the log says so
+                        self._carry_out(request)
         if log.requests[id].state == "failed":
             raise TransientError(
                 log.requests[id].message, remedy="correct the cause and run the command again"
@@ -167,44 +165,44 @@ class Upkeep:
         """Carry out a request that this process has taken. Raises TransientError if it failed and left nothing half
         done; TerminalError if tables were changed: then it must be completed before a flow starts.
         """
-        passes = {
-            "rebuild": self._rebuild,
-            "replay": self._rebuild,
-            "forget": self._forget,
-            "optimise": self._optimise,
-        }
+        passes = {"rebuild": self._rebuild, "forget": self._forget, "optimise": self._optimise}
         reach("upkeep.taken")
-        with self._alive(request):
-            try:
-                done = passes[request.kind](request)
-            except Exception as e:
-                what = e.what if isinstance(e, PulsebridgeError) else str(e).partition("\n")[0]
-                if self.log.read().requests[request.id].state == "staged":
-                    remedy = "start `pulsebridge stream` or run the command again: it is completed first"
-                    raise TerminalError(
-                        f"{request.kind} of {request.table} was cut: {what}", remedy=remedy
-                    ) from e
-                self.log.add("failed", self._has(self._owner, request), id=request.id, message=what)
-                raise TransientError(what, remedy="correct the cause and run the command again") from e
-            self.log.add("done", self._has(self._owner, request), id=request.id, message=done)
+        try:
+            done = passes.get(request.kind, self._rebuild)(request)
+        except Exception as e:
+            what = e.what if isinstance(e, PulsebridgeError) else str(e).partition("\n")[0]
+            if self.log.read().requests[request.id].state == "staged":
+                remedy = "start `pulsebridge stream` or run the command again: it is completed first"
+                raise TerminalError(
+                    f"{request.kind} of {request.table} was cut: {what}", remedy=remedy
+                ) from e
+            self.log.add("failed", self._has(self._owner, request), id=request.id, message=what)
+            raise TransientError(what, remedy="correct the cause and run the command again") from e
+        self.log.add("done", self._has(self._owner, request), id=request.id, message=done)
         reach("upkeep.done")
-        # The arguments may name a device that was deleted.
-        settled = f"SELECT id FROM {self.log.table.sql} WHERE event IN ('done', 'failed')"
-        self._spark.sql(
-            f"DELETE FROM {self.log.table.sql} WHERE event = 'asked' AND id IN ({settled})"
-        ).collect()
+        self.log.forget_arguments()
         return done
 
     @contextmanager
-    def _alive(self, request: Request) -> Iterator[None]:
-        """Give a sign of life now and then."""
+    def _answering(self) -> Iterator[None]:
+        """Look at the log now and then, on a thread: note that ``poll`` is wanted, and give a sign of life while a
+        process may wait for one.
+        """
         over = threading.Event()
 
-        def say() -> None:
-            while not over.wait(_ALIVE_S):
-                self.log.add("alive", self._has(self._owner, request), id=request.id)
+        def look() -> None:
+            while not over.wait(_POLL_S):
+                try:
+                    log = self.log.read()
+                    self._wanted = self._wanted or log.next is not None or self._owner not in log.jobs
+                    if (log.next is not None and self._owner in log.jobs) or self._owner in [
+                        r.owner for r in log.busy
+                    ]:
+                        self.log.add("alive", owner=self._owner)
+                except Exception as e:  # noqa: BLE001 whatever it is, the next look may succeed
+                    _log.info("no look at the log of requests", why=str(e).partition("\n")[0])
 
-        thread = threading.Thread(target=say, name="upkeep-alive", daemon=True)
+        thread = threading.Thread(target=look, name="upkeep-log", daemon=True)
         thread.start()
         try:
             yield
@@ -408,9 +406,10 @@ class Upkeep:
             deleted = self._delete(str(request.arguments["device"]))
             if request.arguments.get("vacuum"):
                 self._job.drain()  # views have read the deletions: the files may go
-                for table in self._tables(_MESSAGES, _ROWS).values():
-                    self._vacuum(table, " RETAIN 0 HOURS")
-                    reach("upkeep.vacuumed")
+                for name, table in self._tables(_MESSAGES, _ROWS).items():
+                    if name != _LOG:  # others read it now
+                        self._vacuum(table, " RETAIN 0 HOURS")
+                        reach("upkeep.vacuumed")
         return "rows deleted: " + (
             ", ".join(f"{name} {rows}" for name, rows in deleted.items() if rows) or "none"
         )

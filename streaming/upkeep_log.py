@@ -152,6 +152,14 @@ class Log:
                     return True
         return False
 
+    def forget_arguments(self) -> None:
+        """Delete the arguments of finished requests: they may name a device that was deleted."""
+        settled = ", ".join(f"'{r.id}'" for r in self.read().requests.values() if r.kind and not r.open)
+        if settled:
+            self._spark.sql(
+                f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({settled})"
+            ).collect()
+
     def remove_if_dead(self, now: Standing) -> None:
         """Wait a moment, and remove the processes in the log if it has not changed for long."""
         if now.seq != self._quiet[0]:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -31,7 +32,7 @@ from tests.support.waiting import patient
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ARRIVAL", "House", "declared", "killed_at", "main"]
+__all__ = ["ARRIVAL", "House", "declared", "job_killed_at", "killed_at", "main", "run_job"]
 
 ARRIVAL = datetime(2026, 1, 2, tzinfo=timezone.utc)
 _POSITION = "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
@@ -75,9 +76,13 @@ def declared(least: float) -> dp.Pipeline:
 class House:
     """The tables below a folder, with a job of today's least."""
 
-    def __init__(self, spark: SparkSession, root: Path, least: float) -> None:
+    def __init__(
+        self, spark: SparkSession, root: Path, least: float, more: Mapping[str, Any] | None = None
+    ) -> None:
         self.spark = spark
-        settings = Settings.model_validate({"streaming": {"root": str(root)}})
+        settings = Settings.model_validate(
+            {"streaming": {"root": str(root), "trigger_s": 0.2, "view_trigger_s": 1}, **(more or {})}
+        )
         self.job = Job(spark, settings, declared(least))
         self.reader = Reader(spark, settings, self.job.pipeline)
 
@@ -145,6 +150,28 @@ class House:
         upkeep = Upkeep(self.job, patience_s=2)
         for request in upkeep.log.read().requests.values():
             upkeep.settle(request.id)
+
+
+def job_killed_at(point: str, root: Path, least: float, more: Mapping[str, Any]) -> subprocess.Popen[str]:
+    """Start the job in a process that kills itself at a point."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from tests.support.upkeep_world import run_job; run_job()", str(root), str(least),
+         json.dumps(more)],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PULSEBRIDGE_KILL_AT": point},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def run_job() -> None:
+    """Run the job until it is killed."""
+    from tests.support.spark import build_session
+
+    root, least, more = sys.argv[1:]
+    house = House(build_session(Path(root).with_name("driver")), Path(root), float(least), json.loads(more))
+    house.job.prepare()
+    house.job.run(threading.Event())
 
 
 def killed_at(
