@@ -272,7 +272,10 @@ class Upkeep:
                 )
             parts.append(self._job.batches(flow, reader).judged(rows).withColumn("_flow", F.lit(flow.name)))
         rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
-        self._reader.table(_ROWS).overwrite(rows.select(own, "*"))
+        empty = [
+            f.name for f in rows.schema.fields if f.dataType.typeName() == "void"
+        ]  # Delta stores no such column
+        self._reader.table(_ROWS).overwrite(rows.drop(*empty).select(own, "*"))
         reach("upkeep.rows")
         by = (
             _places(self._staged(_ROWS, request), "_flow")
