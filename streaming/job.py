@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +33,9 @@ from streaming.failures import Cause, cause_of
 from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
-from streaming.reading import Reader
+from streaming.reading import QUARANTINE, Reader
 from streaming.tables import Table, create, resolve_root, struct_of
+from streaming.upkeep import Upkeep
 from streaming.views import NewestBatches, ViewBatches
 from streaming.writing import QUARANTINE_SCHEMA, BadRows, TableBatches
 
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "await_pulsar", "main"]
 
-QUARANTINE: Final = "quarantine"
 _BACKOFF_S: Final = (1.0, 60.0)
 _PULSAR_WARN_S: Final = 20.0
 _log = structlog.get_logger("stream")
@@ -75,15 +76,14 @@ class Job:
         self.only = [name for name in self.pipeline.flows if not self.only or name in self.only]
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
+        self._upkeep = Upkeep(self)
+        self._stop = threading.Event()
 
     def prepare(self) -> None:
         """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
         from pyspark.errors import AnalysisException
 
-        from streaming.suites import Suites
-
         streaming = self.settings.streaming
-        self._suites = Suites(streaming.expectations)
         if streaming.schema_name:
             self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {Table(streaming.schema_name, True).sql}")
         create(
@@ -104,7 +104,7 @@ class Job:
                 ) from e
             declared = self.pipeline.tables[flow.target]
             if declared.suite is not None:
-                suite = self._suites.suite(declared.suite)
+                suite = self.suites.suite(declared.suite)
                 schema = self.reader.table(flow.target).read(self.spark).schema
                 suite.check({f.name: f.dataType.simpleString() for f in schema.fields}, self.spark)
                 if suite.unsplit:
@@ -113,28 +113,61 @@ class Job:
     def run(self, stop: threading.Event, *, available_now: bool = False) -> None:
         """Run the flows to their end. Raises TerminalError when one failed for good.
 
-        With ``available_now`` one runs after the other, in the order of what they read.
+        With ``available_now`` one runs after the other, in the order of what they read. Upkeep that was asked for comes
+        first.
         """
-        quality = self._quality()
-        try:
-            if available_now:
-                for flow in self._in_order():
-                    self._start(flow, available_now=True)
-                    if not self._watch(stop):
+        self._stop = stop
+        with self._upkeep.entered(self.only, stop):
+            quality = self._quality()
+            try:
+                flows = [] if stop.is_set() else self._in_order()
+                for flow in flows:
+                    self._start(flow, available_now=available_now)
+                    if available_now and not self._watch(stop):
                         return
-                if quality is not None:
+                if available_now and quality is not None:
                     quality.once()
-            else:
-                for flow in self._in_order():
-                    self._start(flow)
+                elif flows and not available_now:
+                    if quality is not None:
+                        quality.start()
+                    _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
+                    self._watch(stop)
+            finally:
                 if quality is not None:
-                    quality.start()
-                _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
-                self._watch(stop)
+                    quality.stop()
+                self.close()
+
+    @contextmanager
+    def paused(self, names: Iterable[str]) -> Iterator[None]:
+        """Stop flows for a while. A batch that is cut runs again after it."""
+        stopped = [name for name in names if name in self.queries or name in self._due]
+        for name in stopped:
+            self._due.pop(name, None)
+            for query in self.queries.pop(name, ()):
+                query.stop()
+        kept = self._available_now
+        try:
+            yield
         finally:
-            if quality is not None:
-                quality.stop()
-            self.close()
+            self._available_now = kept
+            self._due.update(dict.fromkeys(stopped, 0.0))
+
+    def drain(self) -> None:
+        """Let all flows, which are paused, process what is there now. Raises TransientError when the job is to stop."""
+        for flow in self._in_order():
+            self._start(flow, available_now=True)
+            if not self._watch(self._stop):
+                raise TransientError("the job was stopped", remedy="run the command again")
+        self.queries.clear()
+
+    @property
+    def suites(self) -> Suites:
+        """The suites of the tables, loaded once."""
+        if self._suites is None:
+            from streaming.suites import Suites
+
+            self._suites = Suites(self.settings.streaming.expectations)
+        return self._suites
 
     def _quality(self) -> QualityWatch | None:
         """Return what makes verdicts on the tables with a suite, None where none has one."""
@@ -142,8 +175,8 @@ class Job:
         tables = {}
         for name in {flow.target for flow in self._chosen() if flow.kind != "commands"}:
             suite = self.pipeline.tables[name].suite
-            if suite is not None and self._suites is not None:
-                tables[name] = (self.reader.table(name), self._suites.suite(suite))
+            if suite is not None:
+                tables[name] = (self.reader.table(name), self.suites.suite(suite))
         if not tables or streaming.expectations is None or not streaming.quality_interval_s:
             return None
         return QualityWatch(
@@ -190,6 +223,8 @@ class Job:
                     if failure is not None:
                         self._failed(name, cause_of(failure))
                         break
+            if not self._available_now:
+                self._upkeep.poll()
             for name, at in list(self._due.items()):
                 if time.monotonic() >= at:
                     del self._due[name]
@@ -282,7 +317,7 @@ class Job:
                 )
                 for source in read
             ]
-        return [(flow.name, rows, self._batches(flow, table))]
+        return [(flow.name, rows, self.batches(flow, self.reader))]
 
     def _view(self, flow: Flow, source: str, table: Table) -> ViewBatches:
         reader = Reader(self.spark, self.settings, self.pipeline)
@@ -290,17 +325,17 @@ class Job:
 
     def _suite_of(self, flow: Flow) -> Suite | None:
         name = self.pipeline.tables[flow.target].suite
-        assert self._suites is not None  # prepare was called
-        return None if name is None else self._suites.suite(name)
+        return None if name is None else self.suites.suite(name)
 
-    def _batches(self, flow: Flow, table: Table) -> TableBatches:
+    def batches(self, flow: Flow, reader: Reader) -> TableBatches:
+        """Return what judges and writes the rows of a flow."""
         declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
         counted = self.counted
         return TableBatches(
             declared,
             flow.name,
-            table,
-            self.reader.table(QUARANTINE),
+            reader.table(flow.target),
+            reader.table(QUARANTINE),
             self._checkpoint(flow.name),
             self._suite_of(flow),
             BadRows(

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from bridge.settings import Settings
     from bridge.settings.tables import Decoding
 
-__all__ = ["MESSAGE_COLUMNS", "WORKING_COLUMNS", "Reader"]
+__all__ = ["MESSAGE_COLUMNS", "QUARANTINE", "WORKING_COLUMNS", "Reader"]
 
 MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
 """The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
 WORKING_COLUMNS: Final = ("_fault", "_payload")
 """Columns that rows carry on their way to a table and that no table has."""
+QUARANTINE: Final = "quarantine"
+"""Name of the table of rows that failed a rule."""
 
 
 @dataclass
@@ -35,6 +37,10 @@ class Reader:
     pipeline: Pipeline = field(default_factory=Pipeline)
     instead: dict[str, DataFrame] = field(default_factory=dict)
     """Frames to give for tables, in place of all of their rows."""
+    stored: DataFrame | None = None
+    """Messages as bronze has them. Where they are given, functions read them in place of the topics, and the rows of a
+    table in place of its stream: what they return is not streaming.
+    """
     seen: list[str] = field(default_factory=list)
     """Tables of the pipeline that were read, in this order."""
     _flow: str = ""
@@ -63,13 +69,18 @@ class Reader:
                 f"flow {flow.name!r} returns {type(found).__name__}, which is no frame",
                 remedy="return a DataFrame",
             )
-        if found.isStreaming == (flow.kind == "view"):
+        if self.stored is None and found.isStreaming == (flow.kind == "view"):
             wanted = "read" if flow.kind == "view" else "read_stream or messages"
             raise ConfigError(
                 f"flow {flow.name!r} returns a frame that is {'' if found.isStreaming else 'not '}a stream",
                 remedy=f"read its tables by {wanted}",
             )
         return found
+
+    @property
+    def read_messages(self) -> bool:
+        """Whether the flow of the last frame reads messages."""
+        return self._sources > 0
 
     def messages(self, filter: str, declared: Mapping[str, Any]) -> DataFrame:
         """Return the messages of a filter, decoded as declared."""
@@ -101,6 +112,8 @@ class Reader:
 
     def read_stream(self, name: str) -> DataFrame:
         """Return the stream of what comes into a table."""
+        if self.stored is not None:
+            return self.read(name)
         if name in self.pipeline.views:
             return self.pipeline.views[name]()
         return self._table(name).stream(self.spark)
@@ -157,6 +170,8 @@ class Reader:
 
         streaming = self.settings.streaming
         self._sources += 1
+        if self.stored is not None:
+            return self.stored.select(*MESSAGE_COLUMNS)
         hold = "-".join(part for part in (streaming.subscription, self._flow) if part)
         if self._sources > 1:
             hold += f"-{self._sources}"

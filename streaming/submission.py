@@ -16,15 +16,14 @@ from typing import Any, Final
 
 from streaming.packing import submit_words
 
-__all__ = ["JOB", "TABLES_JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_beside"]
+__all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_beside"]
 
 JOB: Final = "pulsebridge_job.py"
-TABLES_JOB: Final = "pulsebridge_tables.py"
-_SCRIPT: Final = '''"""{what} of Pulsebridge, for spark-submit."""
+_SCRIPT: Final = '''"""The job of Pulsebridge, for spark-submit."""
 
 import sys
 
-from streaming.{module} import main
+from streaming.job import main
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -100,7 +99,7 @@ def dockerfile(pex: Path) -> str:
         "# SPARK_IMAGE: one of Spark 4 with a CPython of the same minor version as the one that packed.\n"
         "ARG SPARK_IMAGE\n"
         "FROM ${SPARK_IMAGE}\n"
-        f"COPY {pex.name} {JOB} {TABLES_JOB} {_SETTINGS} {_IN_IMAGE}/\n"
+        f"COPY {pex.name} {JOB} {_SETTINGS} {_IN_IMAGE}/\n"
         f"COPY jars {_IN_IMAGE}/jars\n"
     )
 
@@ -147,7 +146,7 @@ def notes(target: Target) -> list[str]:
         found.append("first: docker build --build-arg SPARK_IMAGE=… -t IMAGE . in this folder, and push it")
     if target is Target.databricks:
         found.append(
-            "first: copy the wheel, the two scripts and the settings into the volume; RUNTIME is one with Spark 4 and "
+            "first: copy the wheel, the script and the settings into the volume; RUNTIME is one with Spark 4 and "
             "a Python from 3.10 on; then: databricks jobs create --json @databricks-job.json"
         )
     return [*found, "not tested here: no such cluster was at hand"]
@@ -160,10 +159,7 @@ def write_beside(
     conf/spark-defaults.conf, ``job`` the body for Databricks.
     """
     folder = artefact.parent
-    texts = {
-        JOB: _SCRIPT.format(what="The jobs", module="job"),
-        TABLES_JOB: _SCRIPT.format(what="Care of the tables", module="tables_job"),
-    }
+    texts = {JOB: _SCRIPT}
     if target is Target.k8s:
         texts["Dockerfile"] = dockerfile(artefact)
         (folder / "jars").mkdir(exist_ok=True)

@@ -98,6 +98,14 @@ class Table:
         else:
             writer.save(self.where)
 
+    def overwrite(self, rows: DataFrame) -> None:
+        """Replace rows and columns, in one commit; the table is made unless it is there."""
+        writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+        if self.by_name:
+            writer.saveAsTable(self.sql)
+        else:
+            writer.save(self.where)
+
 
 def is_missing(error: Exception) -> bool:
     """Whether an error of Spark means that a table is not there."""

@@ -84,7 +84,7 @@ class ViewBatches:
         judged = self.suite.judged(rows).persist()
         bad = judged.where(F.size("_failed_rules") > 0)
         if not bad.isEmpty():
-            self.quarantine.append(quarantined(bad, self.flow.target))
+            self.quarantine.append(quarantined(bad, self.reader.pipeline.tables[self.flow.target]))
         return judged.where(F.size("_failed_rules") == 0).drop("_failed_rules")
 
     def _given(self, rows: DataFrame) -> DataFrame:

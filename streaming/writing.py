@@ -129,7 +129,7 @@ class TableBatches:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
-        self._evolve(judged)
+        self.evolve(judged)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
         if self.bad_rows.stop and splits:
             self.bad_rows.check(self.declared.name, **_counts(judged, bad))
@@ -140,9 +140,9 @@ class TableBatches:
         seen = Observation()
         if not kept:
             judged = judged.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
-        good = self._as_table(judged.where(~bad) if splits else judged)
+        good = self.as_table(judged.where(~bad) if splits else judged)
         if self.declared.keys:
-            good = self._unknown(good)
+            good = self._unknown(self.first_of_keys(good))
         self.table.append(good, (self._app, number))
         reach("table.written")
         counts = counts or ({} if kept else seen.get)
@@ -154,13 +154,14 @@ class TableBatches:
         if self.counted is not None and counts:
             self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
 
-    def _as_table(self, rows: DataFrame) -> DataFrame:
+    def as_table(self, rows: DataFrame) -> DataFrame:
+        """Return judged rows with the columns that the table has. ``evolve`` was called before."""
         dropped = [n for n in (*WORKING_COLUMNS, "_failed_rules") if n in rows.columns]
         return self._new.filled(rows.drop(*dropped)) if self._new else rows.drop(*dropped)
 
     _new: NewColumns | None = None
 
-    def _evolve(self, judged: DataFrame) -> None:
+    def evolve(self, judged: DataFrame) -> None:
         """Give the table the columns that fields unknown so far want, or raise TerminalError where there may be none."""
         if self.declared.schema_evolution == "rescue" or "_rescued_data" not in judged.columns:
             return
@@ -179,15 +180,21 @@ class TableBatches:
         if self._new.lacking:
             add_columns(spark, self.table, self._new.as_schema())
 
-    def _unknown(self, rows: DataFrame) -> DataFrame:
-        """Return the rows whose keys the table has not got, of several with one key the first of its partition."""
+    def first_of_keys(self, rows: DataFrame) -> DataFrame:
+        """Return of the rows with one key the first, in the order of its partition; without keys all rows."""
         from pyspark.sql import functions as F
         from pyspark.sql.window import Window
 
         keys = self.declared.keys
+        if not keys:
+            return rows
         order = F.col("_position") if "_position" in rows.columns else F.monotonically_increasing_id()
         first = Window.partitionBy(*map(quoted, keys)).orderBy(order)
-        rows = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
+        return rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
+
+    def _unknown(self, rows: DataFrame) -> DataFrame:
+        """Return the rows whose keys the table has not got."""
+        keys = self.declared.keys
         there = self.table.read(rows.sparkSession).select(*map(quoted, keys))
         for key, kind in there.dtypes:
             if kind in ("timestamp", "date"):
@@ -195,21 +202,24 @@ class TableBatches:
         return rows.join(there, list(keys), "left_anti").select(*map(quoted, rows.columns))
 
     def _left_out(self, judged: DataFrame) -> DataFrame:
-        """Return the rows of the batch that the table does not have, with a rule for those that fail none now."""
+        """Return the rows of the batch that the table does not have, with a rule for those that fail none now. One whose
+        key is there, in another row, was left out for that.
+        """
         from pyspark.sql import functions as F
 
-        there = self.table.read(judged.sparkSession)
-        by = list(self.declared.keys) or (["_position"] if "_position" in judged.columns else [])
-        if not by:
-            by = [n for n in judged.columns if n in there.columns and n != "_warnings"]
-        found = judged.alias("s").join(there.alias("t"), F.expr(same(by)), "left_anti")
+        there = self.table.read(judged.sparkSession).alias("t")
+        keys = list(self.declared.keys)
+        by = ["_position"] if "_position" in judged.columns else keys
+        by = by or [n for n in judged.columns if n in there.columns and n != "_warnings"]
+        found = judged.alias("s").join(there, F.expr(same(by)), "left_anti")
         fails = F.size("_failed_rules") > 0
-        return found.withColumn(
-            "_failed_rules", F.when(fails, F.col("_failed_rules")).otherwise(F.array(F.lit(EARLIER)))
-        )
+        passed = found.where(~fails)
+        if keys and by != keys:
+            passed = passed.alias("s").join(there, F.expr(same(keys)), "left_anti")
+        return found.where(fails).unionByName(passed.withColumn("_failed_rules", F.array(F.lit(EARLIER))))
 
     def _quarantine(self, rows: DataFrame, number: int) -> None:
-        self.quarantine.append(quarantined(rows, self.declared.name), (f"{self._app}:quarantine", number))
+        self.quarantine.append(quarantined(rows, self.declared), (f"{self._app}:quarantine", number))
 
 
 def _counts(rows: DataFrame, bad: Column) -> dict[str, int]:
@@ -267,7 +277,7 @@ def _days_of(rows: DataFrame, column: str) -> Column:
     return found
 
 
-def quarantined(rows: DataFrame, table: str) -> DataFrame:
+def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:
     """Return rows that failed rules as the table of quarantine has them."""
     from pyspark.sql import functions as F
 
@@ -281,10 +291,12 @@ def quarantined(rows: DataFrame, table: str) -> DataFrame:
         given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1))
     )
     return rows.select(
-        F.lit(table).alias("table"),
+        F.lit(declared.name).alias("table"),
         F.col("_failed_rules").alias("failed_rules"),
         reason.alias("reason"),
-        given("device", "string").alias("device"),
+        F.coalesce(given(declared.device_column or "device", "string"), given("device", "string")).alias(
+            "device"
+        ),
         given("mqtt_topic", "string").alias("mqtt_topic"),
         given("event_time", "timestamp").alias("event_time"),
         given("arrival_time", "timestamp").alias("arrival_time"),

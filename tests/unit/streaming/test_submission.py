@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from streaming import tables_job
 from streaming.packing import needs_of
 from streaming.session import spark_defaults
 from streaming.submission import (
     JOB,
-    TABLES_JOB,
     Target,
     databricks_job,
     dockerfile,
@@ -41,18 +39,16 @@ def test_what_was_not_tested_is_said() -> None:
     assert all(any("not tested" in n for n in notes(t)) for t in Target if t is not Target.standalone)
 
 
-def test_the_scripts_run_the_jobs_and_the_care_of_the_tables(tmp_path: Path) -> None:
+def test_the_script_runs_the_job(tmp_path: Path) -> None:
     properties = tmp_path / "from.conf"
     properties.write_text("spark.app.name x\n")
     jars = [tmp_path / "delta.jar"]
     jars[0].write_bytes(b"jar")
     written = write_beside(Target.k8s, tmp_path / "p.pex", jars=jars, properties=properties, job={})
-    assert {file.name for file in written} == {JOB, TABLES_JOB, "Dockerfile", "spark-defaults.conf"}
+    assert {file.name for file in written} == {JOB, "Dockerfile", "spark-defaults.conf"}
     assert (tmp_path / "jars/delta.jar").read_bytes() == b"jar"
     assert "COPY p.pex" in dockerfile(tmp_path / "p.pex")
-    for file in (JOB, TABLES_JOB):
-        compile((tmp_path / file).read_text(), file, "exec")
-    assert f"from {tables_job.__name__} import main" in (tmp_path / TABLES_JOB).read_text()
+    compile((tmp_path / JOB).read_text(), JOB, "exec")
 
 
 def test_databricks_gets_the_wheel_its_needs_and_nothing_of_spark(tmp_path: Path) -> None:
