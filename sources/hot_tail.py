@@ -38,10 +38,15 @@ _GATHER_S: Final = 0.004
 """Between two looks at the connections: messages that come one by one are taken together."""
 _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 0.2
-_WAIT_S: Final = 2.0
-"""How long a batch waits for entries that are there and have not come."""
-_REST_S: Final = 10.0
-"""How long the tasks read alone after such a wait was in vain."""
+_BEGIN_S: Final = 1.0
+"""How long a batch waits for its entries where a partition has no reader yet."""
+_WAIT_S: Final = 0.25
+"""The same where each has one: an entry that is there comes within milliseconds."""
+_LATE_WAIT_S: Final = 0.05
+"""The same after such a wait was in vain, until a batch lies in the tail again."""
+_LATE_S: Final = 10.0
+"""After so long without such a batch the tail is dropped, and its readers are made again."""
+_MOST_PAUSE_S: Final = 10.0
 _MOST_ENTRIES: Final = 5_000
 """Entries of a batch: more of them are taken apart sooner by several tasks."""
 
@@ -55,6 +60,7 @@ class _Followed:
     end: Position
     """The place after the last entry that came."""
     entries: deque[Opened] = field(default_factory=deque)
+    has_reader: bool = False
     again_at: float = 0.0
     """When the next reader may be made, seconds of the monotonic clock."""
     pause_s: float = _AGAIN_S
@@ -71,7 +77,8 @@ class HotTail:
         self._followed: dict[str, _Followed] = {}
         self._size = 0
         self._closed = False
-        self._rests_until = 0.0
+        self._late_since: float | None = None
+        """Since when batches wait in vain, seconds of the monotonic clock."""
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -87,11 +94,12 @@ class HotTail:
     ) -> dict[str, PartitionView] | None:
         """Return the views with all that came since.
 
-        None where one of ``needed`` is not followed, or where a partition has a new ledger: then Pulsar has to be asked.
+        None where one of ``needed`` is not followed or late, or where a partition has a new ledger: then Pulsar has to
+        be asked.
         """
         found = dict(views)
         with self._changed:
-            if not self._followed.keys() >= set(needed):
+            if self._late_since is not None or not self._followed.keys() >= set(needed):
                 return None
             for name, followed in self._followed.items():
                 if name in views:
@@ -111,22 +119,22 @@ class HotTail:
         """
         entries = sum(s.entries for task in tasks for s in task.segments)
         size = sum(task.entry_bytes * s.entries for task in tasks for s in task.segments)
-        if (
-            entries > _MOST_ENTRIES
-            or size + _ENTRY_BYTES * entries > self._most_bytes // 2
-            or time.monotonic() < self._rests_until
-        ):
+        if entries > _MOST_ENTRIES or size + _ENTRY_BYTES * entries > self._most_bytes // 2:
+            _left_to_the_tasks("it is too large", entries=entries, bytes=size)
             return None
         with self._changed:
             self._follow(starts)
             wanted = {task.partition: ends[task.partition] for task in tasks}
-            came = self._changed.wait_for(lambda: self._reached(wanted), _WAIT_S)
-            found = [self._of(task) for task in tasks] if came else [None]
-            if not came:
-                self._rests_until = time.monotonic() + _REST_S
-                self._drop()
-        whole = [of for of in found if of is not None]
-        return whole if len(whole) == len(tasks) else None
+            if not self._changed.wait_for(lambda: self._reached(wanted), self._patience_s(wanted)):
+                self._late(wanted)
+                return None
+            self._late_since = None
+            found = [of for of in map(self._of, tasks) if of is not None]
+            dropped = not self._followed
+        if len(found) == len(tasks):
+            return found
+        _left_to_the_tasks("the tail was dropped" if dropped else "an entry is no message, or a part of one")
+        return None
 
     def forget(self, ends: Mapping[str, Position]) -> None:
         """Drop what lies before ``ends``: the query has committed it."""
@@ -156,6 +164,25 @@ class HotTail:
         """Whether all came up to ``ends``, or never will: the tail was dropped."""
         return not self._followed or all(self._followed[name].end >= end for name, end in ends.items())
 
+    def _patience_s(self, wanted: Iterable[str]) -> float:
+        if self._late_since is not None:
+            return _LATE_WAIT_S
+        return _WAIT_S if all(self._followed[name].has_reader for name in wanted) else _BEGIN_S
+
+    def _late(self, wanted: Mapping[str, Position]) -> None:
+        """Go on following: what is late for this batch is there for the next one. Where it is not, begin again."""
+        now = time.monotonic()
+        if self._late_since is None:
+            self._late_since = now
+        late = {name: self._followed[name] for name, end in wanted.items() if self._followed[name].end < end}
+        _left_to_the_tasks(
+            "entries did not come in time",
+            late={n: {"end": of.end, "wanted": wanted[n], "reader": of.has_reader} for n, of in late.items()},
+            late_s=round(now - self._late_since, 1),
+        )
+        if now - self._late_since > _LATE_S:
+            self._drop()
+
     def _of(self, task: ReadTask) -> list[Opened] | None:
         """Return the entries of a task, None where one is missing or is a part of a message."""
         followed = self._followed.get(task.partition)
@@ -171,6 +198,7 @@ class HotTail:
     def _drop(self) -> None:
         self._followed = {}
         self._size = 0
+        self._late_since = None
         self._changed.notify_all()
 
     # --- the thread ---
@@ -190,6 +218,7 @@ class HotTail:
                 readers.read(_LOOK_S)
                 for name, (of, reader) in list(made.items()):
                     if not self._take_in(name, of, reader):
+                        of.has_reader = False
                         del made[name]
                         reader.close()
                 time.sleep(_GATHER_S)
@@ -213,13 +242,14 @@ class HotTail:
             if name in made or time.monotonic() < of.again_at:
                 continue
             of.again_at = time.monotonic() + of.pause_s
-            of.pause_s = min(2 * of.pause_s, _REST_S)
+            of.pause_s = min(2 * of.pause_s, _MOST_PAUSE_S)
             try:
                 reader = readers.reader(name, of.end.ledger, of.end.entry, permits=_PERMITS)
             except PulsebridgeError as e:  # the tasks meet it as well, and say it
                 _log.debug("a partition cannot be followed", partition=name, error=str(e))
                 continue
             made[name] = (of, reader)
+            of.has_reader = True
 
     def _take_in(self, name: str, of: _Followed, reader: EntryReader) -> bool:
         """Keep what came for one partition. Returns False when its reader is of no more use."""
@@ -252,6 +282,10 @@ class HotTail:
                 _log.debug("the hot tail is full and is dropped, the query is behind", bytes=self._size)
                 self._drop()
             self._changed.notify_all()
+
+
+def _left_to_the_tasks(why: str, **found: object) -> None:
+    _log.debug("a batch is read by the tasks, not from the hot tail", why=why, **found)
 
 
 def _size(of: Opened) -> int:
