@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS, partition_number
@@ -174,6 +173,8 @@ def _properties(kinds: Sequence[Kind]) -> Any:
 
 def _arrivals(batch: _Batch) -> Any:
     ours = pa.array([contract.P_INGEST in kind.properties for kind in batch.rows.kinds], pa.bool_())
+    import pyarrow.compute as pc
+
     return pc.if_else(ours.take(batch.kind_of), batch.events, pa.scalar(None, _TIME))
 
 
