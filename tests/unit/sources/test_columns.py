@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS
+from bridge.decoding import LAST_US
 from bridge.pulsar_wire.batches import head_of
 from bridge.pulsar_wire.protobuf import number
 from sources.columns import arrow_schema, record_batch
@@ -123,3 +125,44 @@ def test_the_ids_of_a_batch_are_those_that_the_client_would_write(
     assert [row["__messageId"] for row in found] == [serialized(index) for index in range(size)]
     assert [row["batch_index"] for row in found] == list(range(size))
     assert {(row["ledger_id"], row["entry_id"], row["value"]) for row in found} == {(ledger, entry, b"x")}
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_what_is_computed_for_a_batch_at_once_is_what_each_row_says(data: st.DataObject) -> None:
+    messages = data.draw(
+        st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=5), max_size=5)
+    )
+    opener = Opener()
+    expected = []
+    for entry, batch in enumerate(messages):
+        batched = len(batch) != 1 or data.draw(st.booleans())
+        publish_ms = data.draw(st.integers(0, LAST_US // 1000))
+        times = [data.draw(st.sampled_from([0, 1, 1_700_000_000_001, LAST_US // 1000])) for _ in batch]
+        heads = [head_of("k", {contract.P_INGEST: "x"} if of else {}) for _, of in batch]
+        if batched:
+            body = b""
+            for (gone, _), time, head in zip(batch, times, heads, strict=True):
+                told = head + number(3, 1) + (number(4, 1) if gone else b"") + number(5, time)
+                body += len(told).to_bytes(4, "big") + told + (b"" if gone else b"x")
+            opened = Opened(7, entry, body, publish_ms, batched=True, size=len(batch))
+        else:
+            opened = Opened(7, entry, b"x", publish_ms, times[0], prefix=heads[0])
+        count = opener.add(opened)
+        for index, ((gone, ours), time) in enumerate(zip(batch, times, strict=True)):
+            if not (batched and gone):
+                expected.append(
+                    (entry, index if batched else 0, publish_ms, time or None, (ours and time) or None)
+                )
+                count -= 1
+        assert count == 0
+    names = ["entry_id", "batch_index", "__publishTime", "__eventTime", "arrival_time", "ledger_id"]
+    found = record_batch(arrow_schema(names), TOPIC, f"{TOPIC}-partition-3", opener.flush())
+    columns = [
+        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
+        for column in found.columns
+    ]
+    assert list(zip(*columns, strict=True)) == [
+        (entry, index, publish * 1000, event and event * 1000, arrival and arrival * 1000, 7)
+        for entry, index, publish, event, arrival in expected
+    ]
