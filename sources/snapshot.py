@@ -92,8 +92,9 @@ class Catalog:
         """
         topics = list(topics)
         namespaces = sorted({namespace_of(topic) for topic in topics})
-        found = [*self._pool.map(self._expiry_of_namespace, namespaces)]
-        return [finding for of in (*found, *self._pool.map(self._expiry_of_topic, topics)) for finding in of]
+        found = self._pool.map(self._expiry_of_namespace, namespaces)
+        of_topics = self._pool.map(self._expiry_of_topic, topics)
+        return [finding for of in (*found, *of_topics) for finding in of]
 
     def quotas(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the bytes of backlog that each partition of a topic may have, of the topics that have a limit."""
