@@ -127,42 +127,41 @@ def test_the_ids_of_a_batch_are_those_that_the_client_would_write(
     assert {(row["ledger_id"], row["entry_id"], row["value"]) for row in found} == {(ledger, entry, b"x")}
 
 
-@given(st.data())
-@settings(deadline=None, max_examples=100)
-def test_what_is_computed_for_a_batch_at_once_is_what_each_row_says(data: st.DataObject) -> None:
-    messages = data.draw(
-        st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=5), max_size=5)
-    )
+_TIMES = st.sampled_from([0, 1, 1_700_000_000_001, LAST_US // 1000])
+_MESSAGES = st.tuples(st.sampled_from(["plain", "null", "gone", "sequence"]), st.booleans(), _TIMES)
+"""What a message in a batch is beside its payload, whether ingest wrote it, its event time in ms."""
+
+
+def _in_batch(what: str, ours: bool, event_ms: int) -> bytes:
+    told = head_of("k", {contract.P_INGEST: "x"} if ours else {})
+    told += number(3, 1 if what in ("plain", "sequence") else 0)
+    told += number(4, 1) if what == "gone" else b""
+    told += number(5, event_ms) if event_ms else b""
+    told += number(8, 300) if what == "sequence" else b""
+    told += number(9, 1) if what == "null" else b""
+    return len(told).to_bytes(4, "big") + told + (b"x" if what in ("plain", "sequence") else b"")
+
+
+@given(st.lists(st.tuples(st.integers(0, LAST_US // 1000), st.lists(_MESSAGES, max_size=6)), max_size=5))
+@settings(deadline=None, max_examples=200)
+def test_what_is_computed_for_a_batch_at_once_is_what_each_row_says(
+    batches: list[tuple[int, list[tuple[str, bool, int]]]],
+) -> None:
     opener = Opener()
     expected = []
-    for entry, batch in enumerate(messages):
-        batched = len(batch) != 1 or data.draw(st.booleans())
-        publish_ms = data.draw(st.integers(0, LAST_US // 1000))
-        times = [data.draw(st.sampled_from([0, 1, 1_700_000_000_001, LAST_US // 1000])) for _ in batch]
-        heads = [head_of("k", {contract.P_INGEST: "x"} if of else {}) for _, of in batch]
-        if batched:
-            body = b""
-            for (gone, _), time, head in zip(batch, times, heads, strict=True):
-                told = head + number(3, 1) + (number(4, 1) if gone else b"") + number(5, time)
-                body += len(told).to_bytes(4, "big") + told + (b"" if gone else b"x")
-            opened = Opened(7, entry, body, publish_ms, batched=True, size=len(batch))
-        else:
-            opened = Opened(7, entry, b"x", publish_ms, times[0], prefix=heads[0])
-        count = opener.add(opened)
-        for index, ((gone, ours), time) in enumerate(zip(batch, times, strict=True)):
-            if not (batched and gone):
-                expected.append(
-                    (entry, index if batched else 0, publish_ms, time or None, (ours and time) or None)
-                )
-                count -= 1
-        assert count == 0
-    names = ["entry_id", "batch_index", "__publishTime", "__eventTime", "arrival_time", "ledger_id"]
+    for entry, (publish_ms, messages) in enumerate(batches):
+        body = b"".join(_in_batch(*message) for message in messages)
+        opener.add(Opened(7, entry, body, publish_ms, batched=True, size=len(messages)))
+        expected += [
+            (entry, index, publish_ms * 1000, time * 1000 or None, (ours and time * 1000) or None,
+             None if what == "null" else b"x")
+            for index, (what, ours, time) in enumerate(messages)
+            if what != "gone"
+        ]  # fmt: skip
+    names = ["entry_id", "batch_index", "__publishTime", "__eventTime", "arrival_time", "value"]
     found = record_batch(arrow_schema(names), TOPIC, f"{TOPIC}-partition-3", opener.flush())
     columns = [
-        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
+        (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
         for column in found.columns
     ]
-    assert list(zip(*columns, strict=True)) == [
-        (entry, index, publish * 1000, event and event * 1000, arrival and arrival * 1000, 7)
-        for entry, index, publish, event, arrival in expected
-    ]
+    assert list(zip(*columns, strict=True)) == expected
