@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from bridge.contract import Position
 from bridge.errors import PulsebridgeError
+from bridge.loggers import get_logger
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
@@ -29,7 +28,7 @@ from sources.reading import ReadTask
 
 __all__ = ["HotTail"]
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _ENTRY_BYTES: Final = 1024
 """What an entry takes in memory beside its payload, at most, once its metadata is taken apart."""
 _PERMITS: Final = 1000

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.contract import Position
 from bridge.errors import ContractError, DataLossError, TransientError
 from bridge.killpoints import reach
+from bridge.loggers import get_logger
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
@@ -327,9 +328,7 @@ class _Range:
 
     def _report_loss(self) -> None:
         if self.lost:
-            import structlog
-
-            structlog.get_logger("source").warning(
+            get_logger("source").warning(
                 "entries are gone or cannot be read, and failOnDataLoss is off: check TTL, eviction and retention of the "
                 "topic, and what writes to it",
                 partition=self.task.partition,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError, MissingExtraError
+from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
 from streaming.class_data import with_shared_classes
 from streaming.local_logs import use_local_log_store
-from streaming.python_start import local_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -92,7 +92,7 @@ def java_options() -> str:
 
 def submit_environment(master: str) -> dict[str, str]:
     """Return the environment of spark-submit: driver and workers are this very Python, with the same packages."""
-    from streaming.python_start import local_python
+    from bridge.python_start import local_python
 
     here = local_python()
     packages = str(Path(__file__).resolve().parent.parent)

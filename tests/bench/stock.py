@@ -21,7 +21,9 @@ def stock_session(folder: Path, jars: Sequence[Path]) -> SparkSession:
     import sinks
     import sources
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # not what the settings of this project start
+    os.environ["PYSPARK_PYTHON"] = (
+        sys.executable
+    )  # the source changes it when it is registered, as it does for its users
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("stock")

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["launcher", "local_python"]
+__all__ = ["launcher", "local_python", "start_from_packages"]
 
 _LAUNCHER: Final = """#!/bin/sh
 # Written by Pulsebridge: Spark's Python without the zipped copy of the installed pyspark; may be deleted at any time
@@ -63,6 +64,19 @@ def local_python(folder: Path | None = None) -> str:
             _write(path, text)
     # A home without the right to execute, or without room.
     return str(path) if os.access(path, os.X_OK) else sys.executable
+
+
+def start_from_packages(spark: Any) -> None:
+    """Have the Python processes of a session on this machine start as ``local_python`` does, from now on, where Spark
+    would start this very Python for them.
+    """
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context is None or not context.master.startswith("local["):
+        return
+    here = Path(sys.executable)
+    chosen = Path(shutil.which(context.pythonExec) or "/")
+    if chosen.parent == here.parent and chosen.samefile(here):
+        context.pythonExec = local_python()
 
 
 def _write(path: Path, text: str) -> None:

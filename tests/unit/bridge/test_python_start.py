@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from streaming.python_start import launcher, local_python
+from bridge.python_start import launcher, local_python, start_from_packages
 
 SHOW = "import json, os, sys; print(json.dumps([os.environ.get('PYTHONPATH'), sys.executable, sys.argv[1:]]))"
 
@@ -48,3 +48,26 @@ def test_it_is_written_once_and_this_python_serves_where_it_cannot_be(tmp_path: 
     assert local_python(folder) == sys.executable
     (tmp_path / "file").touch()
     assert local_python(tmp_path / "file" / "launchers") == sys.executable
+
+
+class Session:
+    """What is asked of a session: its context's master and Python."""
+
+    def __init__(self, master: str, python: str) -> None:
+        self.sparkContext = self
+        self.master = master
+        self.pythonExec = python
+
+
+def test_a_session_gets_it_where_it_would_start_this_python_on_this_machine() -> None:
+    here = sys.executable
+    for master, python, expected in (
+        ("local[2]", here, local_python()),
+        ("local[2]", "/bin/sh", "/bin/sh"),
+        ("local[2]", "/not/there", "/not/there"),
+        ("yarn", here, here),
+    ):
+        session = Session(master, python)
+        start_from_packages(session)
+        assert session.pythonExec == expected
+    start_from_packages(object())  # Spark Connect
