@@ -138,15 +138,15 @@ def _use_what_jobs_use(spark: SparkSession, folder: Path) -> None:
 
 
 def _main(made: str, *jars: str) -> None:
-    from streaming.session import local_session, spark_defaults
+    from streaming.session import JAVA_OPTIONS, local_session, spark_settings
 
-    options = spark_defaults()["spark.driver.extraJavaOptions"]
+    options = spark_settings("local[2]")[JAVA_OPTIONS]
     with tempfile.TemporaryDirectory(prefix="pulsebridge-classes-") as name:
         folder = Path(name)
         spark = local_session(
             jars=list(map(Path, jars)),
             more={
-                "spark.driver.extraJavaOptions": f'{options} -XX:ArchiveClassesAtExit="{made}"',
+                JAVA_OPTIONS: f'{options} -XX:ArchiveClassesAtExit="{made}"',
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
                 "spark.sql.warehouse.dir": str(folder / "warehouse"),

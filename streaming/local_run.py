@@ -22,7 +22,7 @@ def local_tables(settings: Settings) -> Iterator[tuple[SparkSession, Tables]]:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
-    from streaming.session import delta_jars, local_session
+    from streaming.session import JAVA_OPTIONS, delta_jars, local_session, on_this_machine
     from streaming.spark_submit import java_options
     from streaming.tables import Tables
 
@@ -32,13 +32,14 @@ def local_tables(settings: Settings) -> Iterator[tuple[SparkSession, Tables]]:
         yield running, tables
         return
     streaming = settings.streaming
+    master = streaming.master if on_this_machine(streaming.master) else "local[2]"
     with Console(file=sys.stderr).status("starting Spark"):
         spark = local_session(
             jars=delta_jars(settings.local.cache_dir),
-            master=streaming.master if streaming.master.startswith("local") else "local[2]",
+            master=master,
             more={
                 "spark.driver.memory": streaming.driver_memory,
-                "spark.driver.extraJavaOptions": java_options(),
+                JAVA_OPTIONS: java_options(master),
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
             },

@@ -1,6 +1,6 @@
 """Makes Spark sessions that know Delta, the source and the sinks: for the job, notebooks and tests.
 
-Settings that belong to the deployment stand in ``conf/spark-defaults.conf``; the same file serves them all.
+Settings of the jobs stand in ``conf/spark-defaults.conf``, for clusters too. One machine adds ``conf/spark-local.conf``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,19 @@ from streaming.local_logs import use_local_log_store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["delta_jars", "is_local", "job_session", "local_session", "spark_defaults"]
+__all__ = [
+    "JAVA_OPTIONS",
+    "delta_jars",
+    "is_local",
+    "job_session",
+    "local_session",
+    "on_this_machine",
+    "spark_defaults",
+    "spark_settings",
+]
 
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+"""Name of the setting with the options of the driver's JVM."""
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
@@ -32,12 +43,26 @@ _OFTEN_USED: Final = ("PythonErrorUtils", "PythonSQLUtils", "PythonUtils", "func
 
 def spark_defaults() -> dict[str, str]:
     """Return the pairs of ``conf/spark-defaults.conf``."""
+    return _pairs("spark-defaults.conf")
+
+
+def spark_settings(master: str) -> dict[str, str]:
+    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, and on one machine ``conf/spark-local.conf``."""
+    return spark_defaults() | (_pairs("spark-local.conf") if on_this_machine(master) else {})
+
+
+def on_this_machine(master: str) -> bool:
+    """Whether driver and executors are one process: ``local``, ``local[2]``, ``local[*]``."""
+    return f"{master}[".startswith("local[")
+
+
+def _pairs(name: str) -> dict[str, str]:
     found = {}
-    for line in conf_path("spark-defaults.conf").read_text(encoding="utf-8").splitlines():
+    for line in conf_path(name).read_text(encoding="utf-8").splitlines():
         text = line.partition("#")[0].strip()
         if text:
-            name, _, value = text.partition(" ")
-            found[name] = value.strip()
+            key, _, value = text.partition(" ")
+            found[key] = value.strip()
     return found
 
 
@@ -86,9 +111,9 @@ def local_session(
 ) -> SparkSession:
     """Return a session in this process, for notebooks and tests, with Delta's jars from the cache."""
     # The workers must be this very Python, with the same packages.
-    os.environ.setdefault("PYSPARK_PYTHON", local_python() if master.startswith("local[") else sys.executable)
-    pairs = spark_defaults()
-    pairs["spark.driver.extraJavaOptions"] = with_shared_classes(pairs["spark.driver.extraJavaOptions"])
+    os.environ.setdefault("PYSPARK_PYTHON", local_python() if on_this_machine(master) else sys.executable)
+    pairs = spark_settings(master)
+    pairs[JAVA_OPTIONS] = with_shared_classes(pairs.get(JAVA_OPTIONS, ""))
     pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
     pairs.update(more or {})
     builder = _builder().appName(name).master(master)

@@ -55,6 +55,7 @@ def submit_command(
     from importlib.util import find_spec
 
     from bridge.settings.loading import conf_path
+    from streaming.session import JAVA_OPTIONS, spark_defaults, spark_settings
 
     found = find_spec("pyspark")
     if found is None or found.origin is None:
@@ -62,16 +63,16 @@ def submit_command(
             "the Spark jobs need pyspark", remedy="pip install 'pulsebridge[local,quality]'"
         )
     streaming = settings.streaming
+    # spark-submit reads one file of settings: the rest goes by the line.
+    own = dict(spark_settings(streaming.master).items() - spark_defaults().items())
+    own |= {"spark.driver.memory": streaming.driver_memory, JAVA_OPTIONS: java_options(streaming.master)}
     return [
         str(Path(found.origin).parent / "bin" / "spark-submit"),
         "--master",
         streaming.master,
-        "--driver-memory",
-        streaming.driver_memory,
         "--properties-file",
         str(conf_path("spark-defaults.conf")),
-        "--conf",
-        f"spark.driver.extraJavaOptions={java_options()}",
+        *(word for name in sorted(own) for word in ("--conf", f"{name}={own[name]}")),
         "--jars",
         ",".join(map(str, jars)),
         str(job or Path(__file__).with_name("job.py")),
@@ -79,27 +80,28 @@ def submit_command(
     ]
 
 
-def java_options() -> str:
-    """Return the driver's JVM options: those of conf/spark-defaults.conf, where its log's settings are, shared classes."""
+def java_options(master: str) -> str:
+    """Return the driver's JVM options for a master: those of the settings, where its log's settings are, shared classes."""
     from bridge.settings.loading import conf_path
     from streaming.class_data import with_shared_classes
-    from streaming.session import spark_defaults
+    from streaming.session import JAVA_OPTIONS, spark_settings
 
     log = conf_path("spark-log4j2.properties")
-    options = f"{spark_defaults()['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log}"
-    return with_shared_classes(options)
+    options = spark_settings(master).get(JAVA_OPTIONS, "")
+    return with_shared_classes(f"{options} -Dlog4j2.configurationFile={log}".lstrip())
 
 
 def submit_environment(master: str) -> dict[str, str]:
     """Return the environment of spark-submit: driver and workers are this very Python, with the same packages."""
     from bridge.python_start import local_python
+    from streaming.session import on_this_machine
 
     here = local_python()
     packages = str(Path(__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,
-        "PYSPARK_PYTHON": here if master.startswith("local[") else sys.executable,
+        "PYSPARK_PYTHON": here if on_this_machine(master) else sys.executable,
         "PYSPARK_DRIVER_PYTHON": here,
         "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
         # A busy machine takes its time to start a Python worker.

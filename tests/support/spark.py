@@ -26,13 +26,13 @@ def build_session(
 ) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
     from streaming.class_data import with_shared_classes
-    from streaming.session import local_session, spark_defaults
+    from streaming.session import JAVA_OPTIONS, local_session, spark_settings
 
     jars = os.environ.get(DELTA_JARS)
     for name in ("events", "tmp"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     # Unlike a job's, this JVM lives long enough for the better compiler: a fifth less time in its first ten minutes.
-    usual = spark_defaults()["spark.driver.extraJavaOptions"].replace("-XX:TieredStopAtLevel=1 ", "")
+    usual = spark_settings(master)[JAVA_OPTIONS].replace("-XX:TieredStopAtLevel=1 ", "")
     java_options = with_shared_classes(usual)
     return local_session(
         "pulsebridge-tests",
@@ -41,7 +41,7 @@ def build_session(
         more={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "scratch"),
-            "spark.driver.extraJavaOptions": f"{java_options} -Djava.io.tmpdir={folder / 'tmp'}",
+            JAVA_OPTIONS: f"{java_options} -Djava.io.tmpdir={folder / 'tmp'}",
             "spark.eventLog.enabled": "true",  # a test looks for secrets in it
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": (folder / "events").as_uri(),
