@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings, StreamingSettings
 from bridge.settings.loading import conf_path
+from pulsebridge.audit.delta_record import read_tables
+from pulsebridge.demo.delta_log import LogTail
 from streaming import silver
 from streaming.checkpoints import Checkpoint
 from streaming.decoders.settings import load_decoders
-from streaming.demo.audit.delta_record import read_tables
-from streaming.demo.delta_log import LogTail
 from streaming.predicates import Suite, load_suite, parse_suite
 from streaming.tables import Tables
 from tests.bench.flood import field, paced, publish

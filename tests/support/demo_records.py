@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from streaming.demo.audit.expected import Rule, Sample, expected_commands
-from streaming.demo.audit.records import (
+from pulsebridge.audit.expected import Rule, Sample, expected_commands
+from pulsebridge.audit.records import (
     Ack,
     Bronze,
     Emitted,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.settings.loading import conf_path
-from streaming.demo.audit.expected import Rule, Sample, command_id, expected_commands, load_rules, read_rules
+from pulsebridge.audit.expected import Rule, Sample, command_id, expected_commands, load_rules, read_rules
 
 LOW = Rule("low", "glucose", "below", limit=70)
 FALLING = Rule("falling", "glucose", "falling", per_minute=3, within_minutes=15)

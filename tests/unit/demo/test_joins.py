@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming.demo.audit.findings import (
+from pulsebridge.audit.findings import (
     HOP_BRONZE,
     HOP_COMMANDS,
     HOP_PULSAR,
@@ -17,9 +17,9 @@ from streaming.demo.audit.findings import (
     OUT_OF_ORDER,
     REPEATED,
 )
-from streaming.demo.audit.joins import findings
-from streaming.demo.audit.records import Place, Records, Stored
-from streaming.demo.audit.selftest import self_test
+from pulsebridge.audit.joins import findings
+from pulsebridge.audit.records import Place, Records, Stored
+from pulsebridge.audit.selftest import self_test
 from tests.support.demo_records import whole_run
 
 glucose = st.integers(min_value=40, max_value=400)

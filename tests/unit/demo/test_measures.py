@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.demo.audit.joins import findings
-from streaming.demo.audit.measures import command_latencies, recoveries, spread, table_latencies
-from streaming.demo.audit.numbers import numbers
-from streaming.demo.audit.verdict import judge
+from pulsebridge.audit.joins import findings
+from pulsebridge.audit.measures import command_latencies, recoveries, spread, table_latencies
+from pulsebridge.audit.numbers import numbers
+from pulsebridge.audit.verdict import judge
 from tests.support.demo_records import whole_run
 
 DIP = [100, 65, 80, 60, 120, 90, 69, 71, 40, 110]

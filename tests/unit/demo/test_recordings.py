@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from streaming.demo.payloads import FAULTS, decode, encode_fault, record_id
-from streaming.demo.plan import FULL, QUICK, make_devices, make_plan
-from streaming.demo.recordings import BUOY, GAP_INTERVALS, GLUCOSE, cut, load, speed_for_rate, within
-from streaming.demo.schedule import expected_counts, timeline
+from pulsebridge.demo.payloads import FAULTS, decode, encode_fault, record_id
+from pulsebridge.demo.plan import FULL, QUICK, make_devices, make_plan
+from pulsebridge.demo.recordings import BUOY, GAP_INTERVALS, GLUCOSE, cut, load, speed_for_rate, within
+from pulsebridge.demo.schedule import expected_counts, timeline
 
 START = datetime(2010, 3, 24, 9, 51)
 minutes = st.lists(st.integers(min_value=0, max_value=600), min_size=1, max_size=200)

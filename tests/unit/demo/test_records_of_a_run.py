@@ -10,13 +10,13 @@ from deltalake import write_deltalake
 
 from bridge.contract import C_DEVICE, C_ID, P_DEVICE, Receipt
 from bridge.errors import ConfigError
-from streaming.demo.audit.delta_record import read_tables
-from streaming.demo.audit.journals import read_journals
-from streaming.demo.audit.pulsar_record import as_record, dump, read_dump
-from streaming.demo.audit.records import Place
-from streaming.demo.delta_log import LogTail, commits
-from streaming.demo.journal import ACKNOWLEDGED, COMMAND, PUBLISHED, Journal
-from streaming.demo.run_folder import RunFolder
+from pulsebridge.audit.delta_record import read_tables
+from pulsebridge.audit.journals import read_journals
+from pulsebridge.audit.pulsar_record import as_record, dump, read_dump
+from pulsebridge.audit.records import Place
+from pulsebridge.demo.delta_log import LogTail, commits
+from pulsebridge.demo.journal import ACKNOWLEDGED, COMMAND, PUBLISHED, Journal
+from pulsebridge.demo.run_folder import RunFolder
 
 TOPIC = "persistent://public/pulsebridge/wearables"
 

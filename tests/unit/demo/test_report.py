@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from streaming.demo.audit.verdict import Verdict, judge
-from streaming.demo.report import render
+from pulsebridge.audit.verdict import Verdict, judge
+from pulsebridge.demo.report import render
 from tests.support.demo_records import whole_run
 
 MANIFEST = {
