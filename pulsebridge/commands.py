@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -28,25 +27,13 @@ def simulate(
     sets: SetOption = None,
     wearables: Annotated[int, typer.Option(min=0, help="Devices cut from the glucose recording.")] = 40,
     buoys: Annotated[int, typer.Option(min=0, help="Devices cut from the buoy's recording.")] = 24,
-    rate: Annotated[float, typer.Option(min=0.01, help="Readings per second of the whole fleet.")] = 250.0,
-    speed: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Speed factor instead of a rate; 1 is real time.", show_default=False),
-    ] = None,
+    rate: Annotated[float, typer.Option(min=0.001, help="Readings per second of the whole fleet.")] = 250.0,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long the fleet sends, in seconds.")] = 60.0,
     faults_every: Annotated[
         int, typer.Option(min=0, help="Add a faulty message after this many readings; 0 for none.")
     ] = 0,
-    journals: Annotated[
-        Path, typer.Option(help="Folder of the devices' journals and of fleet.json, the counts so far.")
-    ] = Path("build/devices"),
-    client_prefix: Annotated[str, typer.Option(help="Prefix of the devices' MQTT client ids.")] = "sim-",
+    journals: Annotated[Path, typer.Option(help="Folder of the devices' journals.")] = Path("build/devices"),
     stay: Annotated[bool, typer.Option("--stay", help="Go on taking commands until a signal comes.")] = False,
-    go: Annotated[
-        Path | None,
-        typer.Option(help="Connect, then wait for this file before the first publish.", show_default=False),
-    ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Replay real sensor recordings as many MQTT devices, and journal what was acknowledged.
 
@@ -57,34 +44,34 @@ def simulate(
 
         pulsebridge simulate --set mqtt.host=127.0.0.1 --rate 100 --seconds 30
 
-        pulsebridge simulate --wearables 1 --buoys 0 --speed 60 --seconds 120 --stay
+        pulsebridge simulate --wearables 1 --buoys 0 --rate 0.2 --seconds 120 --stay
     """
-    from dataclasses import asdict
+    from contextlib import closing
 
-    from pulsebridge.demo.interrupts import EXIT_INTERRUPTED, stop_on_signals
-    from pulsebridge.demo.plan import Scale, rate_of
-    from pulsebridge.demo.simulate import simulate as run
-    from pulsebridge.demo.simulate import summary
+    from bridge.cli import EXIT_INTERRUPTED
+    from bridge.stopping import CLOSE_S, stopping_on_signals
+    from pulsebridge.demo.plan import Scale, make_devices, timeline
+    from pulsebridge.demo.recordings import BUOY, GLUCOSE, load
+    from pulsebridge.demo.simulator import Simulator
 
     settings = settings_from(config, sets)
-    if speed is not None:
-        rate = rate_of(wearables, buoys, speed)
+    scale = Scale(wearables, buoys, rate, seconds, faults_every)
+    devices, speed = make_devices(scale, {kind: load(kind) for kind in (GLUCOSE, BUOY)})
     stop = threading.Event()
-    with stop_on_signals(stop):
-        status = run(
-            settings.mqtt,
-            Scale(wearables, buoys, rate, seconds, faults_every),
-            journals,
-            stop,
-            client_prefix=client_prefix,
-            stay=stay,
-            go=go,
-        )
-        interrupted = stop.is_set() and not stay
-    typer.echo(json.dumps(asdict(status)) if as_json else summary(status))
-    if interrupted:
+    with (
+        stopping_on_signals("simulate", stop.set, CLOSE_S),
+        closing(Simulator(devices, settings.mqtt, journals, "sim-")) as fleet,
+    ):
+        fleet.connect()
+        fleet.replay(timeline(devices, speed, scale.fault_every), stop)
+        fleet.drain(stop)
+        interrupted = stop.is_set()
+        while stay and not stop.wait(1.0):
+            fleet.check()
+    typer.echo(fleet.summary())
+    if interrupted and not stay:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if status.acknowledged < status.published:
+    if fleet.acknowledged < fleet.published:
         raise typer.Exit(1)
 
 
@@ -124,44 +111,34 @@ def demo(
 
         pulsebridge demo --chaos pulsar --keep
     """
-    from pulsebridge.demo.command_demo import run_demo
-    from pulsebridge.demo.options import DemoOptions
     from pulsebridge.demo.plan import FULL, KILLABLE, QUICK
-    from pulsebridge.demo.servers import given_addresses
+    from pulsebridge.demo.run import run_demo
+    from pulsebridge.demo.setup import DemoOptions
 
-    unknown = [name for name in chaos or () if name not in KILLABLE]
+    more = tuple(chaos or ())
+    unknown = [name for name in more if name not in KILLABLE]
     if unknown:
         raise ConfigError(f"--chaos {unknown[0]}: no such part", remedy=f"give one of {', '.join(KILLABLE)}")
-    if "pulsar" in (chaos or ()) and pulsar:
+    if "pulsar" in more and pulsar:
         raise ConfigError(
             "--chaos pulsar: that Pulsar is not the demo's own", remedy="leave out --chaos or --pulsar"
         )
-    options = DemoOptions(
-        out=out,
-        scale=QUICK if quick else FULL,
-        chaos=not no_chaos,
-        more_chaos=tuple(chaos or ()),
-        keep=keep,
-        offline=offline,
-        servers=given_addresses(mqtt, pulsar, admin),
-        sets=tuple(sets or ()),
+    scale = QUICK if quick else FULL
+    servers = (mqtt, pulsar, admin)
+    raise typer.Exit(
+        run_demo(DemoOptions(out, scale, not no_chaos, more, keep, offline, *servers, sets or ()))
     )
-    raise typer.Exit(run_demo(options))
 
 
 def audit(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run, as the demo printed it.")],
     as_json: JsonOption = False,
-    self_test: Annotated[
-        bool,
-        typer.Option("--self-test", help="Also remove, repeat and swap a record at each hop, in a copy."),
-    ] = False,
     live: Annotated[
         bool,
         typer.Option("--live", help="Read Pulsar now (by the run's settings) instead of the run's dump."),
     ] = False,
 ) -> None:
-    """Audit a run: join what devices wrote, what Pulsar holds and what Delta holds, record by record.
+    """Audit a run: compare what devices wrote, what Pulsar has and what Delta has, message by message.
 
     Exit code 0 only when nothing is missing, out of order or twice in silver, and the run is as long as planned.
 
@@ -169,19 +146,17 @@ def audit(
 
         pulsebridge audit build/demo
 
-        pulsebridge audit build/demo --self-test --json
+        pulsebridge audit build/demo --live --json
     """
     from rich.console import Console
 
     from bridge.settings.loading import load
     from pulsebridge.audit.show import show
-    from pulsebridge.audit.verdict import audit_run
     from pulsebridge.demo.run_folder import RunFolder
 
     run = RunFolder(run_dir)
     run.manifest()  # says at once when the folder is not one of a run
-    settings = load(run.settings_file).pulsar if live else None
-    verdict = audit_run(run, pulsar=settings, tamper=self_test)
+    verdict = run.audit(load(run.settings_file).pulsar if live else None)
     if as_json:
         typer.echo(json_text(verdict.as_dict(), indent=2))
     else:

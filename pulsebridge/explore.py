@@ -164,8 +164,7 @@ class Lab:
 
         Raises MissingExtraError without the recordings, TransientError when the broker did not take them all.
         """
-        from pulsebridge.demo.payloads import FAULTS, encode, encode_fault
-        from pulsebridge.demo.recordings import GLUCOSE, cut
+        from pulsebridge.demo.recordings import FAULTS, GLUCOSE, cut, encode, encode_fault
         from pulsebridge.demo.recordings import load as load_recording
 
         chosen = cut(GLUCOSE, load_recording(GLUCOSE), 100)[:devices]

@@ -53,6 +53,10 @@ class Child:
         """Whether it was started and has ended by itself."""
         return self._server is not None and not self._server.alive()
 
+    def logged(self) -> str:
+        """Return what is in its log so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
     def failure(self) -> TransientError:
         """Return what to say about a process that has ended by itself: its exit code and the end of its log."""
         code = None if self._server is None else self._server.exit_code

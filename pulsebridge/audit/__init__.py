@@ -1,1 +1,1 @@
-"""The audit: three independent records of one run, joined record by record."""
+"""The audit: what devices, Pulsar and the tables say about the same messages, compared message by message."""

@@ -1,340 +1,305 @@
-"""Joins the three records of a run, hop by hop, and names every record that is not where it must be. Pure.
+"""Compares the records hop by hop and names every message that is not as it must be. Pure.
 
-What must hold:
+1. What was expected was published, and every publish was acknowledged.
+2. Every acknowledged id is in Pulsar, the first copies of each device in the order in which it sent them.
+3. Bronze has every message of Pulsar once, at its position, unchanged.
+4. Every id of bronze is in exactly one of silver and quarantine, once, with the value that the device sent.
+5. The emitted commands are those that the rules call for.
+6. Every emitted command reached its device, in the order of the commands topic, and has a receipt.
 
-1. what the fleet's plan says was published, and every publish was acknowledged;
-2. every acknowledged id is in Pulsar, each device's first copies in the order in which it sent them;
-3. bronze holds every message of Pulsar exactly once, at its place, unchanged;
-4. every id of bronze is in exactly one of silver and quarantine, once, with the value that the device sent;
-5. the commands emitted are those that the rules call for, computed again from the journals;
-6. every emitted command reached its device, in the order of the commands topic, and has a receipt.
-
-Copies in Pulsar, on the commands topic and at the devices are allowed (delivery is at-least-once there); they are
-found and counted, and do not fail the audit. Other MQTT devices may have published during the run: what is not of
-the fleet is left out, except that bronze must equal Pulsar for all.
+Redelivered copies in Pulsar, on the commands topic and at the devices are counted and do not fail the audit, since
+delivery is at least once there. Without journals (a live audit) 1, the order in 2 and 5, and the arrival at the device
+in 6 are not compared. Messages of devices without a journal are compared up to bronze.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Container, Hashable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
-from pulsebridge.audit.expected import Sample, expected_commands
-from pulsebridge.audit.findings import (
-    ALTERED,
-    HOP_ACK,
-    HOP_BRONZE,
-    HOP_COMMANDS,
-    HOP_PULSAR,
-    HOP_RECEIPTS,
-    HOP_RECEIVED,
-    HOP_SILVER,
-    HOP_SIZE,
-    MISSING,
-    REPEATED,
-    SHORT,
-    UNEXPECTED,
-    Finding,
-    out_of_order,
-    repeated,
-)
-from pulsebridge.audit.records import Emitted, Place, Published, Records
+from pulsebridge.audit.records import Emitted, Position, Records
 
-__all__ = ["findings", "fleet_of", "wanted_commands"]
+__all__ = ["Finding", "Hop", "Kind", "findings"]
 
-_DELIVERED = ("delivered", "answered")
+
+class Hop:
+    """A step of the way between two records."""
+
+    SIZE: Final = "the run"
+    ACK: Final = "published → acknowledged"
+    PULSAR: Final = "acknowledged → Pulsar"
+    BRONZE: Final = "Pulsar → bronze"
+    SILVER: Final = "bronze → silver or quarantine"
+    COMMANDS: Final = "readings → commands emitted"
+    RECEIVED: Final = "commands emitted → received"
+    RECEIPTS: Final = "commands emitted → receipts"
+
+
+class Kind:
+    """What is wrong with a message. ALTERED: it differs from the record before it; UNEXPECTED: there is none before it."""
+
+    MISSING: Final = "missing"
+    REPEATED: Final = "repeated"
+    OUT_OF_ORDER: Final = "out of order"
+    ALTERED: Final = "altered"
+    UNEXPECTED: Final = "unexpected"
+    SHORT: Final = "short"
+
+
+_DELIVERED: Final = ("delivered", "answered")
+
+
+class Finding(NamedTuple):
+    """One thing that the audit found. ``fails`` is False for copies that at-least-once delivery allows."""
+
+    hop: str
+    kind: str
+    records: tuple[str, ...]
+    detail: str
+    fails: bool = True
 
 
 def findings(records: Records) -> list[Finding]:
-    """Return all that is wrong, repeated or out of order in a run, hop by hop."""
+    """Return all that is missing, repeated, altered, unexpected or out of order, hop by hop."""
+    found = [] if records.expected is None else _size(records, records.expected)
+    if records.journalled:
+        found += [*_acknowledged(records), *_in_pulsar(records)]
+    found += [*_in_bronze(records), *_in_silver(records), *_values(records), *_commands(records)]
+    if records.journalled:
+        found += _received(records)
+    return found + _receipts(records)
+
+
+# --- one comparison each ------------------------------------------------------------------------------------
+
+
+def _missing(hop: str, due: Iterable[str], have: Container[str], what: str) -> list[Finding]:
+    return [Finding(hop, Kind.MISSING, (name,), f"{name} {what}") for name in due if name not in have]
+
+
+def _unexpected(hop: str, have: Iterable[str], due: Container[str], what: str) -> list[Finding]:
+    return [Finding(hop, Kind.UNEXPECTED, (name,), f"{name} {what}") for name in have if name not in due]
+
+
+def _repeated(hop: str, keys: Counter[Any], what: str, *, fails: bool) -> list[Finding]:
+    """``keys`` are ids, or (id, position)."""
+    found = []
+    for key, times in keys.items():
+        if times > 1:
+            name, at = (key, "") if isinstance(key, str) else (key[0], f" at {key[1]}")
+            found.append(Finding(hop, Kind.REPEATED, (name,), f"{name}{at} is {what} {times} times", fails))
+    return found
+
+
+def _altered(
+    hop: str, rows: Iterable[tuple[str, Hashable, Hashable]], where: str, before: str
+) -> list[Finding]:
+    """``rows`` are (id, what the record says, what the record before it says)."""
     return [
-        *_size(records),
-        *_acknowledged(records),
-        *_in_pulsar(records),
-        *_in_bronze(records),
-        *_in_silver(records),
-        *_commands(records),
-        *_received(records),
-        *_receipts(records),
+        Finding(hop, Kind.ALTERED, (name,), f"{name} is {says!r} {where}, {due!r} {before}")
+        for name, says, due in rows
+        if says != due
     ]
 
 
-def fleet_of(records: Records) -> frozenset[str]:
-    """Return the names of the devices that journalled anything: the fleet."""
-    return frozenset(p.device for p in records.published)
-
-
-def wanted_commands(records: Records) -> dict[str, tuple[str, str, str]]:
-    """Return what the rules call for, computed from the journals: command id → (device, rule, reading id)."""
-    samples: dict[tuple[str, str], dict[str, Sample]] = {}
-    for p in records.published:
-        if p.value is not None and not p.fault:
-            device = samples.setdefault((p.device, p.metric), {})
-            device[p.id] = Sample(p.id, datetime.fromisoformat(p.ts), p.value)
-    wanted = {}
-    for (device_name, metric), found in samples.items():
-        called = expected_commands(records.rules, device_name, metric, list(found.values()))
-        for name, (rule, reading_id) in called.items():
-            wanted[name] = (device_name, rule, reading_id)
-    return wanted
+def _disordered(
+    hop: str, arrivals: Iterable[tuple[str, str]], rank: Mapping[str, int], where: str
+) -> list[Finding]:
+    """``arrivals`` are (device, id) in the order of arrival; only the first copy of an id counts."""
+    highest: dict[str, tuple[int, str]] = {}
+    found = []
+    for device, name in dict.fromkeys(arrivals):
+        if name not in rank:
+            continue
+        top = highest.get(device)
+        if top is not None and rank[name] < top[0]:
+            detail = f"{device}: {name} comes after {top[1]} {where}"
+            found.append(Finding(hop, Kind.OUT_OF_ORDER, (name, top[1]), detail))
+        else:
+            highest[device] = (rank[name], name)
+    return found
 
 
 # --- the hops -----------------------------------------------------------------------------------------------
 
 
-def _size(records: Records) -> list[Finding]:
-    found = []
-    readings = len({p.id for p in records.published if not p.fault})
-    faults = len({p.id for p in records.published if p.fault})
-    commands = len({e.id for e in records.emitted if e.device in fleet_of(records)})
-    for name, have in (("readings", readings), ("faults", faults), ("commands", commands)):
-        want = int(records.plan.get(name, 0))
-        if have < want:
-            found.append(
-                Finding(HOP_SIZE, SHORT, (name,), f"the plan says {want:,} {name}, the run has {have:,}")
-            )
-    if not readings:
+def _size(records: Records, expected: Mapping[str, int]) -> list[Finding]:
+    have = {
+        "readings": len({p.id for p in records.published if not p.fault}),
+        "faults": len({p.id for p in records.published if p.fault}),
+        "commands": len({e.id for e in records.emitted if e.device in records.devices}),
+    }
+    found = [
+        Finding(Hop.SIZE, Kind.SHORT, (name,), f"{expected[name]:,} {name} expected, {count:,} found")
+        for name, count in have.items()
+        if count < expected.get(name, 0)
+    ]
+    if not expected.get("readings"):
         found.append(
-            Finding(HOP_SIZE, SHORT, ("readings",), "the run is empty: no device published a reading")
+            Finding(Hop.SIZE, Kind.SHORT, ("readings",), "no reading is expected: nothing would be proven")
         )
-    if not records.plan.get("readings"):
-        found.append(Finding(HOP_SIZE, SHORT, ("plan",), "the manifest names no expected number of readings"))
     return found
 
 
 def _acknowledged(records: Records) -> list[Finding]:
-    acks = Counter(a.id for a in records.acks)
-    published = {p.id: p for p in records.published}
-    found = [
-        Finding(HOP_ACK, MISSING, (name,), f"{name} was published and never acknowledged")
-        for name in published
-        if name not in acks
+    sent, acks = records.sent, Counter(a.id for a in records.acks)
+    published = Counter(p.id for p in records.published)
+    rank = {name: p.seq for name, p in sent.items()}
+    return [
+        *_missing(Hop.ACK, sent, acks, "was published and never acknowledged"),
+        *_unexpected(Hop.ACK, acks, sent, "was acknowledged and never published"),
+        *_repeated(Hop.ACK, published, "journalled as published", fails=True),
+        *_repeated(Hop.ACK, acks, "journalled as acknowledged", fails=True),
+        # MQTT-4.6.0-2: PUBACKs come in the order of the PUBLISHes.
+        *_disordered(
+            Hop.ACK, ((a.device, a.id) for a in records.acks), rank, "in the device's acknowledgements"
+        ),
     ]
-    found += [
-        Finding(HOP_ACK, UNEXPECTED, (name,), f"{name} was acknowledged and never published")
-        for name in acks
-        if name not in published
-    ]
-    found += repeated(
-        HOP_ACK, Counter(p.id for p in records.published), "journalled as published", fails=True
-    )
-    found += repeated(HOP_ACK, acks, "journalled as acknowledged", fails=True)
-    rank = {p.id: p.seq for p in records.published}
-    # MQTT-4.6.0-2: PUBACKs come in the order of the PUBLISHes.
-    return found + out_of_order(
-        HOP_ACK, ((a.device, a.id) for a in records.acks), rank, "in its acknowledgements"
-    )
 
 
 def _in_pulsar(records: Records) -> list[Finding]:
-    fleet = fleet_of(records)
-    published: dict[str, Published] = {p.id: p for p in records.published}
-    stored = [s for s in sorted(records.stored, key=lambda s: s.place) if s.device in fleet]
+    sent = records.sent
+    stored = [s for s in sorted(records.stored, key=lambda s: s.position) if s.device in records.devices]
     counts = Counter(s.id for s in stored)
     acked = dict.fromkeys(a.id for a in records.acks)
-    found = [
-        Finding(HOP_PULSAR, MISSING, (name,), f"{name} was acknowledged and is not in Pulsar")
-        for name in acked
-        if name not in counts
+    rank = {name: p.seq for name, p in sent.items()}
+    devices = ((s.id, s.device, sent[s.id].device) for s in stored if s.id in sent)
+    # The order of a device holds within one partition only.
+    home: dict[tuple[str, str], int] = {}
+    partitions = [
+        (s.id, s.position.partition, home.setdefault((s.device, s.position.topic), s.position.partition))
+        for s in stored
     ]
-    found += [
-        Finding(HOP_PULSAR, UNEXPECTED, (name,), f"{name} is in Pulsar and no device published it")
-        for name in counts
-        if name not in published
+    return [
+        *_missing(Hop.PULSAR, acked, counts, "was acknowledged and is not in Pulsar"),
+        *_unexpected(Hop.PULSAR, counts, sent, "is in Pulsar and no device published it"),
+        *_altered(Hop.PULSAR, devices, "in Pulsar", "in the journal"),
+        *_altered(Hop.PULSAR, partitions, "as its partition", "is its device's"),
+        *_repeated(Hop.PULSAR, counts, "in Pulsar", fails=False),
+        *_disordered(Hop.PULSAR, ((s.device, s.id) for s in stored), rank, "in Pulsar"),
     ]
-    for s in stored:
-        sent = published.get(s.id)
-        if sent is not None and sent.device != s.device:
-            found.append(
-                Finding(
-                    HOP_PULSAR, ALTERED, (s.id,), f"{s.id} of {sent.device} is in Pulsar as of {s.device}"
-                )
-            )
-    found += repeated(HOP_PULSAR, counts, "in Pulsar", fails=False)
-    found += _strays((s.device, s.id, s.place) for s in stored)
-    rank = {name: p.seq for name, p in published.items()}
-    return found + out_of_order(HOP_PULSAR, ((s.device, s.id) for s in stored), rank, "in Pulsar")
-
-
-def _strays(rows: Iterable[tuple[str, str, Place]]) -> list[Finding]:
-    # A device's order holds within one partition only.
-    home: dict[tuple[str, str], Place] = {}
-    found = []
-    for device, name, place in rows:
-        first = home.setdefault((device, place.topic), place)
-        if first.partition != place.partition:
-            detail = (
-                f"{device}: {name} is in partition {place.partition}, its device's are in {first.partition}"
-            )
-            found.append(Finding(HOP_PULSAR, ALTERED, (name,), detail))
-    return found
 
 
 def _in_bronze(records: Records) -> list[Finding]:
-    stored = {s.place: s.id for s in records.stored}
-    counts = Counter(b.place for b in records.bronze)
+    stored = {s.position: s.id for s in records.stored}
+    bronze = Counter(b.position for b in records.bronze)
     found = [
-        Finding(HOP_BRONZE, MISSING, (name,), f"{name} at {_at(place)} is not in bronze")
-        for place, name in stored.items()
-        if place not in counts
+        Finding(Hop.BRONZE, Kind.MISSING, (name,), f"{name} at {position} is not in bronze")
+        for position, name in stored.items()
+        if position not in bronze
     ]
-    for place, times in counts.items():
-        if times > 1:
-            name = stored.get(place, "?")
-            found.append(
-                Finding(HOP_BRONZE, REPEATED, (name,), f"{name} at {_at(place)} is in bronze {times} times")
-            )
+    again = Counter[tuple[str, Position]]()
     for row in records.bronze:
-        there = stored.get(row.place)
-        if there is None:
-            detail = f"{row.id} at {_at(row.place)} is in bronze and not in Pulsar"
-            found.append(Finding(HOP_BRONZE, UNEXPECTED, (row.id,), detail))
-        elif there != row.id:
-            detail = f"bronze has {row.id} at {_at(row.place)}, where Pulsar has {there}"
-            found.append(Finding(HOP_BRONZE, ALTERED, (row.id, there), detail))
-    return found
+        name = stored.get(row.position)
+        again[name or row.id, row.position] += 1
+        if name is None:
+            detail = f"{row.id} at {row.position} is in bronze and not in Pulsar"
+            found.append(Finding(Hop.BRONZE, Kind.UNEXPECTED, (row.id,), detail))
+        elif name != row.id:
+            detail = f"bronze has {row.id} at {row.position}, where Pulsar has {name}"
+            found.append(Finding(Hop.BRONZE, Kind.ALTERED, (row.id, name), detail))
+    return found + _repeated(Hop.BRONZE, again, "in bronze", fails=True)
 
 
 def _in_silver(records: Records) -> list[Finding]:
-    fleet = fleet_of(records)
-    published = {p.id: p for p in records.published}
-    bronze = dict.fromkeys(b.id for b in records.bronze if b.id in published)
-    silver = Counter(s.id for s in records.silver if s.device in fleet)
-    aside = Counter(q.id for q in records.quarantine if q.device in fleet or q.id in published)
-    found = [
-        Finding(HOP_SILVER, MISSING, (name,), f"{name} is in bronze, and in neither silver nor quarantine")
-        for name in bronze
-        if name not in silver and name not in aside
+    def known(name: str) -> bool:
+        return not records.journalled or name in records.sent
+
+    bronze = dict.fromkeys(b.id for b in records.bronze if known(b.id))
+    silver = Counter(s.id for s in records.silver if s.device in records.devices or known(s.id))
+    aside = [q for q in records.quarantine if q.device in records.devices or known(q.id)]
+    quarantine = dict.fromkeys(q.id for q in aside)
+    either = {**silver, **quarantine}
+    # A message without an id cannot be told from its redelivered copy: quarantine may have one row for each copy.
+    places = Counter((q.id, q.position) for q in aside)
+    return [
+        *_missing(Hop.SILVER, bronze, either, "is in bronze, not in silver or quarantine"),
+        *_unexpected(Hop.SILVER, either, bronze, "is in silver or quarantine, not in bronze"),
+        *(
+            Finding(Hop.SILVER, Kind.REPEATED, (name,), f"{name} is in silver and in quarantine")
+            for name in quarantine
+            if name in silver
+        ),
+        *_repeated(Hop.SILVER, silver, "in silver", fails=True),
+        *_repeated(Hop.SILVER, places, "in quarantine", fails=True),
+        *_repeated(Hop.SILVER, Counter(name for name, _ in places), "in quarantine", fails=False),
     ]
-    found += [
-        Finding(HOP_SILVER, REPEATED, (name,), f"{name} is in silver and in quarantine")
-        for name in silver
-        if name in aside
-    ]
-    found += repeated(HOP_SILVER, silver, "in silver", fails=True)
-    # What has no id cannot be told from its redelivered copy: quarantine may hold one row for each copy in Pulsar.
-    places = Counter((q.id, q.place) for q in records.quarantine if q.id in published)
-    found += [
-        Finding(HOP_SILVER, REPEATED, (name,), f"{name} at {_at(place)} is in quarantine {times} times")
-        for (name, place), times in places.items()
-        if times > 1
-    ]
-    found += repeated(HOP_SILVER, Counter(name for name, _ in places), "in quarantine", fails=False)
-    found += [
-        Finding(HOP_SILVER, UNEXPECTED, (name,), f"{name} is in silver or quarantine and not in bronze")
-        for name in (*silver, *aside)
-        if name not in bronze
-    ]
-    return found + _values(records, published)
 
 
-def _values(records: Records, published: dict[str, Published]) -> list[Finding]:
-    found = []
-    for row in records.silver:
-        sent = published.get(row.id)
-        if sent is None:
-            continue
-        if sent.fault:
-            found.append(
-                Finding(
-                    HOP_SILVER, ALTERED, (row.id,), f"{row.id} has the fault {sent.fault} and is in silver"
-                )
-            )
-        elif sent.value != row.value or sent.device != row.device:
-            detail = f"{sent.device} sent {row.id} as {sent.value}, silver has {row.value} of {row.device}"
-            found.append(Finding(HOP_SILVER, ALTERED, (row.id,), detail))
-    for row in records.quarantine:
-        sent = published.get(row.id)
-        if sent is not None and not sent.fault:
-            found.append(
-                Finding(HOP_SILVER, ALTERED, (row.id,), f"{row.id} is a sound reading and is in quarantine")
-            )
-    return found
+def _values(records: Records) -> list[Finding]:
+    sent = records.sent
+    silver = [(s, sent[s.id]) for s in records.silver if s.id in sent]
+    sound = [q.id for q in records.quarantine if q.id in sent and not sent[q.id].fault]
+    return [
+        *_altered(
+            Hop.SILVER,
+            ((s.id, (s.device, s.value), (p.device, p.value)) for s, p in silver if not p.fault),
+            "in silver",
+            "in the journal",
+        ),
+        *_altered(
+            Hop.SILVER,
+            ((s.id, "sound", p.fault) for s, p in silver if p.fault),
+            "by silver",
+            "by the journal",
+        ),
+        *_altered(
+            Hop.SILVER, ((name, "faulty", "sound") for name in sound), "by quarantine", "by the journal"
+        ),
+    ]
 
 
 def _commands(records: Records) -> list[Finding]:
-    fleet = fleet_of(records)
-    wanted = wanted_commands(records)
-    emitted = [e for e in sorted(records.emitted, key=lambda e: e.place) if e.device in fleet]
+    emitted = [e for e in sorted(records.emitted, key=lambda e: e.position) if e.device in records.devices]
     counts = Counter(e.id for e in emitted)
-    found = [
-        Finding(
-            HOP_COMMANDS, MISSING, (name,), f"{rule} on {reading} calls for {name}, which was not emitted"
+    found = _repeated(Hop.COMMANDS, counts, "on the commands topic", fails=False)
+    if records.calls is not None:
+        calls = records.calls
+        says = (
+            (e.id, (e.device, e.rule, e.reading_id), tuple(calls[e.id])) for e in emitted if e.id in calls
         )
-        for name, (_, rule, reading) in wanted.items()
-        if name not in counts
-    ]
-    found += repeated(HOP_COMMANDS, counts, "on the commands topic", fails=False)
-    for e in emitted:
-        due = wanted.get(e.id)
-        if due is None:
-            detail = f"{e.id} ({e.rule} on {e.reading_id}) was emitted, and no rule calls for it"
-            found.append(Finding(HOP_COMMANDS, UNEXPECTED, (e.id,), detail))
-        elif due != (e.device, e.rule, e.reading_id):
-            detail = f"{e.id} says {e.rule} on {e.reading_id} of {e.device}, the rules say {due[1]} on {due[2]} of {due[0]}"
-            found.append(Finding(HOP_COMMANDS, ALTERED, (e.id,), detail))
-    seq = {p.id: p.seq for p in records.published}
-    rank = {e.id: seq[e.reading_id] for e in emitted if e.reading_id in seq}
-    return found + out_of_order(
-        HOP_COMMANDS, ((e.device, e.id) for e in emitted), rank, "on the commands topic"
-    )
+        found += [
+            *_missing(Hop.COMMANDS, calls, counts, "is called for by the rules and was not emitted"),
+            *_unexpected(Hop.COMMANDS, counts, calls, "was emitted and no rule calls for it"),
+            *_altered(Hop.COMMANDS, says, "on the commands topic", "by the rules"),
+        ]
+    sent = records.sent
+    rank = {e.id: sent[e.reading_id].seq for e in emitted if e.reading_id in sent}
+    arrivals = ((e.device, e.id) for e in emitted)
+    return found + _disordered(Hop.COMMANDS, arrivals, rank, "on the commands topic")
 
 
 def _received(records: Records) -> list[Finding]:
-    fleet = fleet_of(records)
-    emitted = _first_copies(e for e in records.emitted if e.device in fleet)
+    emitted = _first_copies(e for e in records.emitted if e.device in records.devices)
     received = sorted(records.received, key=lambda r: (r.device, r.n))
     counts = Counter(r.id for r in received)
-    found = [
-        Finding(HOP_RECEIVED, MISSING, (name,), f"{name} was emitted and {e.device} did not receive it")
-        for name, e in emitted.items()
-        if name not in counts
+    devices = ((r.id, r.device, emitted[r.id].device) for r in received if r.id in emitted)
+    rank = {name: n for n, name in enumerate(emitted)}
+    return [
+        *_missing(Hop.RECEIVED, emitted, counts, "was emitted and its device did not receive it"),
+        *_unexpected(Hop.RECEIVED, counts, emitted, "was received and not emitted"),
+        *_altered(Hop.RECEIVED, devices, "where it was received", "on the commands topic"),
+        *_repeated(Hop.RECEIVED, counts, "received", fails=False),
+        *_disordered(Hop.RECEIVED, ((r.device, r.id) for r in received), rank, "at the device"),
     ]
-    found += repeated(HOP_RECEIVED, counts, "received", fails=False)
-    for r in received:
-        e = emitted.get(r.id)
-        if e is None:
-            detail = f"{r.device} received {r.id}, which was not emitted"
-            found.append(Finding(HOP_RECEIVED, UNEXPECTED, (r.id,), detail))
-        elif e.device != r.device:
-            found.append(
-                Finding(
-                    HOP_RECEIVED, ALTERED, (r.id,), f"{r.device} received {r.id}, which is for {e.device}"
-                )
-            )
-    rank = {name: place for place, name in enumerate(emitted)}
-    return found + out_of_order(HOP_RECEIVED, ((r.device, r.id) for r in received), rank, "at the device")
-
-
-def _first_copies(emitted: Iterable[Emitted]) -> dict[str, Emitted]:
-    first: dict[str, Emitted] = {}
-    for e in sorted(emitted, key=lambda e: e.place):
-        first.setdefault(e.id, e)
-    return first
 
 
 def _receipts(records: Records) -> list[Finding]:
     emitted = _first_copies(records.emitted)
     delivered = Counter(r.id for r in records.receipts if r.state in _DELIVERED)
-    found = [
-        Finding(HOP_RECEIPTS, MISSING, (name,), f"{name} was emitted and has no receipt of its delivery")
-        for name in emitted
-        if name not in delivered
+    devices = ((r.id, r.device, emitted[r.id].device) for r in records.receipts if r.id in emitted)
+    names = dict.fromkeys(r.id for r in records.receipts)
+    return [
+        *_missing(Hop.RECEIPTS, emitted, delivered, "was emitted and has no receipt of its delivery"),
+        *_unexpected(Hop.RECEIPTS, names, emitted, "has a receipt and was not emitted"),
+        *_altered(Hop.RECEIPTS, devices, "in the receipts", "on the commands topic"),
+        *_repeated(Hop.RECEIPTS, delivered, "in the receipts as delivered", fails=False),
     ]
-    found += repeated(HOP_RECEIPTS, delivered, "in the receipts as delivered", fails=False)
-    for r in records.receipts:
-        e = emitted.get(r.id)
-        if e is None:
-            detail = f"there is a receipt for {r.id}, which was not emitted"
-            found.append(Finding(HOP_RECEIPTS, UNEXPECTED, (r.id,), detail))
-        elif e.device != r.device:
-            detail = f"the receipt of {r.id} names {r.device}, the command is for {e.device}"
-            found.append(Finding(HOP_RECEIPTS, ALTERED, (r.id,), detail))
-    return found
 
 
-def _at(place: Place) -> str:
-    return (
-        f"{place.topic.rsplit('/', 1)[-1]}-{place.partition}:{place.ledger}:{place.entry}:{place.batch_index}"
-    )
+def _first_copies(emitted: Iterable[Emitted]) -> dict[str, Emitted]:
+    first: dict[str, Emitted] = {}
+    for e in sorted(emitted, key=lambda e: e.position):
+        first.setdefault(e.id, e)
+    return first

@@ -1,33 +1,51 @@
-"""The three records of a run as plain rows: what the devices wrote, what Pulsar holds, what Delta holds.
+"""The records that the audit compares, as plain rows: device journals, Pulsar, Delta tables.
 
-Adapters fill these (``journals``, ``pulsar_record``, ``delta_record``), ``joins`` compares them. Nothing here
-reads anything. ``id`` is ``payloads.record_id`` of the payload; times are µs since the epoch.
+``id`` is the message's ``record_id``; times are µs since the epoch. ``journal``, ``pulsar`` and ``tables`` read the
+rows, ``joins`` compares them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
-
-from pulsebridge.audit.expected import Rule
 
 __all__ = [
     "Ack",
-    "Bronze",
+    "Call",
     "Emitted",
-    "Place",
+    "Position",
     "Published",
     "ReceiptRow",
     "Received",
     "Records",
-    "Silver",
     "Stored",
+    "TableRow",
+    "json_object",
+    "record_id",
 ]
 
 
-class Place(NamedTuple):
-    """Where a message stands in Pulsar; ordered as the log of one partition is."""
+def json_object(payload: bytes) -> dict[str, Any]:
+    """Return the JSON object in a payload, empty if the payload is not one."""
+    try:
+        body = json.loads(payload)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def record_id(payload: bytes) -> str:
+    """Return the field ``id`` of the payload, or ``sha256:…`` of its bytes if it has no text there."""
+    name = json_object(payload).get("id")
+    return name if isinstance(name, str) else f"sha256:{hashlib.sha256(payload).hexdigest()[:32]}"
+
+
+class Position(NamedTuple):
+    """The position of a message in Pulsar, ordered as the log of its partition."""
 
     topic: str
     partition: int
@@ -35,9 +53,13 @@ class Place(NamedTuple):
     entry: int
     batch_index: int
 
+    def __str__(self) -> str:
+        topic = self.topic.rsplit("/", 1)[-1]
+        return f"{topic}-{self.partition}:{self.ledger}:{self.entry}:{self.batch_index}"
+
 
 class Published(NamedTuple):
-    """A publish, as its device journalled it. ``value`` is None and ``fault`` set for a fault."""
+    """A publish in a device's journal. ``fault`` names what is wrong with a payload that was broken on purpose."""
 
     id: str
     device: str
@@ -50,7 +72,7 @@ class Published(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """The MQTT broker's PUBACK for a publish, as its device journalled it."""
+    """A PUBACK in a device's journal."""
 
     id: str
     device: str
@@ -58,67 +80,64 @@ class Ack(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A command as its device journalled it. ``n`` is the order of arrival at that device, from 1."""
+    """A command in a device's journal. ``n`` is the order of arrival, from 1."""
 
     id: str
     device: str
     n: int
-    dup: bool
     us: int
 
 
 class Stored(NamedTuple):
-    """A reading in Pulsar, read by the bare client."""
+    """A message of a device in Pulsar."""
 
     id: str
     device: str
-    place: Place
-    arrival_us: int
-    publish_us: int
+    position: Position
+    us: int
 
 
 class Emitted(NamedTuple):
-    """A command in Pulsar's commands topic, read by the bare client."""
+    """A command in Pulsar, with the rule and the reading that caused it."""
 
     id: str
     device: str
     reading_id: str
     rule: str
-    place: Place
-    publish_us: int
+    position: Position
+    us: int
 
 
 class ReceiptRow(NamedTuple):
-    """A receipt of the push tier, read by the bare client."""
+    """A receipt of a command in Pulsar."""
 
     id: str
     device: str
     state: str
-    place: Place
-    confirmed_us: int
+    us: int
 
 
-class Bronze(NamedTuple):
-    """A row of bronze, read without Spark. ``commit_us`` is when the Delta commit that holds it appeared."""
-
-    id: str
-    place: Place
-    commit_us: int
-
-
-class Silver(NamedTuple):
-    """A row of silver or quarantine, read without Spark. ``value`` is None where the row has none."""
+class TableRow(NamedTuple):
+    """A row of a Delta table. ``us`` is the time of the commit that first had it."""
 
     id: str
+    position: Position
+    us: int
+    device: str = ""
+    value: float | None = None
+
+
+class Call(NamedTuple):
+    """A command that the rules call for."""
+
     device: str
-    value: float | None
-    place: Place
-    commit_us: int
+    rule: str
+    reading_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Records:
-    """Everything the audit joins."""
+    """All records of one audit. Without journals all devices are audited, from Pulsar on."""
 
     published: tuple[Published, ...] = ()
     acks: tuple[Ack, ...] = ()
@@ -126,9 +145,27 @@ class Records:
     stored: tuple[Stored, ...] = ()
     emitted: tuple[Emitted, ...] = ()
     receipts: tuple[ReceiptRow, ...] = ()
-    bronze: tuple[Bronze, ...] = ()
-    silver: tuple[Silver, ...] = ()
-    quarantine: tuple[Silver, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    """The run's plan from its manifest: expected readings, faults and commands."""
+    bronze: tuple[TableRow, ...] = ()
+    silver: tuple[TableRow, ...] = ()
+    quarantine: tuple[TableRow, ...] = ()
+    calls: Mapping[str, Call] | None = None
+    """The commands that the rules call for, by id; None if that is not known."""
+    expected: Mapping[str, int] | None = None
+    """How many ``readings``, ``faults`` and ``commands`` there must be at least; None if that is not known."""
+
+    @property
+    def journalled(self) -> bool:
+        """Whether any device kept a journal."""
+        return bool(self.published or self.acks or self.received)
+
+    @cached_property
+    def sent(self) -> dict[str, Published]:
+        """The journalled publishes by id."""
+        return {p.id: p for p in self.published}
+
+    @cached_property
+    def devices(self) -> frozenset[str]:
+        """The devices that are audited: those with a journal, else those in Pulsar."""
+        if self.journalled:
+            return frozenset(p.device for p in self.published)
+        return frozenset(s.device for s in self.stored) | frozenset(e.device for e in self.emitted)

@@ -1,117 +1,60 @@
-"""The verdict as people read it: a table of numbers with how each is got, the findings, the times."""
+"""Prints a verdict: the numbers with how each is got, the times, the findings."""
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from bridge.display import printable
-from pulsebridge.audit.measures import Spread
 from pulsebridge.audit.verdict import Verdict
 
-__all__ = ["render", "show"]
+__all__ = ["show"]
 
 _SHOWN = 20
-_NAMES = {"ingest": "ingest worker", "push": "push worker", "spark": "Spark driver", "pulsar": "Pulsar"}
 
 
 def show(verdict: Verdict, console: Console) -> None:
     """Print the verdict."""
-    console.print(render(verdict))
-
-
-def render(verdict: Verdict) -> RenderableType:
-    """Return the verdict as one renderable."""
-    parts: list[RenderableType] = [_numbers(verdict), _times(verdict)]
-    if verdict.failing:
-        parts.append(_findings(verdict))
-    if verdict.trials is not None:
-        parts.append(_trials(verdict))
-    parts.append(
+    ok, bad = Text("✓", style="green"), Text("✗", style="bold red")
+    _table(
+        console,
+        "Audit",
+        ("what", "number", "", "how it is got"),
+        (
+            (
+                n.name,
+                f"{n.value:,}" if n.wanted is None or n.ok else f"{n.value:,} of {n.wanted:,}",
+                "" if n.wanted is None else ok if n.ok else bad,
+                n.how,
+            )
+            for n in verdict.numbers
+        ),
+    )
+    _table(console, "Times", ("what", "seconds", "how it is got"), verdict.times())
+    failing = verdict.failing
+    if failing:
+        rows = [(f.hop, f.kind, printable(f.detail)) for f in failing[:_SHOWN]]
+        if len(failing) > _SHOWN:
+            more = f"{len(failing) - _SHOWN:,} more: pulsebridge audit --json shows all"
+            rows.append(("…", "", more))
+        _table(console, f"{len(failing):,} findings", ("hop", "kind", "what"), rows)
+    console.print(
         Text("The audit passed: nothing that was acknowledged is missing.", style="bold green")
         if verdict.passed
         else Text("The audit failed.", style="bold red")
     )
-    return Group(*parts)
 
 
-def _numbers(verdict: Verdict) -> Table:
-    table = Table(title="Audit", title_justify="left", title_style="bold")
-    table.add_column("what")
-    table.add_column("number", justify="right", no_wrap=True)
-    table.add_column("")
-    table.add_column("how it is got", style="dim", overflow="fold")
-    for n in verdict.numbers:
-        mark = (
-            Text("")
-            if n.wanted is None
-            else Text("✓", style="green")
-            if n.ok
-            else Text("✗", style="bold red")
-        )
-        value = f"{n.value:,}" if n.ok or n.wanted is None else f"{n.value:,} of {n.wanted:,}"
-        table.add_row(n.name, value, mark, n.how)
-    return table
-
-
-def _times(verdict: Verdict) -> Table:
-    table = Table(title="Times", title_justify="left", title_style="bold")
-    table.add_column("what")
-    table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column("how it is got", style="dim", overflow="fold")
-    for name, seconds in verdict.stages.items():
-        table.add_row(name, f"{seconds:.1f}", "the demo's clock")
-    table.add_row(
-        "device → table", _spread(verdict.to_table), "p50 / p99 / max: sent by the device → commit in silver"
-    )
-    table.add_row(
-        "device → command at the device",
-        _spread(verdict.to_command),
-        "p50 / p99 / max: reading sent → its command journalled by the device",
-    )
-    for kill in verdict.kills:
-        came_back = (
-            Text("no output since", style="yellow") if kill.seconds is None else Text(f"{kill.seconds:.1f}")
-        )
-        table.add_row(
-            f"kill -9 {_NAMES.get(kill.target, kill.target)}",
-            came_back,
-            "kill → its first output after the restart",
-        )
-    return table
-
-
-def _spread(spread: Spread | None) -> str:
-    return "–" if spread is None else f"{spread.p50:.2f} / {spread.p99:.2f} / {spread.max:.2f}"
-
-
-def _findings(verdict: Verdict) -> Table:
-    table = Table(title=f"{len(verdict.failing):,} findings", title_justify="left", title_style="bold red")
-    table.add_column("hop")
-    table.add_column("kind")
-    table.add_column("what", overflow="fold")
-    for finding in verdict.failing[:_SHOWN]:
-        table.add_row(finding.hop, finding.kind, Text(printable(finding.detail)))
-    if len(verdict.failing) > _SHOWN:
-        table.add_row("…", "", f"{len(verdict.failing) - _SHOWN:,} more: pulsebridge audit --json shows all")
-    return table
-
-
-def _trials(verdict: Verdict) -> Table:
-    table = Table(
-        title="Self-test: one record tampered with in a copy", title_justify="left", title_style="bold"
-    )
-    table.add_column("hop")
-    table.add_column("tampering")
-    table.add_column("")
-    table.add_column("what the audit said", overflow="fold")
-    for trial in verdict.trials or ():
-        mark = Text("✓", style="green") if trial.passed else Text("✗", style="bold red")
-        table.add_row(
-            trial.hop,
-            trial.act,
-            mark,
-            Text(printable(trial.named or f"nothing that names {' and '.join(trial.records)}")),
-        )
-    return table
+def _table(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]
+) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        is_figure = name in ("number", "seconds")
+        table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    console.print(table)

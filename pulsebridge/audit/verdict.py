@@ -1,44 +1,49 @@
-"""The audit of a run: the records loaded, joined, measured, and put together into one verdict."""
+"""The verdict of an audit: the findings, the numbers with how each is got, and the times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.audit.findings import Finding
-from pulsebridge.audit.joins import findings
-from pulsebridge.audit.load import load_records
-from pulsebridge.audit.measures import (
-    Recovery,
-    Spread,
-    command_latencies,
-    recoveries,
-    spread,
-    table_latencies,
-)
-from pulsebridge.audit.numbers import Number, numbers
+from pulsebridge.audit import measures
+from pulsebridge.audit.joins import Finding, Hop, Kind, findings
+from pulsebridge.audit.measures import Recovery, Spread
 from pulsebridge.audit.records import Records
-from pulsebridge.audit.selftest import Trial, self_test
-from pulsebridge.demo.run_folder import RunFolder
 
-__all__ = ["Verdict", "audit_run", "judge"]
+__all__ = ["Number", "Verdict", "audit", "numbers"]
+
+_READINGS = (Hop.ACK, Hop.PULSAR, Hop.BRONZE, Hop.SILVER)
+_JOURNALS = "distinct ids in the devices' journals"
+_COMMANDS = (Hop.COMMANDS, Hop.RECEIVED, Hop.RECEIPTS)
+
+
+class Number(NamedTuple):
+    """A line of the verdict's table. ``wanted`` is what it must be, None if any value will do."""
+
+    name: str
+    value: int
+    how: str
+    wanted: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the value is what it must be."""
+        return self.wanted is None or self.value == self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the audit of one run says."""
+    """What an audit says."""
 
     records: Records
     findings: tuple[Finding, ...]
     numbers: tuple[Number, ...]
     to_table: Spread | None
     to_command: Spread | None
-    kills: tuple[Recovery, ...]
+    kills: tuple[Recovery, ...] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each stage of the set-up, and ``time to first row``, where the run noted them."""
-    trials: tuple[Trial, ...] | None = None
+    """Seconds of each stage that the events tell of."""
 
     @property
     def failing(self) -> tuple[Finding, ...]:
@@ -47,51 +52,125 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing fails, and the self-test, if made, named every tampered record.
+        """Whether nothing fails. A killed part that had nothing left to do need not move again."""
+        return not self.failing and all(n.ok for n in self.numbers)
 
-        A killed part that never moved again fails by what is missing behind it; one that had nothing left to do
-        need not move.
-        """
-        named = self.trials is None or all(t.passed for t in self.trials)
-        return not self.failing and all(n.ok for n in self.numbers) and named
+    def times(self) -> list[tuple[str, str, str]]:
+        """Return (what, seconds, how it is got) of each time."""
+        ways = (
+            ("device → table, p50 / p99 / max", self.to_table, "sent by the device → commit in silver"),
+            (
+                "device → command at the device, p50 / p99 / max",
+                self.to_command,
+                "reading sent → its command journalled by the device",
+            ),
+        )
+        return [
+            *((name, f"{seconds:.1f}", "the run's clock") for name, seconds in self.stages.items()),
+            *((name, f"{s.p50:.2f} / {s.p99:.2f} / {s.max:.2f}" if s else "–", how) for name, s, how in ways),
+            *(
+                (
+                    f"kill -9 {measures.PARTS.get(k.target, k.target)}",
+                    "not back" if k.seconds is None else f"{k.seconds:.1f}",
+                    "kill → its output moves again",
+                )
+                for k in self.kills
+            ),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON takes it, the records left out."""
+        """Return the verdict as JSON takes it, without the records."""
         return {
             "passed": self.passed,
             "numbers": [n._asdict() | {"ok": n.ok} for n in self.numbers],
             "failing": [f._asdict() for f in self.failing],
             "noted": len(self.findings) - len(self.failing),
-            "device_to_table_s": None if self.to_table is None else self.to_table._asdict(),
-            "device_to_command_s": None if self.to_command is None else self.to_command._asdict(),
+            "device_to_table_s": self.to_table and self.to_table._asdict(),
+            "device_to_command_s": self.to_command and self.to_command._asdict(),
             "kills": [k._asdict() for k in self.kills],
             "stages_s": dict(self.stages),
-            "self_test": None
-            if self.trials is None
-            else [t._asdict() | {"passed": t.passed} for t in self.trials],
         }
 
 
-def audit_run(run: RunFolder, *, pulsar: PulsarSettings | None = None, tamper: bool = False) -> Verdict:
-    """Audit a run. ``pulsar``: read Pulsar live. ``tamper``: test the audit itself on tampered copies.
-
-    Raises ConfigError when the folder is not one of a run.
-    """
-    records = load_records(run, pulsar=pulsar)
-    return judge(records, list(run.lines(run.events_file)), tamper=tamper)
-
-
-def judge(records: Records, events: list[dict[str, Any]], *, tamper: bool = False) -> Verdict:
-    """Return the verdict on these records and events."""
-    found = findings(records)
-    stages = {e["name"]: float(e["s"]) for e in events if e["e"] == "stage"}
+def audit(records: Records, events: Iterable[Mapping[str, Any]] = ()) -> Verdict:
+    """Return the verdict on the records. ``events``: stages and kills meanwhile (see ``measures.recoveries``)."""
+    found, noted = findings(records), list(events)
     return Verdict(
-        records=records,
-        findings=tuple(found),
-        numbers=tuple(numbers(records, found)),
-        to_table=spread([x.seconds for x in table_latencies(records)]),
-        to_command=spread([x.seconds for x in command_latencies(records)]),
-        kills=tuple(recoveries(events, records)),
-        stages=stages,
-        trials=tuple(self_test(records)) if tamper else None,
+        records,
+        tuple(found),
+        tuple(numbers(records, found)),
+        measures.spread([x.seconds for x in measures.table_latencies(records)]),
+        measures.spread([x.seconds for x in measures.command_latencies(records)]),
+        tuple(measures.recoveries(noted)),
+        {e["name"]: float(e["s"]) for e in noted if e["e"] == "stage"},
     )
+
+
+def numbers(records: Records, found: Sequence[Finding]) -> list[Number]:
+    """Return the lines of the table, readings first, then commands."""
+    lines = [*_readings(records), *_flaws(found), *_commands(records, found)]
+    # A number that comes of the journals says so.
+    return lines if records.journalled else [line for line in lines if "journal" not in line.how]
+
+
+def _readings(records: Records) -> list[Number]:
+    stored = [s for s in records.stored if s.device in records.devices]
+    pulsar, bronze, silver, aside = (
+        {row.id for row in rows} for rows in (stored, records.bronze, records.silver, records.quarantine)
+    )
+    sent = set(records.sent) if records.journalled else pulsar
+    acked = {a.id for a in records.acks} & sent if records.journalled else pulsar
+    faults = {p.id for p in records.published if p.fault}
+    expected, total = records.expected or {}, len(sent)
+    split = f"acknowledged ids: {len(silver & sent):,} in silver, {len(aside & sent):,} in quarantine"
+    copies, others = len(stored) - len(pulsar), len(records.stored) - len(stored)
+    lines = [
+        Number("real readings published", total - len(faults), _JOURNALS, expected.get("readings")),
+        Number("faulty messages published", len(faults), "marked in the journals", expected.get("faults")),
+        Number("acknowledged", len(acked), "ids with a PUBACK in the devices' journals", total),
+        Number("in Pulsar", len(pulsar & acked), "acknowledged ids, read by the bare client", total),
+        Number("in bronze", len(bronze & acked), "acknowledged ids in the table, by deltalake", total),
+        Number("in silver or quarantine", len((silver | aside) & acked), split, total),
+        Number("redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before silver"),
+    ]
+    if others:
+        lines.append(Number("of other devices", others, "without a journal: checked up to bronze"))
+    return lines
+
+
+def _flaws(found: Sequence[Finding]) -> list[Number]:
+    missing = _count(found, _READINGS, Kind.MISSING)
+    silver = _count([f for f in found if f.fails], (Hop.SILVER,), Kind.REPEATED)
+    order = _count(found, (Hop.ACK, Hop.PULSAR, Hop.BRONZE), Kind.OUT_OF_ORDER)
+    return [
+        Number("missing", missing, "ids absent at a hop that the hop before has", 0),
+        Number("duplicates in silver", silver, "ids with more than one row, or in both tables", 0),
+        Number("duplicates in bronze", _count(found, (Hop.BRONZE,), Kind.REPEATED), "positions", 0),
+        Number("out of order per device", order, "first copies in Pulsar against the journals", 0),
+    ]
+
+
+def _commands(records: Records, found: Sequence[Finding]) -> list[Number]:
+    emitted = [e.id for e in records.emitted if e.device in records.devices]
+    distinct = set(emitted)
+    received = [r.id for r in records.received if r.id in distinct]
+    receipts = {r.id for r in records.receipts} & distinct
+    due = len(distinct if records.calls is None else records.calls)
+    absent, disorder = (_count(found, _COMMANDS, kind) for kind in (Kind.MISSING, Kind.OUT_OF_ORDER))
+    again, twice = len(emitted) - len(distinct), len(received) - len(set(received))
+    planned = (records.expected or {}).get("commands")
+    return [
+        Number("commands called for", due, "the rules computed again from the journals", planned),
+        Number("commands emitted", len(distinct), "distinct ids on the commands topic", due),
+        Number("commands received", len(set(received)), _JOURNALS, due),
+        Number("commands with a receipt", len(receipts), "distinct ids on the receipts topic", due),
+        Number("commands missing", absent, "called for, not emitted, received or receipted", 0),
+        Number("commands out of order", disorder, "per device: by reading, then by position on the topic", 0),
+        Number("commands repeated on the topic", again, "copies beyond the first: at-least-once"),
+        Number("commands repeated at the device", twice, "copies in the journals: at-least-once"),
+    ]
+
+
+def _count(found: Sequence[Finding], hops: Sequence[str], kind: str) -> int:
+    # Distinct messages: a loss that shows at several hops counts once.
+    return len({f.records[0] for f in found if f.hop in hops and f.kind == kind})

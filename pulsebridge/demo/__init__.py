@@ -1,1 +1,1 @@
-"""The demo: devices from real recordings, the run with its kills, the audit of what became of every record."""
+"""The demo: virtual devices from real recordings, a run of the whole way with kills, its audit and its report."""

@@ -1,18 +1,30 @@
-"""The plan of a run: which devices, how fast, how many readings and commands to expect, what is killed when. Pure.
+"""The plan of a run: which device sends what when, what is killed when, what must be there afterwards. Pure.
 
-It is made and written into the run's manifest before anything starts, so that the audit can tell a short run from
-a whole one.
+It stands in the run's manifest before anything starts, so that the audit can tell a short run from a whole one. A fault
+is a message of its own beside the readings; its id ends in ``-x…``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
-from pulsebridge.audit.expected import Rule, Sample, expected_commands
-from pulsebridge.demo.recordings import BUOY, GLUCOSE, Kind, VirtualDevice, cut, speed_for_rate, within
-from pulsebridge.demo.schedule import Send, expected_counts, timeline
+from pulsebridge.audit.rules import Rule, Sample, expected_commands
+from pulsebridge.demo.recordings import (
+    BUOY,
+    FAULTS,
+    GLUCOSE,
+    Kind,
+    Reading,
+    VirtualDevice,
+    cut,
+    encode,
+    encode_fault,
+    speed_for_rate,
+    within,
+)
 
 __all__ = [
     "FULL",
@@ -21,50 +33,39 @@ __all__ = [
     "Kill",
     "Plan",
     "Scale",
+    "Send",
     "kills",
     "make_devices",
     "make_plan",
-    "rate_of",
+    "timeline",
 ]
-
-MANIFEST_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a run is."""
+    """How large a run is. ``rate`` is readings per second of the whole fleet, for ``seconds``."""
 
     wearables: int
     buoys: int
     rate: float
-    """Readings per second of the whole fleet."""
     seconds: float
-    """How long the fleet sends."""
     fault_every: int = 500
-    """A faulty message is added after this many real readings; 0 for none."""
+    """After so many readings a faulty message follows; 0 for none."""
     kills: tuple[str, ...] = ("ingest", "push", "spark")
     """What is killed unless the user says otherwise."""
     push_after: str = "commands"
-    """After the first of what push is killed: ``commands``, or ``rows`` where all commands come at once."""
+    """After the first of what push is killed: ``commands``, or ``rows`` if all commands come at once."""
 
 
 FULL: Final = Scale(wearables=40, buoys=24, rate=250.0, seconds=86.0)
-# Without the Spark driver, whose second start alone takes half of a quick run's minute.
-QUICK: Final = Scale(
-    wearables=20,
-    buoys=12,
-    rate=150.0,
-    seconds=14.0,
-    fault_every=100,
-    kills=("ingest", "push"),
-    push_after="rows",
-)
+# Without the Spark driver: its second start takes half of a quick run's minute.
+QUICK: Final = Scale(20, 12, 150.0, 14.0, fault_every=100, kills=("ingest", "push"), push_after="rows")
 KILLABLE: Final = ("ingest", "push", "spark", "pulsar")
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill -9 to come: ``at_s`` seconds after the first of ``after`` (readings, rows or commands) was seen."""
+    """A kill -9, ``at_s`` seconds after the first of ``after`` (readings, rows or commands) was seen."""
 
     target: str
     after: str
@@ -73,7 +74,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is to do, and what must be there afterwards."""
+    """What a run is to do, and how much must be there afterwards."""
 
     scale: Scale
     speed: float
@@ -81,36 +82,76 @@ class Plan:
     readings: int
     faults: int
     commands: int
-    kills: tuple[Kill, ...] = field(default=())
+    kills: tuple[Kill, ...] = ()
 
     def as_manifest(self) -> dict[str, Any]:
-        """Return the plan as it stands in the manifest."""
-        return {"v": MANIFEST_VERSION} | asdict(self)
+        """Return the plan for the manifest."""
+        return asdict(self)
 
 
-def make_devices(scale: Scale, recordings: dict[Kind, Sequence[Any]]) -> tuple[list[VirtualDevice], float]:
+class Send(NamedTuple):
+    """A publish: seconds after the start, index of the device, place in its sequence with faults counted."""
+
+    due_s: float
+    device: int
+    seq: int
+    reading: Reading
+    fault: str = ""
+    """One of ``FAULTS``; empty for a real reading."""
+
+    def reading_id(self, device: VirtualDevice) -> str:
+        """Return the id in the payload."""
+        return f"{device.name}-x{self.seq:05d}" if self.fault else device.reading_id(self.reading.seq)
+
+    def payload(self, device: VirtualDevice, sent_us: int) -> bytes:
+        """Return the bytes to publish at ``sent_us``, µs since the epoch."""
+        name, ts, metric = self.reading_id(device), f"{self.reading.ts.isoformat()}Z", device.kind.metric
+        if self.fault:
+            return encode_fault(self.fault, name, ts, metric, sent_us)
+        return encode(name, ts, metric, self.reading.value, sent_us)
+
+
+def make_devices(
+    scale: Scale, recordings: dict[Kind, Sequence[tuple[datetime, float]]]
+) -> tuple[list[VirtualDevice], float]:
     """Cut the recordings for this scale. Returns the devices with the readings of the run, and the speed factor."""
     fleet = cut(GLUCOSE, recordings[GLUCOSE], scale.wearables) + cut(BUOY, recordings[BUOY], scale.buoys)
     speed = speed_for_rate(fleet, scale.rate)
     return within(fleet, speed * scale.seconds), speed
 
 
-def kills(scale: Scale, *, chaos: bool, more: Collection[str] = ()) -> tuple[Kill, ...]:
-    """Return what is killed when: one after the other, while readings flow.
+def timeline(devices: Sequence[VirtualDevice], speed: float, fault_every: int = 0) -> list[Send]:
+    """Return every publish in the order of time, with a fault after each ``fault_every`` readings (0: none).
 
-    ``chaos``: what this scale kills by itself; ``more``: what is killed besides, of ``KILLABLE``. Each waits for
-    what it is to interrupt, so that a slow start of Spark does not bring all of them at once.
+    Devices start one after the other within their first interval, so that they do not send in step.
+    """
+    due = []
+    for index, device in enumerate(devices):
+        offset = device.kind.interval_s / speed * index / len(devices)
+        due += [Send(offset + r.due_s / speed, index, r.seq, r) for r in device.readings]
+    sends: list[Send] = []
+    following = [0] * len(devices)
+    for number, send in enumerate(sorted(due, key=lambda s: s[:3]), 1):
+        broken = fault_every and number % fault_every == 0
+        for fault in ("", FAULTS[number // fault_every % len(FAULTS)]) if broken else ("",):
+            sends.append(send._replace(seq=following[send.device], fault=fault))
+            following[send.device] += 1
+    return sends
+
+
+def kills(scale: Scale, *, chaos: bool, more: Collection[str] = ()) -> tuple[Kill, ...]:
+    """Return what is killed when, while readings flow: what the scale kills by itself if ``chaos``, and ``more``.
+
+    Each waits for what it is to interrupt, so that a slow start of Spark does not bring all of them at once.
     """
     unit = scale.seconds / 10
-    known = {
-        "ingest": Kill("ingest", "readings", unit),
-        "push": Kill("push", scale.push_after, 0.3 * unit),
-        "spark": Kill("spark", "commands", 2.5 * unit),
-        "pulsar": Kill("pulsar", "readings", 7 * unit),
-    }
-    return tuple(
-        kill for target, kill in known.items() if target in more or (chaos and target in scale.kills)
+    known = (
+        Kill("ingest", "readings", unit),
+        Kill("push", scale.push_after, 0.3 * unit),
+        Kill("spark", "commands", 2.5 * unit),
+        Kill("pulsar", "readings", 7 * unit),
     )
+    return tuple(k for k in known if k.target in more or (chaos and k.target in scale.kills))
 
 
 def make_plan(
@@ -120,20 +161,11 @@ def make_plan(
     rules: Sequence[Rule],
     kill: tuple[Kill, ...],
 ) -> tuple[Plan, list[Send]]:
-    """Return the plan and the timeline that the fleet will follow."""
+    """Return the plan, and the timeline that the devices follow."""
     sends = timeline(devices, speed, scale.fault_every)
-    readings, faults = expected_counts(sends)
-    return Plan(scale, speed, len(devices), readings, faults, _commands(devices, rules), kill), sends
-
-
-def _commands(devices: Sequence[VirtualDevice], rules: Sequence[Rule]) -> int:
-    total = 0
+    faults = sum(1 for send in sends if send.fault)
+    commands = 0
     for device in devices:
         samples = [Sample(device.reading_id(r.seq), r.ts, r.value) for r in device.readings]
-        total += len(expected_commands(rules, device.name, device.kind.metric, samples))
-    return total
-
-
-def rate_of(wearables: int, buoys: int, speed: float) -> float:
-    """Return the readings per second of such a fleet at a speed factor (1 is real time)."""
-    return speed * (wearables / GLUCOSE.interval_s + buoys / BUOY.interval_s)
+        commands += len(expected_commands(rules, device.name, device.kind.metric, samples))
+    return Plan(scale, speed, len(devices), len(sends) - faults, faults, commands, kill), sends

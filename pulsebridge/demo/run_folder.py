@@ -1,31 +1,40 @@
-"""The folder of one run: where everything is, the manifest written before the start, the events written meanwhile.
+"""The folder of one run: the plan written before the start, what happened meanwhile, and what the audit reads.
 
 ::
 
-    manifest.json       the plan (what to expect) and where the servers and tables are
-    settings.yaml       what every process of the run was started with
-    rules.yaml          a copy of the decoders and alert rules in force
-    devices/            the devices' own journals, and fleet.json, their counts
-    events.jsonl        stages, kills, restarts, one line each, as they happened
-    progress.jsonl      counts about twice a second
-    pulsar.jsonl.gz     what Pulsar held at the end, read by the bare client
+    manifest.json       the plan (what to expect)
+    settings.yaml       the settings of all processes of the run
+    rules.yaml          the decoders and alert rules in force
+    devices/            the devices' journals
+    events.jsonl        stages, kills and restarts, as they happened
+    pulsar.jsonl.gz     what Pulsar had at the end, read by the bare client
     lakehouse/          the Delta tables and checkpoints
-    logs/               one log per process
+    logs/               a log of each process
     audit.json, report.html
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from bridge.errors import ConfigError
+from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.audit.journal import json_lines, read_journals
+from pulsebridge.audit.pulsar import read_dump, read_live
+from pulsebridge.audit.records import Emitted, ReceiptRow, Records, Stored
+from pulsebridge.audit.rules import calls_of, load_rules
+from pulsebridge.audit.tables import read_table, table_folders
+from pulsebridge.audit.verdict import Verdict, audit
 
 __all__ = ["RunFolder"]
 
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2
 
 
 class RunFolder:
@@ -38,21 +47,26 @@ class RunFolder:
         self.rules_file = self.root / "rules.yaml"
         self.devices = self.root / "devices"
         self.events_file = self.root / "events.jsonl"
-        self.progress_file = self.root / "progress.jsonl"
+        self.dump_file = self.root / "pulsar.jsonl.gz"
         self.lakehouse = self.root / "lakehouse"
         self.logs = self.root / "logs"
-        self.go_file = self.root / "devices" / ".go"
         self.audit_file = self.root / "audit.json"
         self.report_file = self.root / "report.html"
 
+    def create(self) -> None:
+        """Make the folder, empty: tables and journals of an earlier run would be counted again."""
+        if self.manifest_file.exists():
+            shutil.rmtree(self.root)
+        for folder in (self.devices, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+
     def write_manifest(self, body: Mapping[str, Any]) -> None:
         """Write the manifest. It is there before anything starts, so that a run cut short shows as short."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"v": MANIFEST_VERSION, **body}, indent=2, default=str)
+        text = json.dumps({"v": MANIFEST_VERSION, **body}, indent=2)
         self.manifest_file.write_text(text + "\n", encoding="utf-8")
 
     def manifest(self) -> dict[str, Any]:
-        """Read the manifest. Raises ConfigError when the folder is not one of a run."""
+        """Read the manifest. Raises ConfigError if the folder is not one of a run."""
         try:
             body: dict[str, Any] = json.loads(self.manifest_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -69,16 +83,48 @@ class RunFolder:
             )
         return body
 
-    def append(self, file: Path, **fields: Any) -> None:
-        """Append one line to the events or the progress file."""
-        with file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(fields, separators=(",", ":"), ensure_ascii=False) + "\n")
+    def note(self, event: str, **fields: Any) -> None:
+        """Append an event, with the time of now."""
+        line = {"e": event, "us": time.time_ns() // 1000, **fields}
+        with self.events_file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n")
 
-    def lines(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield the whole lines of the events or the progress file; none when there is no such file."""
-        if not file.exists():
-            return
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Note how long the block takes."""
+        began = time.monotonic()
+        yield
+        self.note("stage", name=name, s=round(time.monotonic() - began, 3))
+
+    def records(self, pulsar: PulsarSettings | None = None) -> Records:
+        """Read all records of the run. ``pulsar``: read Pulsar now instead of the dump that the demo left.
+
+        Raises ConfigError if the folder is not one of a run or lacks the dump, TransientError without Pulsar.
+        """
+        plan = self.manifest()["plan"]
+        if pulsar is None and not self.dump_file.exists() and self.devices.exists():
+            raise ConfigError(
+                f"{self.dump_file} is not there: the run ended before Pulsar was read",
+                remedy="give --live while its servers are up, or run the demo again",
+            )
+        rows = list(
+            read_live(pulsar) if pulsar else read_dump(self.dump_file) if self.devices.exists() else ()
+        )
+        journals = read_journals(self.devices)
+        tables = {name: read_table(folder) for name, folder in table_folders(self.lakehouse).items()}
+        return Records(
+            *journals,
+            bronze=tables["bronze"],
+            silver=tables["silver"],
+            quarantine=tables["quarantine"],
+            stored=tuple(row for row in rows if isinstance(row, Stored)),
+            emitted=tuple(row for row in rows if isinstance(row, Emitted)),
+            receipts=tuple(row for row in rows if isinstance(row, ReceiptRow)),
+            calls=calls_of(load_rules(self.rules_file), journals.published),
+            expected={name: int(plan.get(name, 0)) for name in ("readings", "faults", "commands")},
+        )
+
+    def audit(self, pulsar: PulsarSettings | None = None) -> Verdict:
+        """Audit the run. Raises as ``records`` does."""
+        events = json_lines(self.events_file) if self.events_file.exists() else ()
+        return audit(self.records(pulsar), events)

@@ -1,34 +1,33 @@
-"""Sets a run up: its folder, its settings, its servers and its processes, each stage timed."""
+"""Sets a run up: its folder with the plan, its settings, its topics and its processes."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from bridge.local.ports import free_ports
+from bridge.local.readiness import mqtt_address
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import LocalSettings, Settings
 from bridge.settings.loading import conf_path, load
-from pulsebridge.audit.expected import load_rules
-from pulsebridge.demo.options import DemoOptions
-from pulsebridge.demo.plan import Plan, kills, make_devices, make_plan
-from pulsebridge.demo.recordings import BUOY, GLUCOSE
+from pulsebridge.audit.rules import load_rules
+from pulsebridge.demo.plan import FULL, Plan, Scale, Send, kills, make_devices, make_plan
+from pulsebridge.demo.recordings import BUOY, GLUCOSE, VirtualDevice
 from pulsebridge.demo.recordings import load as load_recording
 from pulsebridge.demo.run_folder import RunFolder
-from pulsebridge.demo.servers import Addresses
 from pulsebridge.processes import Child, pulsebridge_command
 
 __all__ = [
-    "Stages",
-    "addresses_of",
+    "SETTINGS",
+    "DemoOptions",
     "local_settings",
     "make_children",
     "plan_run",
@@ -36,81 +35,67 @@ __all__ = [
     "write_settings",
 ]
 
-
-class Stages:
-    """Times the stages of the set-up and writes them into the run's events."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time what is done inside."""
-        began = time.monotonic()
-        yield
-        self.note(name, time.monotonic() - began)
-
-    def note(self, name: str, seconds: float) -> None:
-        """Write one stage's time, in seconds."""
-        self._run.append(
-            self._run.events_file, e="stage", us=time.time_ns() // 1000, name=name, s=round(seconds, 3)
-        )
+SETTINGS: Final = "demo/pulsebridge.yaml"
+"""The demo's settings, in ``conf``."""
 
 
-def plan_run(run: RunFolder, options: DemoOptions) -> Plan:
-    """Make an empty run folder with the rules and the manifest, before anything starts; return the plan."""
-    if run.manifest_file.exists():
-        shutil.rmtree(run.root)  # an earlier run: its tables and journals would be counted again
-    for folder in (run.root, run.devices, run.logs):
-        folder.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The options of ``pulsebridge demo``."""
+
+    out: Path
+    scale: Scale = FULL
+    chaos: bool = True
+    more_chaos: tuple[str, ...] = ()
+    """What is killed beside what the scale kills by itself, of ``plan.KILLABLE``."""
+    keep: bool = False
+    offline: bool = False
+    mqtt: str | None = None
+    """URL of an MQTT broker that runs already; None: the demo starts one."""
+    pulsar: str | None = None
+    admin: str | None = None
+    sets: Sequence[str] = ()
+    """Further settings as ``path=value``."""
+
+
+def plan_run(run: RunFolder, options: DemoOptions) -> tuple[Plan, list[VirtualDevice], list[Send]]:
+    """Make an empty run folder with the rules and the manifest; return the plan, the devices and their timeline."""
+    run.create()
     shutil.copyfile(conf_path("rules.yaml"), run.rules_file)
     devices, speed = make_devices(options.scale, {kind: load_recording(kind) for kind in (GLUCOSE, BUOY)})
     planned = kills(options.scale, chaos=options.chaos, more=options.more_chaos)
-    plan, _ = make_plan(options.scale, devices, speed, load_rules(run.rules_file), planned)
-    tables = {name: f"{run.lakehouse.name}/{name}" for name in ("bronze", "silver", "quarantine")}
-    run.write_manifest(
-        {
-            "created_us": time.time_ns() // 1000,
-            "plan": plan.as_manifest(),
-            "metrics": [[kind.prefix, kind.metric] for kind in (GLUCOSE, BUOY)],
-            "recordings": {kind.name: kind.source for kind in (GLUCOSE, BUOY)},
-            "tables": tables,
-        }
-    )
-    return plan
+    plan, sends = make_plan(options.scale, devices, speed, load_rules(run.rules_file), planned)
+    recordings = [kind.source for kind in (GLUCOSE, BUOY)]
+    created_us = time.time_ns() // 1000
+    run.write_manifest({"created_us": created_us, "plan": plan.as_manifest(), "recordings": recordings})
+    return plan, devices, sends
 
 
 def local_settings(options: DemoOptions) -> LocalSettings:
-    """Return the settings of the demo's own stack, on free ports chosen beforehand: Spark starts beside it."""
+    """Return the settings of the run's servers, on free ports chosen beforehand, since Spark starts beside them."""
     mqtt, pulsar, admin = free_ports(3)
-    given = load(conf_path("demo/pulsebridge.yaml"), options.sets).local
     return LocalSettings(
         offline=options.offline,
         mqtt_port=mqtt,
         pulsar_port=pulsar,
         admin_port=admin,
-        start_timeout_s=given.start_timeout_s,
+        mqtt_url=options.mqtt,
+        pulsar_url=options.pulsar,
+        admin_url=options.admin,
+        start_timeout_s=load(conf_path(SETTINGS), options.sets).local.start_timeout_s,
     )
 
 
-def addresses_of(local: LocalSettings) -> Addresses:
-    """Return where the servers of the stack will be."""
-    pulsar, admin = f"pulsar://127.0.0.1:{local.pulsar_port}", f"http://127.0.0.1:{local.admin_port}"
-    return Addresses("127.0.0.1", local.mqtt_port, pulsar, admin)
-
-
-def write_settings(run: RunFolder, options: DemoOptions, addresses: Addresses) -> Settings:
+def write_settings(run: RunFolder, options: DemoOptions, local: LocalSettings) -> Settings:
     """Write the settings that all processes of the run share, and return them."""
-    body = yaml.safe_load(conf_path("demo/pulsebridge.yaml").read_text(encoding="utf-8"))
-    given: dict[str, Any] = {
-        **addresses.as_settings(),
-        "streaming.root": str(run.lakehouse),
-        "streaming.rules": str(run.rules_file),
-        **options.settings,
-    }
-    for path, value in given.items():
-        section, _, name = path.partition(".")
-        body.setdefault(section, {})[name] = value
+    body: dict[str, Any] = yaml.safe_load(conf_path(SETTINGS).read_text(encoding="utf-8"))
+    host, port = mqtt_address(local.mqtt_url or f"127.0.0.1:{local.mqtt_port}")
+    body.setdefault("mqtt", {}).update(host=host, port=port)
+    body.setdefault("pulsar", {}).update(
+        service_url=local.pulsar_url or f"pulsar://127.0.0.1:{local.pulsar_port}",
+        admin_url=local.admin_url or f"http://127.0.0.1:{local.admin_port}",
+    )
+    body["streaming"] |= {"root": str(run.lakehouse), "rules": str(run.rules_file)}
     run.settings_file.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
     return load(run.settings_file, list(options.sets))
 
@@ -130,44 +115,13 @@ def make_children(run: RunFolder, options: DemoOptions) -> dict[str, Child]:
     common = ["--config", str(run.settings_file)]
     for pair in options.sets:
         common += ["--set", pair]
-    scale = options.scale
-    fleet = [
-        "--wearables",
-        str(scale.wearables),
-        "--buoys",
-        str(scale.buoys),
-        "--rate",
-        str(scale.rate),
-        "--seconds",
-        str(scale.seconds),
-        "--faults-every",
-        str(scale.fault_every),
-        "--journals",
-        str(run.devices),
-        "--go",
-        str(run.go_file),
-        "--client-prefix",
-        "",
-        "--stay",
-    ]
-    commands = {
-        "ingest": ["ingest", *common],
-        "push": ["push", *common],
-        "spark": ["stream", *common],
-        "fleet": ["simulate", *common, *fleet],
-    }
-    environment = _environment()
-    return {
-        name: Child(name, pulsebridge_command(*command), run.logs / f"{name}.log", environment)
-        for name, command in commands.items()
-    }
-
-
-def _environment() -> dict[str, str]:
-    packages = str(Path(__file__).resolve().parents[2])
-    path = os.environ.get("PYTHONPATH", "")
-    return {
+    packages = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {
         **os.environ,
-        "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
+        "PYTHONPATH": os.pathsep.join(filter(None, packages)),
         "PYTHONUNBUFFERED": "1",
+    }
+    return {
+        name: Child(name, pulsebridge_command(command, *common), run.logs / f"{name}.log", environment)
+        for name, command in (("ingest", "ingest"), ("push", "push"), ("spark", "stream"))
     }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.settings.loading import conf_path
-from pulsebridge.audit.expected import Rule, Sample, command_id, expected_commands, load_rules, read_rules
+from pulsebridge.audit.rules import Rule, Sample, command_id, expected_commands, load_rules, read_rules
 
 LOW = Rule("low", "glucose", "below", limit=70)
 FALLING = Rule("falling", "glucose", "falling", per_minute=3, within_minutes=15)
@@ -20,7 +20,7 @@ def samples(*values: float, step: float = 5) -> list[Sample]:
 
 
 def fired(rule: Rule, found: list[Sample]) -> list[str]:
-    return sorted(reading for _, reading in expected_commands([rule], "d", "glucose", found).values())
+    return sorted(call.reading_id for call in expected_commands([rule], "d", "glucose", found).values())
 
 
 def test_below_fires_when_a_reading_goes_under_the_limit_and_not_while_it_stays() -> None:

@@ -1,23 +1,22 @@
-"""A small run of the demo as the audit's records, made without any server: everything where it must be."""
+"""The records of a small run, made without any server: everything is as it must be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from pulsebridge.audit.expected import Rule, Sample, expected_commands
 from pulsebridge.audit.records import (
     Ack,
-    Bronze,
     Emitted,
-    Place,
+    Position,
     Published,
     ReceiptRow,
     Received,
     Records,
-    Silver,
     Stored,
+    TableRow,
 )
+from pulsebridge.audit.rules import Rule, Sample, calls_of, expected_commands
 
 RULES = (
     Rule("low", "glucose", "below", limit=70),
@@ -26,7 +25,6 @@ RULES = (
 START = datetime(2010, 3, 24, 9, 51)
 READINGS = "persistent://public/pulsebridge/wearables"
 COMMANDS = "persistent://public/pulsebridge-system/commands"
-RECEIPTS = "persistent://public/pulsebridge-system/command-receipts"
 
 
 def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
@@ -44,19 +42,17 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
             us = 1_000_000 * (seq + 1) + number
             published.append(Published(name, device, "glucose", seq, ts.isoformat(), value, fault, us))
             acks.append(Ack(name, device, us + 10))
-            place = Place(READINGS, number % 2, 7, 100 * seq + number, 0)
-            stored.append(Stored(name, device, place, us + 5, us + 8))
-            (quarantine if fault else silver).append(Silver(name, device, value, place, us + 900_000))
+            position = Position(READINGS, number % 2, 7, 100 * seq + number, 0)
+            stored.append(Stored(name, device, position, us + 8))
+            (quarantine if fault else silver).append(TableRow(name, position, us + 900_000, device, value))
             if value is not None:
                 samples.append(Sample(name, ts, value))
         called = expected_commands(RULES, device, "glucose", samples)
-        for n, (name, (rule, reading)) in enumerate(sorted(called.items(), key=lambda c: c[1][1]), 1):
-            place = Place(COMMANDS, number % 2, 3, 1000 * n + number, -1)
-            emitted.append(Emitted(name, device, reading, rule, place, 5_000_000 * n))
-            received.append(Received(name, device, n, False, 6_000_000 * n))
-            receipts.append(
-                ReceiptRow(name, device, "delivered", place._replace(topic=RECEIPTS), 6_000_001 * n)
-            )
+        for n, (name, call) in enumerate(sorted(called.items(), key=lambda c: c[1].reading_id), 1):
+            position = Position(COMMANDS, number % 2, 3, 1000 * n + number, -1)
+            emitted.append(Emitted(name, device, call.reading_id, call.rule, position, 5_000_000 * n))
+            received.append(Received(name, device, n, 6_000_000 * n))
+            receipts.append(ReceiptRow(name, device, "delivered", 6_000_001 * n))
             commands += 1
     return Records(
         published=tuple(published),
@@ -65,9 +61,9 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
         stored=tuple(stored),
         emitted=tuple(emitted),
         receipts=tuple(receipts),
-        bronze=tuple(Bronze(s.id, s.place, s.publish_us + 500_000) for s in stored),
+        bronze=tuple(TableRow(s.id, s.position, s.us + 500_000, s.device) for s in stored),
         silver=tuple(silver),
         quarantine=tuple(quarantine),
-        rules=RULES,
-        plan={"readings": sum(map(len, values)), "faults": faults * len(values), "commands": commands},
+        calls=calls_of(RULES, published),
+        expected={"readings": sum(map(len, values)), "faults": faults * len(values), "commands": commands},
     )
