@@ -34,6 +34,7 @@ def simulate(
     ] = 0,
     journals: Annotated[Path, typer.Option(help="Folder of the devices' journals.")] = Path("build/devices"),
     stay: Annotated[bool, typer.Option("--stay", help="Go on taking commands until a signal comes.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Replay real sensor recordings as many MQTT devices, and journal what was acknowledged.
 
@@ -68,10 +69,11 @@ def simulate(
         interrupted = stop.is_set()
         while stay and not stop.wait(1.0):
             fleet.check()
-    typer.echo(fleet.summary())
+    counts = fleet.counts()
+    typer.echo(json_text(counts) if as_json else fleet.summary())
     if interrupted and not stay:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if fleet.acknowledged < fleet.published:
+    if counts["acknowledged"] < counts["published"]:
         raise typer.Exit(1)
 
 

@@ -11,20 +11,11 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pulsebridge.audit.records import Ack, Published, Received
 
-__all__ = [
-    "ACKNOWLEDGED",
-    "COMMAND",
-    "PUBLISHED",
-    "REFUSED",
-    "Journal",
-    "Journals",
-    "json_lines",
-    "read_journals",
-]
+__all__ = ["ACKNOWLEDGED", "COMMAND", "PUBLISHED", "REFUSED", "Journal", "json_lines", "read_journals"]
 
 PUBLISHED: Final = "published"
 """Fields ``id``, ``metric``, ``seq``, ``ts``, ``value`` (null for a fault), ``fault`` (left out without one)."""
@@ -57,14 +48,6 @@ class Journal:
             self._file.close()
 
 
-class Journals(NamedTuple):
-    """The lines of all journals, those of each device in the order of writing."""
-
-    published: tuple[Published, ...]
-    acks: tuple[Ack, ...]
-    received: tuple[Received, ...]
-
-
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a JSONL file. A last line that a kill cut short is left out."""
     with path.open(encoding="utf-8") as lines:
@@ -73,8 +56,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def read_journals(folder: Path) -> Journals:
-    """Read the journals in a folder."""
+def read_journals(folder: Path) -> tuple[tuple[Published, ...], tuple[Ack, ...], tuple[Received, ...]]:
+    """Return the lines of the journals in a folder, those of each device in the order of writing."""
     published, acks, received = [], [], []
     for path in sorted(folder.glob("*.jsonl")):
         device = path.stem
@@ -87,4 +70,4 @@ def read_journals(folder: Path) -> Journals:
                 acks.append(Ack(name, device, us))
             elif event == COMMAND:
                 received.append(Received(name, device, int(line["n"]), us))
-    return Journals(tuple(published), tuple(acks), tuple(received))
+    return tuple(published), tuple(acks), tuple(received)

@@ -23,12 +23,7 @@ __all__ = [
     "table_latencies",
 ]
 
-PARTS: Final = {
-    "ingest": "ingest worker",
-    "push": "push worker",
-    "spark": "Spark driver",
-    "pulsar": "Pulsar",
-}
+PARTS: Final = {"ingest": "ingest worker", "push": "push worker", "spark": "Spark driver", "pulsar": "Pulsar"}
 """The parts that are killed, by the names in the events."""
 
 

@@ -9,18 +9,18 @@ fires if the value drops by more than ``per_minute`` a minute since the reading 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import yaml
 
 from bridge.errors import ConfigError
 from pulsebridge.audit.records import Call, Published
 
-__all__ = ["Rule", "Sample", "calls_of", "command_id", "expected_commands", "load_rules", "read_rules"]
+__all__ = ["Rule", "calls_of", "command_id", "load_rules", "read_rules"]
 
 _KINDS: Final = ("below", "falling")
 _NOT_RECOMPUTED: Final = {"clear", "for_minutes", "over_minutes", "tell_cleared"}
@@ -36,14 +36,6 @@ class Rule:
     limit: float = 0.0
     per_minute: float = 0.0
     within_minutes: float = 0.0
-
-
-class Sample(NamedTuple):
-    """A reading in the journal of its device."""
-
-    reading_id: str
-    ts: datetime
-    value: float
 
 
 def command_id(rule: str, device: str, reading_id: str) -> str:
@@ -73,38 +65,29 @@ def read_rules(body: Mapping[str, Any], origin: str) -> list[Rule]:
     return rules
 
 
-def calls_of(rules: Sequence[Rule], published: Iterable[Published]) -> dict[str, Call]:
-    """Return the commands that the journalled readings call for, by id."""
-    samples: dict[tuple[str, str], dict[str, Sample]] = {}
-    for p in published:
+def calls_of(rules: Sequence[Rule], readings: Iterable[Published]) -> dict[str, Call]:
+    """Return the commands that these readings call for, by id. Faults call for none, repeated ids count once."""
+    known: dict[tuple[str, str], dict[str, tuple[datetime, str, float]]] = {}
+    for p in readings:
         if p.value is not None and not p.fault:
-            sample = Sample(p.id, datetime.fromisoformat(p.ts), p.value)
-            samples.setdefault((p.device, p.metric), {})[p.id] = sample
-    calls: dict[str, Call] = {}
-    for (device, metric), found in samples.items():
-        calls |= expected_commands(rules, device, metric, list(found.values()))
-    return calls
-
-
-def expected_commands(
-    rules: Iterable[Rule], device: str, metric: str, samples: Sequence[Sample]
-) -> dict[str, Call]:
-    """Return the commands that these readings of one device call for, by id."""
-    ordered = sorted(samples, key=lambda s: (s.ts, s.reading_id))
-    before = [None, *ordered[:-1]]
+            known.setdefault((p.device, p.metric), {})[p.id] = (datetime.fromisoformat(p.ts), p.id, p.value)
     return {
-        command_id(rule.name, device, sample.reading_id): Call(device, rule.name, sample.reading_id)
+        command_id(rule.name, device, name): Call(device, rule.name, name)
+        for (device, metric), found in known.items()
         for rule in rules
         if rule.metric == metric
-        for previous, sample in zip(before, ordered, strict=False)
-        if _fires(rule, previous, sample)
+        for name in _firing(rule, sorted(found.values()))
     }
 
 
-def _fires(rule: Rule, previous: Sample | None, sample: Sample) -> bool:
-    if rule.kind == "below":
-        return sample.value < rule.limit and (previous is None or previous.value >= rule.limit)
-    if previous is None:
-        return False
-    minutes = (sample.ts - previous.ts).total_seconds() / 60
-    return 0 < minutes <= rule.within_minutes and previous.value - sample.value > rule.per_minute * minutes
+def _firing(rule: Rule, readings: Iterable[tuple[datetime, str, float]]) -> Iterator[str]:
+    before: tuple[datetime, float] | None = None
+    for ts, name, value in readings:
+        if rule.kind == "below":
+            if value < rule.limit and (before is None or before[1] >= rule.limit):
+                yield name
+        elif before is not None:
+            minutes = (ts - before[0]).total_seconds() / 60
+            if 0 < minutes <= rule.within_minutes and before[1] - value > rule.per_minute * minutes:
+                yield name
+        before = (ts, value)

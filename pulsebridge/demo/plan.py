@@ -7,11 +7,12 @@ is a message of its own beside the readings; its id ends in ``-x…``.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from pulsebridge.audit.rules import Rule, Sample, expected_commands
+from pulsebridge.audit.records import Published
+from pulsebridge.audit.rules import Rule, calls_of
 from pulsebridge.demo.recordings import (
     BUOY,
     FAULTS,
@@ -83,10 +84,6 @@ class Plan:
     faults: int
     commands: int
     kills: tuple[Kill, ...] = ()
-
-    def as_manifest(self) -> dict[str, Any]:
-        """Return the plan for the manifest."""
-        return asdict(self)
 
 
 class Send(NamedTuple):
@@ -164,8 +161,10 @@ def make_plan(
     """Return the plan, and the timeline that the devices follow."""
     sends = timeline(devices, speed, scale.fault_every)
     faults = sum(1 for send in sends if send.fault)
-    commands = 0
-    for device in devices:
-        samples = [Sample(device.reading_id(r.seq), r.ts, r.value) for r in device.readings]
-        commands += len(expected_commands(rules, device.name, device.kind.metric, samples))
+    readings = (
+        Published(d.reading_id(r.seq), d.name, d.kind.metric, r.seq, r.ts.isoformat(), r.value, "", 0)
+        for d in devices
+        for r in d.readings
+    )
+    commands = len(calls_of(rules, readings))
     return Plan(scale, speed, len(devices), len(sends) - faults, faults, commands, kill), sends

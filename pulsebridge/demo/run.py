@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
@@ -52,6 +51,8 @@ RESTARTS: Final = 3
 STOP_S: Final = 90.0
 """After so long a run that was asked to stop is ended."""
 _STEP_S: Final = 0.4
+_OUTPUTS: Final = {"ingest": "pulsar", "push": "receipted", "spark": "bronze", "pulsar": "pulsar"}
+"""The count that moves when a killed part works again."""
 
 
 class Interrupted(Exception):
@@ -87,18 +88,15 @@ class Demo:
             preflight(self._local, self.folder.root, self._console)
             fetch_all(self._local, console=self._console)
         self._check_stop()
-        with self.progress:
-            settings = write_settings(self.folder, self.options, self._local)
-            topics = self._start_servers(settings)
-            self._fleet = Simulator(devices, settings.mqtt, self.folder.devices)
-            with closing(Counters(settings.pulsar, topics, self.folder, self._fleet)) as counters:
-                self._start_parts(self._fleet, sends, counters)
-                self._flow(plan, self._fleet, counters)
-            self._take_records(settings)
-            self.progress.say(
-                "auditing: the devices' journals, Pulsar and Delta are compared message by message"
-            )
-            return self.folder.audit()
+        settings = write_settings(self.folder, self.options, self._local)
+        topics = self._start_servers(settings)
+        self._fleet = Simulator(devices, settings.mqtt, self.folder.devices)
+        with closing(Counters(settings.pulsar, topics, self.folder, self._fleet)) as counters:
+            self._start_parts(self._fleet, sends, counters)
+            self._flow(plan, self._fleet, counters)
+        self._take_records(settings, self._fleet)
+        self.progress.say("auditing: the devices' journals, Pulsar and Delta are compared message by message")
+        return self.folder.audit()
 
     def check(self) -> None:
         """Restart a part that ended by itself, as a service manager would.
@@ -148,7 +146,11 @@ class Demo:
             self._children[name].start()
         with self.folder.stage("ingest and devices ready"):
             fleet.connect()
-            self._wait(lambda: "subscribed" in self._children["ingest"].logged(), counters)
+            deadline = time.monotonic() + READY_S
+            while "subscribed" not in self._children["ingest"].logged():
+                if time.monotonic() > deadline:
+                    raise TransientError("ingest is not subscribed", remedy=f"see {self.folder.logs}")
+                self._look(counters)
         replay = threading.Thread(target=fleet.replay, args=(sends, self._stop), name="replay")
         self._threads.append(replay)
         replay.start()
@@ -164,16 +166,6 @@ class Demo:
             "come back on devices/NAME/commands"
         )
 
-    def _wait(self, ready: Callable[[], bool], counters: Counters) -> None:
-        deadline = time.monotonic() + READY_S
-        while not ready():
-            if time.monotonic() > deadline:
-                raise TransientError(
-                    f"ingest is not subscribed after {READY_S:.0f} s",
-                    remedy=f"see the logs in {self.folder.logs}",
-                )
-            self._look(counters)
-
     # --- the flow ---
 
     def _flow(self, plan: Plan, fleet: Simulator, counters: Counters) -> None:
@@ -181,9 +173,9 @@ class Demo:
         moved, last = time.monotonic(), Counts()
         while True:
             counts, now = self._look(counters), time.monotonic()
-            if counts.received:
+            if counts["received"]:
                 first.setdefault("commands", now)
-            if counts.bronze and "rows" not in first:
+            if counts["bronze"] and "rows" not in first:
                 first["rows"] = now
                 self.folder.note("stage", name="time to first row", s=round(now - self._began, 1))
                 self.progress.say("the first rows are in bronze", "green")
@@ -227,7 +219,7 @@ class Demo:
         else:
             killed = self._children[target].kill()
             self.progress.say(f"{killed} process{'es' if killed > 1 else ''} gone; restarting {title}")
-        self._killed[target] = (began, counters.read().output_of(target))
+        self._killed[target] = (began, counters.read()[_OUTPUTS[target]])
         self.folder.note("restarted", target=target)
         if target == "pulsar":
             self._stack.restart("pulsar")
@@ -236,7 +228,7 @@ class Demo:
 
     def _see_recoveries(self, counts: Counts) -> None:
         for target, (began, count) in list(self._killed.items()):
-            if counts.output_of(target) > count:
+            if counts[_OUTPUTS[target]] > count:
                 del self._killed[target]
                 self.folder.note("recovered", target=target)
                 took = time.monotonic() - began
@@ -246,7 +238,7 @@ class Demo:
 
     # --- the end ---
 
-    def _take_records(self, settings: Settings) -> None:
+    def _take_records(self, settings: Settings, fleet: Simulator) -> None:
         self.progress.say("reading all of Pulsar with the bare client")
         parts = self._children
         if not self.options.keep:
@@ -254,8 +246,7 @@ class Demo:
                 child.ask()
             for name in ("ingest", "push"):  # what writes into Pulsar and to the devices
                 parts[name].wait()
-            if self._fleet is not None:
-                self._fleet.close()
+            fleet.close()
         dump(read_live(settings.pulsar), self.folder.dump_file)
         if not self.options.keep:
             parts["spark"].wait()
@@ -264,9 +255,9 @@ class Demo:
             self._threads.append(ending)
             ending.start()
 
-    def conclude(self, verdict: Verdict, console: Console) -> None:
-        """Write the verdict and the report, print both, and how to go on."""
-        run, keep = self.folder, self.options.keep
+    def conclude(self, verdict: Verdict) -> None:
+        """Write the verdict and the report, print the verdict and how to go on."""
+        run, keep, console = self.folder, self.options.keep, self._console
         run.audit_file.write_text(
             json.dumps(verdict.as_dict(), indent=2, ensure_ascii=False), encoding="utf-8"
         )
@@ -276,26 +267,22 @@ class Demo:
         took = time.monotonic() - self._began
         console.print(Text(f"The run took {took:.0f} s; its folder is {run.root}.", style="dim"))
         console.print(Text("Next:", style="bold"))
-        following = [
-            (
-                f"pulsebridge audit {run.root}{' --live' if keep else ''}",
-                "audit the messages of this run again",
-            ),
-            (f"python -m webbrowser file://{run.report_file}", "look at the report"),
-            ("pulsebridge demo --chaos pulsar --keep", "kill Pulsar as well, and keep everything running"),
-        ]
-        for command, why in following[: 2 if keep else 3]:
+        following = {
+            f"pulsebridge audit {run.root}{' --live' if keep else ''}": "audit this run again",
+            f"python -m webbrowser file://{run.report_file}": "look at the report",
+            "pulsebridge demo --chaos pulsar --keep": "kill Pulsar as well, and keep everything running",
+        }
+        for command, why in following.items():
             console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)
             console.print(Text(f"      {why}", style="dim"))
 
 
 def _drained(plan: Plan, counts: Counts) -> bool:
     return (
-        counts.acknowledged >= plan.readings + plan.faults
-        and counts.silver >= plan.readings
-        and counts.quarantine >= plan.faults
-        and counts.received >= plan.commands
-        and counts.receipts >= plan.commands
+        counts["acknowledged"] >= plan.readings + plan.faults
+        and counts["silver"] >= plan.readings
+        and counts["quarantine"] >= plan.faults
+        and min(counts["received"], counts["receipted"]) >= plan.commands
     )
 
 
@@ -312,7 +299,7 @@ def run_demo(options: DemoOptions) -> int:
     with stopping_on_signals("demo", stop.set, STOP_S):
         try:
             verdict = demo.run()
-            demo.conclude(verdict, console)
+            demo.conclude(verdict)
             if options.keep:
                 console.print("[bold]Everything is still running; Ctrl-C ends it.[/bold]")
                 while not stop.wait(1.0):

@@ -110,17 +110,19 @@ class RunFolder:
         rows = list(
             read_live(pulsar) if pulsar else read_dump(self.dump_file) if self.devices.exists() else ()
         )
-        journals = read_journals(self.devices)
+        published, acks, received = read_journals(self.devices)
         tables = {name: read_table(folder) for name, folder in table_folders(self.lakehouse).items()}
         return Records(
-            *journals,
+            published,
+            acks,
+            received,
             bronze=tables["bronze"],
             silver=tables["silver"],
             quarantine=tables["quarantine"],
             stored=tuple(row for row in rows if isinstance(row, Stored)),
             emitted=tuple(row for row in rows if isinstance(row, Emitted)),
             receipts=tuple(row for row in rows if isinstance(row, ReceiptRow)),
-            calls=calls_of(load_rules(self.rules_file), journals.published),
+            calls=calls_of(load_rules(self.rules_file), published),
             expected={name: int(plan.get(name, 0)) for name in ("readings", "faults", "commands")},
         )
 

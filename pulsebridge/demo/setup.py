@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ def plan_run(run: RunFolder, options: DemoOptions) -> tuple[Plan, list[VirtualDe
     plan, sends = make_plan(options.scale, devices, speed, load_rules(run.rules_file), planned)
     recordings = [kind.source for kind in (GLUCOSE, BUOY)]
     created_us = time.time_ns() // 1000
-    run.write_manifest({"created_us": created_us, "plan": plan.as_manifest(), "recordings": recordings})
+    run.write_manifest({"created_us": created_us, "plan": asdict(plan), "recordings": recordings})
     return plan, devices, sends
 
 

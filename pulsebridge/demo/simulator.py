@@ -115,9 +115,10 @@ class Simulator:
     def drain(self, stop: threading.Event, timeout_s: float = 120.0) -> None:
         """Wait until the broker has answered for all publishes, for at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
-        while self.acknowledged + self.refused < self.published and time.monotonic() < deadline:
+        while time.monotonic() < deadline and not stop.wait(0.05):
             self.check()
-            if stop.wait(0.05):
+            counts = self.counts()
+            if counts["acknowledged"] + counts["refused"] >= counts["published"]:
                 return
 
     def check(self) -> None:
@@ -126,30 +127,17 @@ class Simulator:
             if device.client.link.failure is not None:
                 raise device.client.link.failure
 
-    @property
-    def published(self) -> int:
-        """Publishes so far."""
-        return sum(d.published for d in self._devices)
-
-    @property
-    def acknowledged(self) -> int:
-        """Publishes that the broker acknowledged."""
-        return sum(d.acknowledged for d in self._devices)
-
-    @property
-    def refused(self) -> int:
-        """Publishes that the broker refused."""
-        return sum(d.refused for d in self._devices)
-
-    @property
-    def commands(self) -> int:
-        """Commands that arrived, repeats not counted."""
-        return sum(len(d.command_ids) for d in self._devices)
+    def counts(self) -> dict[str, int]:
+        """Return the publishes so far (published, acknowledged, refused) and the distinct commands (received)."""
+        names = ("published", "acknowledged", "refused")
+        counted = {name: sum(getattr(d, name) for d in self._devices) for name in names}
+        return counted | {"received": sum(len(d.command_ids) for d in self._devices)}
 
     def summary(self) -> str:
         """Return the counts as one line."""
         reconnects = sum(max(0, d.client.connections - 1) for d in self._devices)
+        c = self.counts()
         return (
-            f"{len(self._devices)} devices: {self.published:,} published, {self.acknowledged:,} acknowledged, "
-            f"{self.commands:,} commands received, {reconnects} reconnects"
+            f"{len(self._devices)} devices: {c['published']:,} published, {c['acknowledged']:,} acknowledged, "
+            f"{c['received']:,} commands received, {reconnects} reconnects"
         )

@@ -16,7 +16,7 @@ from pulsebridge.audit.records import (
     Stored,
     TableRow,
 )
-from pulsebridge.audit.rules import Rule, Sample, calls_of, expected_commands
+from pulsebridge.audit.rules import Rule, calls_of
 
 RULES = (
     Rule("low", "glucose", "below", limit=70),
@@ -33,7 +33,6 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
     commands = 0
     for number, sent in enumerate(values):
         device = f"cgm-{number:03d}"
-        samples = []
         for seq in range(len(sent) + faults):
             fault = "" if seq < len(sent) else "implausible"
             name = f"{device}-{'x' if fault else ''}{seq:05d}"
@@ -45,9 +44,7 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
             position = Position(READINGS, number % 2, 7, 100 * seq + number, 0)
             stored.append(Stored(name, device, position, us + 8))
             (quarantine if fault else silver).append(TableRow(name, position, us + 900_000, device, value))
-            if value is not None:
-                samples.append(Sample(name, ts, value))
-        called = expected_commands(RULES, device, "glucose", samples)
+        called = calls_of(RULES, [p for p in published if p.device == device])
         for n, (name, call) in enumerate(sorted(called.items(), key=lambda c: c[1].reading_id), 1):
             position = Position(COMMANDS, number % 2, 3, 1000 * n + number, -1)
             emitted.append(Emitted(name, device, call.reading_id, call.rule, position, 5_000_000 * n))

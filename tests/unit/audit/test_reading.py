@@ -26,13 +26,13 @@ def test_a_journal_gives_back_what_was_written_less_a_line_cut_short(tmp_path: P
     journal.close()
     with (tmp_path / "cgm-001.jsonl").open("a") as file:
         file.write('{"e":"acknowl')
-    read = read_journals(tmp_path)
-    assert [(p.id, p.metric, p.value, p.fault) for p in read.published] == [
+    published, acks, received = read_journals(tmp_path)
+    assert [(p.id, p.metric, p.value, p.fault) for p in published] == [
         ("a", "glucose", 112.0, ""),
         ("b", "glucose", None, "no_value"),
     ]
-    assert [(a.id, a.device, a.us) for a in read.acks] == [("a", "cgm-001", 7)]
-    assert [(r.id, r.n) for r in read.received] == [("c", 1)]
+    assert [(a.id, a.device, a.us) for a in acks] == [("a", "cgm-001", 7)]
+    assert [(r.id, r.n) for r in received] == [("c", 1)]
 
 
 def test_a_dump_of_pulsar_gives_back_the_rows_of_its_messages(tmp_path: Path) -> None:

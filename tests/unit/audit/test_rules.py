@@ -8,19 +8,24 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.settings.loading import conf_path
-from pulsebridge.audit.rules import Rule, Sample, command_id, expected_commands, load_rules, read_rules
+from pulsebridge.audit.records import Published
+from pulsebridge.audit.rules import Rule, calls_of, command_id, load_rules, read_rules
 
 LOW = Rule("low", "glucose", "below", limit=70)
 FALLING = Rule("falling", "glucose", "falling", per_minute=3, within_minutes=15)
 START = datetime(2010, 3, 24, 9, 51)
 
 
-def samples(*values: float, step: float = 5) -> list[Sample]:
-    return [Sample(f"r{i:03d}", START + timedelta(minutes=step * i), v) for i, v in enumerate(values)]
+def samples(*values: float, step: float = 5, metric: str = "glucose") -> list[Published]:
+    times = [(START + timedelta(minutes=step * i)).isoformat() for i in range(len(values))]
+    return [
+        Published(f"r{i:03d}", "d", metric, i, ts, float(value), "", i)
+        for i, (ts, value) in enumerate(zip(times, values, strict=True))
+    ]
 
 
-def fired(rule: Rule, found: list[Sample]) -> list[str]:
-    return sorted(call.reading_id for call in expected_commands([rule], "d", "glucose", found).values())
+def fired(rule: Rule, found: list[Published]) -> list[str]:
+    return sorted(call.reading_id for call in calls_of([rule], found).values())
 
 
 def test_below_fires_when_a_reading_goes_under_the_limit_and_not_while_it_stays() -> None:
@@ -51,13 +56,11 @@ def test_the_order_of_arrival_does_not_matter(values: list[int], chance) -> None
     mixed = list(ordered)
     chance.shuffle(mixed)
     rules = [LOW, FALLING]
-    assert expected_commands(rules, "d", "glucose", mixed) == expected_commands(
-        rules, "d", "glucose", ordered
-    )
+    assert calls_of(rules, mixed) == calls_of(rules, ordered)
 
 
 def test_other_metrics_call_for_nothing() -> None:
-    assert expected_commands([LOW], "d", "temperature", samples(1, 2, 3)) == {}
+    assert calls_of([LOW], samples(1, 2, 3, metric="temperature")) == {}
 
 
 def test_the_id_is_the_jobs_own() -> None:
