@@ -157,7 +157,7 @@ def audit(
     from pulsebridge.demo.run_folder import RunFolder
 
     run = RunFolder(run_dir)
-    run.manifest()  # says at once when the folder is not one of a run
+    run.manifest()  # raises at once if the folder is not one of a run
     verdict = run.audit(load(run.settings_file).pulsar if live else None)
     if as_json:
         typer.echo(json_text(verdict.as_dict(), indent=2))

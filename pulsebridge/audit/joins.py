@@ -85,7 +85,7 @@ def _compare(
     """Compare the rows of a hop with the hop before it.
 
     ``known``: what may be there, by key. ``due``: the keys that must be there, default all of ``known``. ``same``: fields
-    that must be equal in both. ``rank``: the right place of an id within its device; only first copies count. ``once``:
+    that must be equal in both. ``rank``: the right order of the ids of each device; only first copies count. ``once``:
     a copy fails the audit.
     """
     there = {getattr(row, key): row for row in rows}
@@ -189,10 +189,10 @@ def _in_silver(records: Records) -> list[Finding]:
     bronze = {b.id: b for b in records.bronze if ours(b)}
     silver = [s for s in records.silver if s.device in records.devices or ours(s)]
     aside = [q for q in records.quarantine if q.device in records.devices or ours(q)]
-    # A message without an id cannot be told from its redelivered copy: quarantine may have one row for each copy.
+    # A message without an id cannot be distinguished from its redelivered copy: quarantine may have one row for each copy.
     found = _repeated(Hop.SILVER, ((q.id, q.position) for q in aside), fails=True)
-    held = {q.id: q for q in aside}
-    found += _compare(Hop.SILVER, bronze, [*silver, *held.values()], once=True)
+    quarantined = {q.id: q for q in aside}
+    found += _compare(Hop.SILVER, bronze, [*silver, *quarantined.values()], once=True)
     again = Counter(q.id for q in {(q.id, q.position): q for q in aside}.values())
     found += [
         Finding(Hop.SILVER, Kind.REPEATED, (name,), f"{name} is in quarantine {n} times", False)
@@ -203,10 +203,8 @@ def _in_silver(records: Records) -> list[Finding]:
         sent = records.sent.get(row.id)
         if sent is None:
             continue
-        if bool(sent.fault) != (row.id in held):
-            detail = (
-                f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in held else 'silver'}"
-            )
+        if bool(sent.fault) != (row.id in quarantined):
+            detail = f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in quarantined else 'silver'}"
             found.append(Finding(Hop.SILVER, Kind.ALTERED, (row.id,), detail))
         elif not sent.fault and (row.device, row.value) != (sent.device, sent.value):
             detail = f"{row.id} of {sent.device} was {sent.value}, silver has {row.value} of {row.device}"

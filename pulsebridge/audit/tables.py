@@ -1,7 +1,7 @@
 """What the Delta tables have, read without Spark and without Pulsebridge's source.
 
 All that the audit and the demo know about the tables of ``streaming`` is here: names, folders and columns. The package
-``deltalake`` (Rust) reads the rows. The transaction log tells when a row became visible: when the commit that first
+``deltalake`` (Rust) reads the rows. The transaction log has the time at which a row became visible: when the commit that first
 added it appeared.
 """
 
@@ -64,8 +64,8 @@ def _first_seen(folder: Path) -> dict[Position, int]:
 
 
 def _position(row: dict[str, Any]) -> Position:
-    place = (int(row["partition"] or 0), int(row["ledger_id"]), int(row["entry_id"]))
-    return Position(base_topic(str(row["__topic"])), *place, max(0, int(row["batch_index"])))
+    at = (int(row["partition"] or 0), int(row["ledger_id"]), int(row["entry_id"]))
+    return Position(base_topic(str(row["__topic"])), *at, max(0, int(row["batch_index"])))
 
 
 class Commit(NamedTuple):

@@ -34,7 +34,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an audit says."""
+    """The result of an audit."""
 
     records: Records
     findings: tuple[Finding, ...]
@@ -43,7 +43,7 @@ class Verdict:
     to_command: Spread | None
     kills: tuple[Recovery, ...] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each stage that the events tell of."""
+    """Seconds of each stage among the events."""
 
     @property
     def failing(self) -> tuple[Finding, ...]:
@@ -109,7 +109,7 @@ def audit(records: Records, events: Iterable[Mapping[str, Any]] = ()) -> Verdict
 def numbers(records: Records, found: Sequence[Finding]) -> list[Number]:
     """Return the lines of the table, readings first, then commands."""
     lines = [*_readings(records), *_flaws(found), *_commands(records, found)]
-    # A number that comes of the journals says so.
+    # The text of a number that needs the journals names them.
     return lines if records.journalled else [line for line in lines if "journal" not in line.how]
 
 
@@ -122,14 +122,14 @@ def _readings(records: Records) -> list[Number]:
     acked = {a.id for a in records.acks} & sent if records.journalled else pulsar
     faults = {p.id for p in records.published if p.fault}
     expected, total = records.expected or {}, len(sent)
-    split = f"acknowledged ids: {len(silver & sent):,} in silver, {len(aside & sent):,} in quarantine"
+    split = f"of these ids: {len(silver & sent):,} in silver, {len(aside & sent):,} in quarantine"
     copies, others = len(stored) - len(pulsar), len(records.stored) - len(stored)
     lines = [
         Number("real readings published", total - len(faults), _JOURNALS, expected.get("readings")),
         Number("faulty messages published", len(faults), "marked in the journals", expected.get("faults")),
         Number("acknowledged", len(acked), "ids with a PUBACK in the devices' journals", total),
-        Number("in Pulsar", len(pulsar & acked), "acknowledged ids, read by the bare client", total),
-        Number("in bronze", len(bronze & acked), "acknowledged ids in the table, by deltalake", total),
+        Number("in Pulsar", len(pulsar & acked), "of these ids, read by the bare client", total),
+        Number("in bronze", len(bronze & acked), "of these ids, read by deltalake", total),
         Number("in silver or quarantine", len((silver | aside) & acked), split, total),
         Number("redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before silver"),
     ]
@@ -141,11 +141,12 @@ def _readings(records: Records) -> list[Number]:
 def _flaws(found: Sequence[Finding]) -> list[Number]:
     missing = _count(found, _READINGS, Kind.MISSING)
     silver = _count([f for f in found if f.fails], (Hop.SILVER,), Kind.REPEATED)
+    bronze = _count(found, (Hop.BRONZE,), Kind.REPEATED)
     order = _count(found, (Hop.ACK, Hop.PULSAR, Hop.BRONZE), Kind.OUT_OF_ORDER)
     return [
         Number("missing", missing, "ids absent at a hop that the hop before has", 0),
         Number("duplicates in silver", silver, "ids with more than one row, or in both tables", 0),
-        Number("duplicates in bronze", _count(found, (Hop.BRONZE,), Kind.REPEATED), "positions", 0),
+        Number("duplicates in bronze", bronze, "positions in Pulsar with more than one row", 0),
         Number("out of order per device", order, "first copies in Pulsar against the journals", 0),
     ]
 
@@ -165,7 +166,7 @@ def _commands(records: Records, found: Sequence[Finding]) -> list[Number]:
         Number("commands received", len(set(received)), _JOURNALS, due),
         Number("commands with a receipt", len(receipts), "distinct ids on the receipts topic", due),
         Number("commands missing", absent, "called for, not emitted, received or receipted", 0),
-        Number("commands out of order", disorder, "per device: by reading, then by position on the topic", 0),
+        Number("commands out of order", disorder, "per device, against the journals", 0),
         Number("commands repeated on the topic", again, "copies beyond the first: at-least-once"),
         Number("commands repeated at the device", twice, "copies in the journals: at-least-once"),
     ]

@@ -1,6 +1,6 @@
 """The plan of a run: which device sends what when, what is killed when, what must be there afterwards. Pure.
 
-It stands in the run's manifest before anything starts, so that the audit can tell a short run from a whole one. A fault
+It stands in the run's manifest before anything starts, so that the audit can distinguish a short run from a whole one. A fault
 is a message of its own beside the readings; its id ends in ``-x…``.
 """
 
@@ -53,7 +53,7 @@ class Scale:
     fault_every: int = 500
     """After so many readings a faulty message follows; 0 for none."""
     kills: tuple[str, ...] = ("ingest", "push", "spark")
-    """What is killed unless the user says otherwise."""
+    """What is killed by default."""
     push_after: str = "commands"
     """After the first of what push is killed: ``commands``, or ``rows`` if all commands come at once."""
 
@@ -87,7 +87,7 @@ class Plan:
 
 
 class Send(NamedTuple):
-    """A publish: seconds after the start, index of the device, place in its sequence with faults counted."""
+    """A publish: seconds after the start, index of the device, number in its sequence, faults counted."""
 
     due_s: float
     device: int

@@ -210,13 +210,13 @@ def _commands(records: Records, device: str) -> list[dict[str, Any]]:
         cause = records.sent.get(e.reading_id)
         if cause is not None:
             took = (arrived[e.id] - cause.us) / 1e6 if e.id in arrived else None
-            said = "did not arrive" if took is None else f"{took:.2f} s after the reading"
+            arrival = "did not arrive" if took is None else f"{took:.2f} s after the reading"
             row = {
                 "time": cause.ts,
                 "value": cause.value,
                 "rule": e.rule,
                 "command": e.id[:8],
-                "arrived": said,
+                "arrived": arrival,
             }
             rows.append(row)
     return rows

@@ -1,6 +1,6 @@
 """One run: set up, let readings flow, kill and restart parts, drain, take the records, audit, report.
 
-It decides the order and when to stop waiting; ``plan`` says what is killed when, the audit what is right.
+This module decides the order, and when to stop waiting; ``plan`` decides what is killed when.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Demo", "Interrupted", "run_demo"]
 READY_S: Final = 180.0
 SPARK_START_S: Final = 180.0
 STALL_S: Final = 120.0
-"""The drain is given up when nothing moved for so long: the audit then says what is missing."""
+"""The drain is given up when nothing moved for so long: the audit then names what is missing."""
 RESTARTS: Final = 3
 """How often a part that ends by itself is started again."""
 STOP_S: Final = 90.0

@@ -71,7 +71,7 @@ class RunFolder:
             body: dict[str, Any] = json.loads(self.manifest_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.root} holds no run: there is no manifest.json",
+                f"{self.root} is not the folder of a run: there is no manifest.json",
                 remedy="give the folder that the demo printed",
             ) from None
         except ValueError as e:

@@ -49,9 +49,9 @@ class _Device:
         us = now_us()
         payload = send.payload(self.device, us)
         name = record_id(payload)
-        said = {"fault": send.fault, "value": None} if send.fault else {"value": send.reading.value}
+        fields = {"fault": send.fault, "value": None} if send.fault else {"value": send.reading.value}
         ts, metric = send.reading.ts.isoformat(), self.device.kind.metric
-        self.journal.write(PUBLISHED, us, id=name, metric=metric, seq=send.seq, ts=ts, **said)
+        self.journal.write(PUBLISHED, us, id=name, metric=metric, seq=send.seq, ts=ts, **fields)
         self.published += 1
         self.client.publish(self.device.topic, payload, confirmed=lambda c: self._confirmed(name, c))
 
@@ -69,9 +69,9 @@ class _Device:
         body = json_object(message.payload)
         name = str(body.get("command_id", record_id(message.payload)))
         repeat = message.properties is not None and (COMMAND_REPEAT_PROPERTY, "1") in message.properties.user
-        said = {key: body.get(key) for key in ("reading_id", "rule", "message")}
+        fields = {key: body.get(key) for key in ("reading_id", "rule", "message")}
         self.journal.write(
-            COMMAND, now_us(), id=name, n=self.commands, dup=message.dup, repeat=repeat, **said
+            COMMAND, now_us(), id=name, n=self.commands, dup=message.dup, repeat=repeat, **fields
         )
         self.command_ids.add(name)
 

@@ -71,6 +71,11 @@ def test_the_wheel_has_the_packages_the_conf_and_nothing_else(wheel: Path) -> No
     assert {t for t in tops if not t.endswith(".dist-info")} == packages | found_by_spark
     assert "streaming/LocalLogStore.java" in names
     assert {"bridge/_conf/default.yaml", "bridge/_conf/presets/zigbee2mqtt.yaml"} <= set(names)
+    assert {
+        "bridge/_conf/demo/pulsebridge.yaml",
+        "pulsebridge/demo/report.html",
+        "pulsebridge/demo/charts.json",
+    } <= set(names)
     assert all(f"{package}/py.typed" in names for package in packages)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
