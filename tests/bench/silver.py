@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Final
 from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings, StreamingSettings
 from bridge.settings.loading import conf_path
+from pulsebridge.audit.tables import LogTail, read_table
 from streaming import silver
 from streaming.checkpoints import Checkpoint
 from streaming.decoders.settings import load_decoders
-from streaming.demo.audit.delta_record import read_tables
-from streaming.demo.delta_log import LogTail
 from streaming.predicates import Suite, load_suite, parse_suite
 from streaming.tables import Tables
 from tests.bench.flood import field, paced, publish
@@ -194,5 +193,4 @@ class _Fleet:
 
     def visible(self) -> dict[str, int]:
         """Return when each reading became visible, µs since the epoch."""
-        tables = (self._root / name for name in ("none", "silver", "none"))
-        return {row.id: row.commit_us for row in read_tables(*tables).silver}
+        return {row.id: row.us for row in read_table(self._root / "silver")}
