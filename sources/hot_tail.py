@@ -42,9 +42,9 @@ _BEGIN_S: Final = 1.0
 _WAIT_S: Final = 0.25
 """The same where each has one: an entry that is there comes within milliseconds."""
 _LATE_WAIT_S: Final = 0.05
-"""The same after such a wait was in vain, until a batch lies in the tail again."""
-_LATE_S: Final = 10.0
-"""After so long without such a batch the tail is dropped, and its readers are made again."""
+"""The same after such a wait was in vain for a partition, until one is not."""
+_LATE_S: Final = 5.0
+"""After so long a reader that is late is made again."""
 _MOST_PAUSE_S: Final = 10.0
 _MOST_ENTRIES: Final = 5_000
 """Entries of a batch: more of them are taken apart sooner by several tasks."""
@@ -60,6 +60,8 @@ class _Followed:
     """The place after the last entry that came."""
     entries: deque[Opened] = field(default_factory=deque)
     has_reader: bool = False
+    late_since: float | None = None
+    """Since when batches wait for it in vain, seconds of the monotonic clock."""
     again_at: float = 0.0
     """When the next reader may be made, seconds of the monotonic clock."""
     pause_s: float = _AGAIN_S
@@ -76,8 +78,6 @@ class HotTail:
         self._followed: dict[str, _Followed] = {}
         self._size = 0
         self._closed = False
-        self._late_since: float | None = None
-        """Since when batches wait in vain, seconds of the monotonic clock."""
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -93,12 +93,11 @@ class HotTail:
     ) -> dict[str, PartitionView] | None:
         """Return the views with all that came since.
 
-        None where one of ``needed`` is not followed or late, or where a partition has a new ledger: then Pulsar has to
-        be asked.
+        None where one of ``needed`` is not followed, or where a partition has a new ledger: then Pulsar has to be asked.
         """
         found = dict(views)
         with self._changed:
-            if self._late_since is not None or not self._followed.keys() >= set(needed):
+            if not self._followed.keys() >= set(needed):
                 return None
             for name, followed in self._followed.items():
                 if name in views:
@@ -125,9 +124,10 @@ class HotTail:
             self._follow(starts)
             wanted = {task.partition: ends[task.partition] for task in tasks}
             if not self._changed.wait_for(lambda: self._reached(wanted), self._patience_s(wanted)):
-                self._late(wanted)
+                self._note_late(wanted)
                 return None
-            self._late_since = None
+            for name in wanted.keys() & self._followed.keys():
+                self._followed[name].late_since = None
             found = [of for of in map(self._of, tasks) if of is not None]
             dropped = not self._followed
         if len(found) == len(tasks):
@@ -151,36 +151,44 @@ class HotTail:
         for name, start in starts.items():
             known = self._followed.get(name)
             if known is None or start < known.begin:
-                if known is not None:
-                    self._size -= sum(map(_size, known.entries))
-                self._followed[name] = _Followed(start, start)
+                self._begin(name, start)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="pulsebridge-hot-tail", daemon=True)
             self._thread.start()
         self._changed.notify_all()
+
+    def _begin(self, name: str, place: Position) -> None:
+        """Follow a partition from there on, with a reader of its own."""
+        known = self._followed.get(name)
+        if known is not None:
+            self._size -= sum(map(_size, known.entries))
+        self._followed[name] = _Followed(place, place)
 
     def _reached(self, ends: Mapping[str, Position]) -> bool:
         """Whether all came up to ``ends``, or never will: the tail was dropped."""
         return not self._followed or all(self._followed[name].end >= end for name, end in ends.items())
 
     def _patience_s(self, wanted: Iterable[str]) -> float:
-        if self._late_since is not None:
+        of = [self._followed[name] for name in wanted]
+        if any(one.late_since is not None for one in of):
             return _LATE_WAIT_S
-        return _WAIT_S if all(self._followed[name].has_reader for name in wanted) else _BEGIN_S
+        return _WAIT_S if all(one.has_reader for one in of) else _BEGIN_S
 
-    def _late(self, wanted: Mapping[str, Position]) -> None:
-        """Go on following: what is late for this batch is there for the next one. Where it is not, begin again."""
+    def _note_late(self, wanted: Mapping[str, Position]) -> None:
+        """Go on following: what is late for this batch is there for the next one, unless the reader gets nothing."""
         now = time.monotonic()
-        if self._late_since is None:
-            self._late_since = now
-        late = {name: self._followed[name] for name, end in wanted.items() if self._followed[name].end < end}
-        _left_to_the_tasks(
-            "entries did not come in time",
-            late={n: {"end": of.end, "wanted": wanted[n], "reader": of.has_reader} for n, of in late.items()},
-            late_s=round(now - self._late_since, 1),
-        )
-        if now - self._late_since > _LATE_S:
-            self._drop()
+        late: dict[str, object] = {}
+        for name, end in wanted.items():
+            of = self._followed[name]
+            if of.end >= end:
+                of.late_since = None
+                continue
+            of.late_since = now if of.late_since is None else of.late_since
+            seconds = now - of.late_since
+            late[name] = {"end": of.end, "wanted": end, "reader": of.has_reader, "late_s": round(seconds, 1)}
+            if seconds > _LATE_S:
+                self._begin(name, end)
+        _left_to_the_tasks("entries did not come in time", late=late)
 
     def _of(self, task: ReadTask) -> list[Opened] | None:
         """Return the entries of a task, None where one is missing or is a part of a message."""
@@ -197,7 +205,6 @@ class HotTail:
     def _drop(self) -> None:
         self._followed = {}
         self._size = 0
-        self._late_since = None
         self._changed.notify_all()
 
     # --- the thread ---
