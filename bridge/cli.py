@@ -39,7 +39,7 @@ _EXTRAS: Final = {
     "pandas": "spark",
     "pyarrow": "spark",
     "great_expectations": "quality",
-    "altair": "demo",
+    "altair": "notebook",
     "vl_convert": "demo",
     "h11": "http",
     "bokeh_sampledata": "demo",

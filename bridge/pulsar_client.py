@@ -5,6 +5,7 @@ it is acknowledged is decided by its callers. A client is made inside the proces
 fork: its C++ threads do not survive one.
 """
 
+# ruff: noqa: E402  what is loaded late is named before it is imported
 from __future__ import annotations
 
 import os
@@ -14,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+from bridge.late_modules import load_late
+
+# Its schemas, which nothing here uses, import both: two thirds of its start.
+load_late("fastavro", "google.protobuf.descriptor_pb2")
+
 import pulsar
-import structlog
 
 from bridge.errors import DeniedError, TerminalError, TransientError
+from bridge.loggers import get_logger
 from bridge.pulsar_dial import dial, with_grant
 from bridge.pulsar_errors import NOT_LET_IN, as_our_error
 from bridge.pulsar_wire.client import WireClient
@@ -45,7 +51,7 @@ __all__ = [
     "received",
 ]
 
-log = structlog.get_logger("pulsar")
+log = get_logger("pulsar")
 
 Consumer: TypeAlias = pulsar.Consumer
 Message: TypeAlias = pulsar.Message

@@ -4,6 +4,7 @@ Token and certificates are read from their files again when those change. A brok
 307 with the owner's address; the token goes there too, as Pulsar's own tools do it, but never from https to http.
 """
 
+# ruff: noqa: E402  what is loaded late is named before it is imported
 from __future__ import annotations
 
 import re
@@ -12,6 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from bridge.late_modules import load_late
+
+# For its command line alone it imports all of them: half of its start.
+load_late("pygments.lexers", "pygments.util")
+load_late("rich.console", "rich.markup", "rich.progress", "rich.syntax", "rich.table")
 
 import httpx
 

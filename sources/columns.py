@@ -13,8 +13,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS, partition_number
@@ -84,34 +84,42 @@ class _Batch:
         self.rows = rows
 
     @cached_property
+    def payloads(self) -> Any:
+        return pa.array(self.rows.payloads, pa.binary())
+
+    @cached_property
     def kind_of(self) -> Any:
         """By row, the place of its kind."""
-        return pa.array(self.rows.kind_of, pa.int32())
+        return np.array(self.rows.kind_of, np.int32)
 
     @cached_property
-    def events(self) -> Any:
-        """Event times in µs, null where there is none."""
-        return pa.array([time * 1000 if time else None for time in self.rows.events], _TIME)
+    def event_ms(self) -> Any:
+        """Event times in ms, 0 where there is none."""
+        return np.array(self.rows.events, np.int64)
 
-    def per_entry(self, value: Callable[[Entry], int]) -> list[int]:
+    def per_entry(self, value: Callable[[Entry], int]) -> Any:
         """Return a value of each row's entry."""
-        found: list[int] = []
-        for entry, count in zip(self.rows.entries, self.rows.counts, strict=True):
-            found += [value(entry)] * count
-        return found
+        entries = self.rows.entries
+        return np.repeat(np.fromiter(map(value, entries), np.int64, len(entries)), self.rows.counts)
 
     @cached_property
-    def indexes(self) -> list[int]:
+    def indexes(self) -> Any:
         """The place of each row in its batch, 0 for one that is not in a batch."""
-        if self.rows.indexes is not None:
-            return self.rows.indexes
-        return [index for count in self.rows.counts for index in range(count)]
+        rows = self.rows
+        if rows.indexes is not None:
+            return np.array(rows.indexes, np.int32)
+        counts = np.array(rows.counts, np.int32)
+        return np.arange(len(rows), dtype=np.int32) - np.repeat(
+            np.cumsum(counts, dtype=np.int32) - counts, counts
+        )
 
 
 def _array(batch: _Batch, field: Any) -> Any:
     name, kinds = field.name, batch.rows.kinds
     if name in _OF_ROW:
         found = _OF_ROW[name](batch)
+        if isinstance(found, np.ndarray):
+            return pa.array(found).view(field.type)
         return found if isinstance(found, pa.Array) else pa.array(found, type=field.type)
     if name == "__messageProperties":
         found = _properties(kinds)
@@ -119,7 +127,7 @@ def _array(batch: _Batch, field: Any) -> Any:
         found = pa.array([_key(kind, batch) for kind in kinds], type=field.type)
     else:
         found = pa.array([_OF_KIND[name](kind) for kind in kinds], type=field.type)
-    return found.take(batch.kind_of)
+    return found.take(pa.array(batch.kind_of))
 
 
 def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
@@ -136,26 +144,30 @@ def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
         ) from e
 
 
-_INDEXES: Final = [varint(index) for index in range(4096)]
+_KEPT_SIZE: Final = 4096
+
+
+def _endings(size: int) -> list[bytes]:
+    """Return how the ids of a batch of this size differ: field 4, the index, before field 6, the size."""
+    tail = b"\x30" + varint(size)
+    return [b"\x20" + varint(index) + tail for index in range(size)]
+
+
+_kept_endings: Final = lru_cache(maxsize=64)(_endings)
 
 
 def _message_ids(batch: _Batch) -> list[bytes]:
-    # The ids of a batch differ in field 4, the index, which stands before field 6, the size: 20 <index> 30 <size>.
     number = partition_number(batch.partition)
     found: list[bytes] = []
-    places = iter(batch.indexes)
+    places = None if batch.rows.indexes is None else iter(batch.rows.indexes)
     for entry, count in zip(batch.rows.entries, batch.rows.counts, strict=True):
         head = message_id(entry, number)
-        if not entry.batched:
-            next(places, None)
-            found += [head] * count
-            continue
-        head, tail = head + b"\x20", b"\x30" + varint(entry.size)
-        mine = list(islice(places, count))
-        if entry.size <= len(_INDEXES):
-            found += [head + _INDEXES[index] + tail for index in mine]
+        mine = range(count) if places is None else list(islice(places, count))
+        if entry.batched:
+            endings = (_kept_endings if entry.size <= _KEPT_SIZE else _endings)(entry.size)
+            found += [head + endings[index] for index in mine]
         else:
-            found += [head + varint(index) + tail for index in mine]
+            found += [head] * count
     return found
 
 
@@ -172,9 +184,13 @@ def _properties(kinds: Sequence[Kind]) -> Any:
     )
 
 
+def _times(event_ms: Any, none: Any) -> Any:
+    return pa.array(event_ms * 1000, mask=none).view(_TIME)
+
+
 def _arrivals(batch: _Batch) -> Any:
-    ours = pa.array([contract.P_INGEST in kind.properties for kind in batch.rows.kinds], pa.bool_())
-    return pc.if_else(ours.take(batch.kind_of), batch.events, pa.scalar(None, _TIME))
+    ours = np.array([contract.P_INGEST in kind.properties for kind in batch.rows.kinds], bool)
+    return _times(batch.event_ms, (batch.event_ms == 0) | ~ours[batch.kind_of])
 
 
 def _number(text: str | None) -> int | None:
@@ -225,12 +241,12 @@ def _user_properties(text: str | None) -> list[dict[str, str]] | None:
 
 
 _OF_ROW: Final[Mapping[str, Callable[[_Batch], Any]]] = {
-    "value": lambda b: b.rows.payloads,
-    "payload": lambda b: b.rows.payloads,
+    "value": lambda b: b.payloads,
+    "payload": lambda b: b.payloads,
     "__topic": lambda b: pa.repeat(b.topic, len(b.rows)),
     "__messageId": _message_ids,
     "__publishTime": lambda b: b.per_entry(lambda e: e.publish_ms * 1000),
-    "__eventTime": lambda b: b.events,
+    "__eventTime": lambda b: _times(b.event_ms, b.event_ms == 0),
     "partition": lambda b: pa.repeat(pa.scalar(partition_number(b.partition), pa.int32()), len(b.rows)),
     "ledger_id": lambda b: b.per_entry(lambda e: e.ledger),
     "entry_id": lambda b: b.per_entry(lambda e: e.entry),

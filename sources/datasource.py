@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from bridge.errors import ConfigError, PulsebridgeError
 from bridge.formats import joined
+from bridge.python_start import start_from_packages
 from sources import partitions
 from sources.notes import say
 from sources.options import SourceOptions, parse
@@ -42,9 +43,11 @@ _SESSION: Final = {
 def register(spark: SparkSession) -> None:
     """Make ``format("pulsebridge")`` known to this session. Doing it twice is harmless.
 
-    Lets Spark push filters to Python sources, and hide ``authParams`` where it shows the options of a view,
-    unless the session says otherwise.
+    On a local master, Spark's Python processes start from the installed packages from then on
+    (``bridge.python_start``). Lets Spark push filters to Python sources, and hide ``authParams`` where it shows the
+    options of a view, unless the session says otherwise.
     """
+    start_from_packages(spark)
     spark.dataSource.register(joined(FORMAT, "read", PulsebridgeDataSource, NoWriting))
     for name, value in _SESSION.items():
         if spark.conf.get(name, None) is None:

@@ -270,7 +270,9 @@ class Opener:
     def _add_batch(self, opened: Opened, body: bytes) -> None:
         rows, places, tails = self.rows, self._places.get, self._tails.get
         add, add_kind, add_event = rows.payloads.append, rows.kind_of.append, rows.events.append
-        at, guess, number_of = 0, self._guess, int.from_bytes
+        at, guess, number_of, indexes = 0, self._guess, int.from_bytes, rows.indexes
+        last: bytes | None = b""  # what the tail before said, where it is the same for the next message
+        event_ms, null = 0, False
         for index in range(opened.size):
             start = at + 4
             end = start + number_of(body[at:start], "big")
@@ -288,31 +290,34 @@ class Opener:
                     length, rest = length & 127 | more << 7, rest + 1
                 else:
                     length, rest = read_varint(body, cut + 1)
-            tail = _PLAIN
-            if rest < end:
-                said = body[rest:end]
-                tail = tails(said) or self._tail(said)
+            said = body[rest:end]
+            if said != last:
+                tail = (tails(said) or self._tail(said)) if said else _PLAIN
                 if tail.gone:
                     at = end
-                    self._gap(index)
+                    indexes = self._gap(index)
                     continue
+                last, event_ms, null = said, tail.event_ms, tail.null
                 if tail.key_base64:
-                    place = self._place(body[start:cut], True)
+                    place, last = self._place(body[start:cut], True), None
             at = end + length
             if at > len(body):
                 raise ValueError(f"message {index} ends behind the batch")
-            add(body[end:at] if length or not tail.null else None)
+            add(body[end:at] if length or not null else None)
             add_kind(place)
-            add_event(tail.event_ms)
-            if rows.indexes is not None:
-                rows.indexes.append(index)
+            add_event(event_ms)
+            if indexes is not None:
+                indexes.append(index)
 
-    def _gap(self, index: int) -> None:
-        """Begin to keep places: from the first message on that is not there, they are not those of the rows."""
+    def _gap(self, index: int) -> list[int]:
+        """Begin to keep places: from the first message on that is not there, they are not those of the rows. Returns the
+        list.
+        """
         rows = self.rows
         if rows.indexes is None:
             rows.indexes = [i for count in rows.counts for i in range(count)]
             rows.indexes.extend(range(index))
+        return rows.indexes
 
     def _place(self, prefix: bytes, base64: bool) -> int:
         named = prefix + b"\xff" if base64 else prefix  # no field begins so

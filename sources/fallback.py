@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-import structlog
-
 from bridge.contract import Position, partition_names
 from bridge.errors import TransientError, UnreachableError
+from bridge.loggers import get_logger
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_dial import dial
 from sources.binary import BinaryTopics
@@ -28,7 +27,7 @@ __all__ = ["FallbackCatalog"]
 
 T = TypeVar("T")
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _ASK_AGAIN_S: Final = 3.0
 _DIAL_S: Final = 3.0
 _OFF: Final = (

@@ -15,19 +15,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from bridge.contract import Position
 from bridge.decoding import checked_text, checked_whole, decodes, json_of_record
 from bridge.errors import FencedError, RefusedError, TransientError
 from bridge.killpoints import reach
+from bridge.loggers import get_logger
 from bridge.pulsar_admin import PulsarAdmin, subscription_path
 from bridge.pulsar_client import Consumer, MessageId, PulsarClient, our_errors
 from sources.planning import PartitionView
 
 __all__ = ["Hold", "HoldRecord"]
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _PROPERTY: Final = "pulsebridge.hold"
 _RETRY_S: Final = 0.2
 

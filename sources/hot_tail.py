@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from bridge.contract import Position
 from bridge.errors import PulsebridgeError
+from bridge.loggers import get_logger
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
@@ -29,7 +28,7 @@ from sources.reading import ReadTask
 
 __all__ = ["HotTail"]
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _ENTRY_BYTES: Final = 1024
 """What an entry takes in memory beside its payload, at most, once its metadata is taken apart."""
 _PERMITS: Final = 1000
@@ -38,10 +37,15 @@ _GATHER_S: Final = 0.004
 """Between two looks at the connections: messages that come one by one are taken together."""
 _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 0.2
-_WAIT_S: Final = 2.0
-"""How long a batch waits for entries that are there and have not come."""
-_REST_S: Final = 10.0
-"""How long the tasks read alone after such a wait was in vain."""
+_BEGIN_S: Final = 1.0
+"""How long a batch waits for its entries where a partition has no reader yet."""
+_WAIT_S: Final = 0.25
+"""The same where each has one: an entry that is there comes within milliseconds."""
+_LATE_WAIT_S: Final = 0.05
+"""The same after such a wait was in vain for a partition, until one is not."""
+_LATE_S: Final = 5.0
+"""After so long a reader that is late is made again."""
+_MOST_PAUSE_S: Final = 10.0
 _MOST_ENTRIES: Final = 5_000
 """Entries of a batch: more of them are taken apart sooner by several tasks."""
 
@@ -55,6 +59,9 @@ class _Followed:
     end: Position
     """The place after the last entry that came."""
     entries: deque[Opened] = field(default_factory=deque)
+    has_reader: bool = False
+    late_since: float | None = None
+    """Since when batches wait for it in vain, seconds of the monotonic clock."""
     again_at: float = 0.0
     """When the next reader may be made, seconds of the monotonic clock."""
     pause_s: float = _AGAIN_S
@@ -71,7 +78,6 @@ class HotTail:
         self._followed: dict[str, _Followed] = {}
         self._size = 0
         self._closed = False
-        self._rests_until = 0.0
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -111,22 +117,23 @@ class HotTail:
         """
         entries = sum(s.entries for task in tasks for s in task.segments)
         size = sum(task.entry_bytes * s.entries for task in tasks for s in task.segments)
-        if (
-            entries > _MOST_ENTRIES
-            or size + _ENTRY_BYTES * entries > self._most_bytes // 2
-            or time.monotonic() < self._rests_until
-        ):
+        if entries > _MOST_ENTRIES or size + _ENTRY_BYTES * entries > self._most_bytes // 2:
+            _left_to_the_tasks("it is too large", entries=entries, bytes=size)
             return None
         with self._changed:
             self._follow(starts)
             wanted = {task.partition: ends[task.partition] for task in tasks}
-            came = self._changed.wait_for(lambda: self._reached(wanted), _WAIT_S)
-            found = [self._of(task) for task in tasks] if came else [None]
-            if not came:
-                self._rests_until = time.monotonic() + _REST_S
-                self._drop()
-        whole = [of for of in found if of is not None]
-        return whole if len(whole) == len(tasks) else None
+            if not self._changed.wait_for(lambda: self._reached(wanted), self._patience_s(wanted)):
+                self._note_late(wanted)
+                return None
+            for name in wanted.keys() & self._followed.keys():
+                self._followed[name].late_since = None
+            found = [of for of in map(self._of, tasks) if of is not None]
+            dropped = not self._followed
+        if len(found) == len(tasks):
+            return found
+        _left_to_the_tasks("the tail was dropped" if dropped else "an entry is no message, or a part of one")
+        return None
 
     def forget(self, ends: Mapping[str, Position]) -> None:
         """Drop what lies before ``ends``: the query has committed it."""
@@ -144,17 +151,44 @@ class HotTail:
         for name, start in starts.items():
             known = self._followed.get(name)
             if known is None or start < known.begin:
-                if known is not None:
-                    self._size -= sum(map(_size, known.entries))
-                self._followed[name] = _Followed(start, start)
+                self._begin(name, start)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="pulsebridge-hot-tail", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 
+    def _begin(self, name: str, place: Position) -> None:
+        """Follow a partition from there on, with a reader of its own."""
+        known = self._followed.get(name)
+        if known is not None:
+            self._size -= sum(map(_size, known.entries))
+        self._followed[name] = _Followed(place, place)
+
     def _reached(self, ends: Mapping[str, Position]) -> bool:
         """Whether all came up to ``ends``, or never will: the tail was dropped."""
         return not self._followed or all(self._followed[name].end >= end for name, end in ends.items())
+
+    def _patience_s(self, wanted: Iterable[str]) -> float:
+        of = [self._followed[name] for name in wanted]
+        if any(one.late_since is not None for one in of):
+            return _LATE_WAIT_S
+        return _WAIT_S if all(one.has_reader for one in of) else _BEGIN_S
+
+    def _note_late(self, wanted: Mapping[str, Position]) -> None:
+        """Go on following: what is late for this batch is there for the next one, unless the reader gets nothing."""
+        now = time.monotonic()
+        late: dict[str, object] = {}
+        for name, end in wanted.items():
+            of = self._followed[name]
+            if of.end >= end:
+                of.late_since = None
+                continue
+            of.late_since = now if of.late_since is None else of.late_since
+            seconds = now - of.late_since
+            late[name] = {"end": of.end, "wanted": end, "reader": of.has_reader, "late_s": round(seconds, 1)}
+            if seconds > _LATE_S:
+                self._begin(name, end)
+        _left_to_the_tasks("entries did not come in time", late=late)
 
     def _of(self, task: ReadTask) -> list[Opened] | None:
         """Return the entries of a task, None where one is missing or is a part of a message."""
@@ -190,6 +224,7 @@ class HotTail:
                 readers.read(_LOOK_S)
                 for name, (of, reader) in list(made.items()):
                     if not self._take_in(name, of, reader):
+                        of.has_reader = False
                         del made[name]
                         reader.close()
                 time.sleep(_GATHER_S)
@@ -213,13 +248,14 @@ class HotTail:
             if name in made or time.monotonic() < of.again_at:
                 continue
             of.again_at = time.monotonic() + of.pause_s
-            of.pause_s = min(2 * of.pause_s, _REST_S)
+            of.pause_s = min(2 * of.pause_s, _MOST_PAUSE_S)
             try:
                 reader = readers.reader(name, of.end.ledger, of.end.entry, permits=_PERMITS)
             except PulsebridgeError as e:  # the tasks meet it as well, and say it
                 _log.debug("a partition cannot be followed", partition=name, error=str(e))
                 continue
             made[name] = (of, reader)
+            of.has_reader = True
 
     def _take_in(self, name: str, of: _Followed, reader: EntryReader) -> bool:
         """Keep what came for one partition. Returns False when its reader is of no more use."""
@@ -252,6 +288,10 @@ class HotTail:
                 _log.debug("the hot tail is full and is dropped, the query is behind", bytes=self._size)
                 self._drop()
             self._changed.notify_all()
+
+
+def _left_to_the_tasks(why: str, **found: object) -> None:
+    _log.debug("a batch is read by the tasks, not from the hot tail", why=why, **found)
 
 
 def _size(of: Opened) -> int:

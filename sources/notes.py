@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bridge.loggers import get_logger
+
 __all__ = ["say"]
 
 
@@ -11,9 +13,7 @@ def say(notes: Sequence[str], lacking: str | None) -> None:
     """Log the notes on the options, and as a warning what the query has to do without."""
     if not notes and lacking is None:
         return
-    import structlog
-
-    log = structlog.get_logger("source")
+    log = get_logger("source")
     if notes:
         log.info("options that change nothing", options=list(notes))
     if lacking is not None:

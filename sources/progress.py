@@ -11,17 +11,17 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from bridge.contract import Behind
+from bridge.loggers import get_logger
 from bridge.source_metrics import QueryMetrics, SourceMetrics
 from sources.lag import BEHIND
 from sources.listening import JsonListener
 
 __all__ = ["SourceProgress", "behind_of"]
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _SAY_S: Final = 60.0
 """How often a query that is behind says so above DEBUG."""
 _NAMED: Final = 5

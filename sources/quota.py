@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import structlog
-
 from bridge.contract import Position
+from bridge.loggers import get_logger
 from sources.planning import PartitionView
 
 __all__ = ["QuotaWatch"]
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _EVERY_S: Final = 60.0
 _SHARE: Final = 0.5
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.contract import Position
 from bridge.errors import ContractError, DataLossError, TransientError
 from bridge.killpoints import reach
+from bridge.loggers import get_logger
 from bridge.pulsar_wire.client import WireReaders
 from bridge.pulsar_wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
@@ -39,6 +40,8 @@ __all__ = ["ReadTask", "read_kept", "read_range"]
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 32 * 1024 * 1024
 _QUEUE_BYTES: Final = 64 * 1024 * 1024
+_MOST_MESSAGES: Final = 10_000
+"""Messages that the broker may send unasked: what a task does not take at once waits in the broker and in the kernel."""
 _CHUNKED: Final = 10
 """How many messages may be under way in chunks at the same time, as with Pulsar's own clients."""
 _RETRY_S: Final = 0.2
@@ -139,11 +142,13 @@ class _Range:
         self._report_loss()
 
     def _reader(self, place: Position) -> EntryReader:
-        # What is permitted counts messages, the bound is in bytes: what an entry holds is known from before.
-        rows = _rows_per_entry.get(self.task.partition, 1.0)
-        permits = max(16, min(10_000, int(_QUEUE_BYTES * rows / self.task.entry_bytes)))
+        permits = self._permits(_rows_per_entry.get(self.task.partition, 1.0))
         readers = _readers(self.task.pulsar)
         return readers.reader(self.task.partition, place.ledger, place.entry, permits=permits)
+
+    def _permits(self, per_entry: float) -> int:
+        # What is permitted counts messages, the bound is in bytes.
+        return max(16, min(_MOST_MESSAGES, int(_QUEUE_BYTES * per_entry / self.task.entry_bytes)))
 
     def _leave(self) -> None:
         reader, self.reader = self.reader, None
@@ -187,7 +192,9 @@ class _Range:
         if self.reader is not None:
             rows = self.opener.rows
             per_entry = len(rows) / len(rows.entries) if rows.entries else found.size
-            self.reader.took(found.size, int(self.left * max(1.0, per_entry)))
+            wanted = int(self.left * max(1.0, per_entry))
+            # A new worker does not know how much an entry holds: it would wait for each one.
+            self.reader.took(found.size, min(wanted, self._permits(max(1.0, per_entry))))
         if counts:
             self._take(found)
 
@@ -287,7 +294,7 @@ class _Range:
                         f"{self.task.partition}: the chunked message that ends at {end} did not come"
                     )
                 opened = open_entry(found, self.task.partition)
-                reader.took(opened.size, last.chunk.total)
+                reader.took(opened.size, min(last.chunk.total, self._permits(1.0)))
                 if opened.chunk is not None and opened.chunk.uuid == last.chunk.uuid:
                     parts.append(opened)
         finally:
@@ -327,9 +334,7 @@ class _Range:
 
     def _report_loss(self) -> None:
         if self.lost:
-            import structlog
-
-            structlog.get_logger("source").warning(
+            get_logger("source").warning(
                 "entries are gone or cannot be read, and failOnDataLoss is off: check TTL, eviction and retention of the "
                 "topic, and what writes to it",
                 partition=self.task.partition,

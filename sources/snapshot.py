@@ -12,10 +12,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-import structlog
-
 from bridge.contract import Position, namespace_of, partition_name, partition_names
 from bridge.errors import RefusedError, TransientError
+from bridge.loggers import get_logger
 from bridge.pulsar_admin import PulsarAdmin, rest_path
 from sources.chunks import ChunkPart, part_of
 from sources.planning import Ledger, PartitionView
@@ -30,7 +29,7 @@ INCARNATION_PROPERTY: Final = "pulsebridge.incarnation"
 _RECOVERY_ATTEMPTS: Final = 10
 _RECOVERY_WAIT_S: Final = 0.05
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 
 
 class Catalog:
@@ -93,8 +92,9 @@ class Catalog:
         """
         topics = list(topics)
         namespaces = sorted({namespace_of(topic) for topic in topics})
-        found = [*self._pool.map(self._expiry_of_namespace, namespaces)]
-        return [finding for of in (*found, *self._pool.map(self._expiry_of_topic, topics)) for finding in of]
+        found = self._pool.map(self._expiry_of_namespace, namespaces)
+        of_topics = self._pool.map(self._expiry_of_topic, topics)
+        return [finding for of in (*found, *of_topics) for finding in of]
 
     def quotas(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the bytes of backlog that each partition of a topic may have, of the topics that have a limit."""

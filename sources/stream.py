@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import structlog
-
 from bridge.contract import Position, base_topic
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.killpoints import reach
-from bridge.logs import configure as configure_logs
+from bridge.loggers import configure_later, get_logger
 from bridge.pulsar_client import PulsarClient
 from bridge.settings.files import DEFAULT_FILE, PREFIX
 from bridge.settings.log import LogSettings
@@ -41,7 +39,7 @@ __all__ = ["StreamPlanner"]
 
 T = TypeVar("T")
 
-_log = structlog.get_logger("source")
+_log = get_logger("source")
 _RETRY_S: Final = 30.0
 _ROWS_S: Final = 10.0
 """How long the rows per entry of a partition are believed."""
@@ -55,8 +53,7 @@ class StreamPlanner:
 
     def __init__(self, options: SourceOptions) -> None:
         assert options.subscription is not None, "parse() requires the name"
-        if not structlog.is_configured():  # the planner process is Spark's, nobody else configures it
-            configure_logs(_log_settings())
+        configure_later(_log_settings())  # the planner process is Spark's, nobody else configures it
         self._options = options
         self._client = PulsarClient(options.pulsar)
         self._catalog = FallbackCatalog(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError, MissingExtraError
+from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def local_session(
     more: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return a session whose driver is this process, with Delta's jars from the cache."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers need the same packages
+    # The workers must be this very Python, with the same packages.
+    os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
     pairs = spark_settings(master)
     pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
     pairs.update(more or {})

@@ -68,5 +68,5 @@ def check(
         for line in shadows:
             typer.echo(f"failed  packages      {line} — install pulsebridge into an environment of its own")
         if not shadows:
-            typer.echo("ok      packages      bridge, sources, sinks and streaming are ours")
+            typer.echo("ok      packages      bridge, sources, sinks, streaming and pulsebridge are ours")
     raise typer.Exit(0 if ok else 1)

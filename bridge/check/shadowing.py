@@ -14,14 +14,14 @@ from typing import Final
 __all__ = ["DISTRIBUTION", "PACKAGES", "package_folders", "shadowed", "shadowed_here"]
 
 DISTRIBUTION: Final = "pulsebridge"
-PACKAGES: Final = ("bridge", "sources", "sinks", "streaming")
+PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
 
 
 def shadowed(folders: Mapping[str, Path | None], owners: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a sentence for each package that is not, or not only, ours.
 
     ``folders``: where Python finds each package, None where it finds none. ``owners``: the distributions that
-    installed files under each name. All four belong in one place, beside ``bridge``.
+    installed files under each name. All belong in one place, beside ``bridge``.
     """
     problems = []
     home = folders.get("bridge")

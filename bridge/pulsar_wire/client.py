@@ -6,9 +6,8 @@ import threading
 import time
 from typing import Final, Generic, Protocol, TypeVar
 
-import structlog
-
 from bridge.errors import DeniedError, FencedError, TransientError
+from bridge.loggers import get_logger
 from bridge.pulsar_dial import addresses, credentials, open_connection, with_grant
 from bridge.pulsar_errors import as_our_error
 from bridge.pulsar_wire import commands
@@ -22,7 +21,7 @@ from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Brokers", "WireClient", "WireReaders"]
 
-log = structlog.get_logger("pulsar")
+log = get_logger("pulsar")
 
 _REDIRECTS: Final = 20
 _DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024

@@ -270,18 +270,20 @@ class Frames:
         buffer = self._data
         buffer += data
         found, at = [], 0
-        while len(buffer) - at >= 8:
-            total = int.from_bytes(buffer[at : at + 4], "big")
-            if not 4 <= total <= self._most:
-                raise ValueError(f"a frame of {total} bytes")
-            if len(buffer) - at - 4 < total:
-                break
-            size = int.from_bytes(buffer[at + 4 : at + 8], "big")
-            if size > total - 4:
-                raise ValueError(f"a command of {size} bytes in a frame of {total}")
-            command = at + 8 + size
-            stop = at + 4 + total
-            found.append(parse(bytes(buffer[at + 8 : command]), bytes(buffer[command:stop])))
-            at = stop
+        # A slice of the buffer itself would be a copy, and bytes() of it another.
+        with memoryview(buffer) as view:
+            while len(buffer) - at >= 8:
+                total = int.from_bytes(buffer[at : at + 4], "big")
+                if not 4 <= total <= self._most:
+                    raise ValueError(f"a frame of {total} bytes")
+                if len(buffer) - at - 4 < total:
+                    break
+                size = int.from_bytes(buffer[at + 4 : at + 8], "big")
+                if size > total - 4:
+                    raise ValueError(f"a command of {size} bytes in a frame of {total}")
+                command = at + 8 + size
+                stop = at + 4 + total
+                found.append(parse(bytes(view[at + 8 : command]), bytes(view[command:stop])))
+                at = stop
         del buffer[:at]
         return found

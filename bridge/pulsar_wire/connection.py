@@ -16,15 +16,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Final, Protocol
 
-import structlog
-
+from bridge.loggers import get_logger
 from bridge.poller import Poller
 from bridge.pulsar_wire.accepted import Accepted
 from bridge.pulsar_wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
 __all__ = ["BrokerConnection", "Listener"]
 
-log = structlog.get_logger("pulsar")
+log = get_logger("pulsar")
 
 KEEP_ALIVE_S: Final = 30.0
 """After so long a silence the broker is asked whether it is there; after twice that it is not."""

@@ -27,7 +27,7 @@ class RawEntry(NamedTuple):
 class EntryReader:
     """The entries of ``partition`` from (``ledger``, ``entry``) on.
 
-    ``permits`` bounds how many messages the broker sends unasked. Nothing is left in Pulsar when it is closed.
+    ``permits`` is how many messages the broker may send at first. Nothing is left in Pulsar when it is closed.
     """
 
     def __init__(
@@ -36,7 +36,6 @@ class EntryReader:
         self.partition = partition
         self._link = link
         self._number = link.number()
-        self._permits = permits
         self._left = permits
         link.listen(self._number)
         request = link.number()
@@ -69,12 +68,12 @@ class EntryReader:
         return _entry_of(heard)
 
     def took(self, messages: int, wanted: int) -> None:
-        """Say how many messages an entry held, and about how many are still wanted.
+        """Say how many messages an entry held, and about how many more may be on their way.
 
-        When half of what was permitted is used the broker may send more, but not much beyond what is wanted.
+        When half of that is used the broker may send more, but not much beyond it.
         """
         self._left -= messages
-        most = min(self._permits, max(1, wanted))
+        most = max(1, wanted)
         if self._left * 2 <= most:
             self._link.write(flow(self._number, most - self._left))
             self._left = most

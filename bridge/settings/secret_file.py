@@ -6,14 +6,14 @@ from os import PathLike
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import structlog
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError
+from bridge.loggers import get_logger
 
 __all__ = ["SecretFile", "token_of"]
 
-log = structlog.get_logger("settings")
+log = get_logger("settings")
 
 
 class SecretFile(SecretStr):

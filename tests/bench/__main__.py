@@ -26,7 +26,7 @@ ON_REQUEST = {
     "outage": "takes 12 minutes",
     "idle": "takes 10 minutes",
     "parked": "takes 10 minutes",
-    "silver": "takes long, and was not run to its end with a million rows yet",
+    "silver": "takes several minutes",
 }
 
 

@@ -93,7 +93,7 @@ def _loaded(stack: LocalStack, folder: Path, config: Path) -> list[Figure]:
 
 def config_of(stack: LocalStack, folder: Path) -> Path:
     """Write the settings of all tiers for a stack, as the demo has them. Returns the file."""
-    settings = yaml.safe_load(conf_path("demo.yaml").read_text())
+    settings = yaml.safe_load(conf_path("demo/pulsebridge.yaml").read_text())
     settings.setdefault("mqtt", {}).update(host=stack.mqtt_host, port=stack.mqtt_port)
     settings.setdefault("pulsar", {}).update(service_url=stack.pulsar_url, admin_url=stack.admin_url)
     settings.setdefault("streaming", {})["root"] = str(folder / "lakehouse")

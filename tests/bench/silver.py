@@ -1,162 +1,235 @@
-"""Silver: what validation costs of a batch, how many readings a second pass, and how long one takes from its device.
+"""Topic to table with rules and a quarantine, beside the same written by hand (``by_hand.py``); and how long one takes.
 
-The share of validation is that of the suite and of quarantine in the time of a batch: the same rows, in turn with the
-shipped suite and with an empty one, batch after batch into tables of their own. Latency is that of the whole way, MQTT
-broker, ingest, Pulsar, bronze and silver, with push and the alerts running beside it: from when a reading was due, open
-loop, to when the commit of Delta that holds it appeared.
+The two read one Pulsar topic through this project's source, in batches of a given size. The time is that of a batch, from
+its planning to its commits, as Spark reports it; the first batches of a session, in which the JVM compiles, do not count.
+
+Latency is that of the whole way, MQTT broker, ingest, Pulsar, bronze and silver, with push and the alerts running beside
+it: from when a reading was due, open loop, to when the commit of Delta that holds it appeared.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-import statistics
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
 from bridge.local.stack import LocalStack
-from bridge.settings import LocalSettings, StreamingSettings
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar_wire.batches import head_of
+from bridge.settings import LocalSettings, PulsarSettings, Settings, StreamingSettings
 from bridge.settings.loading import conf_path
-from streaming import silver
+from pulsebridge.audit.tables import LogTail, read_table
+from sources.options import connection_options
+from streaming import bronze, silver
 from streaming.checkpoints import Checkpoint
 from streaming.decoders.settings import load_decoders
-from streaming.demo.audit.delta_record import read_tables
-from streaming.demo.delta_log import LogTail
-from streaming.predicates import Suite, load_suite, parse_suite
+from streaming.predicates import load_suite
+from streaming.session import delta_jars, spark_defaults
 from streaming.tables import Tables
+from tests.bench.by_hand import by_hand
 from tests.bench.flood import field, paced, publish
 from tests.bench.loop import config_of
-from tests.bench.processes import bench_folder, pulsebridge, running
+from tests.bench.processes import bench_folder, pulsebridge, running, with_logs_of
 from tests.bench.results import Figure, percentile
+from tests.bench.source_peers import Message, OurSide
+from tests.bench.stock import stock_session
 from tests.support.spark import build_session, stop_session
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
 
-__all__ = ["measure"]
+__all__ = ["batches_of", "measure", "seconds_of"]
 
-SIZES: Final = {100: (8, 10), 10_000: (4, 8), 1_000_000: (0, 1)}
+SIZES: Final = {100: (8, 12), 20_000: (2, 4), 1_000_000: (0, 1)}
 """Rows of a batch; and how many batches come first, and how many are timed then."""
 DEVICES: Final = 500
 BAD_EVERY: Final = 50
-WARM_SECONDS: Final = 120
-"""At the first pace: the JVM compiles its code for as long."""
-PACES: Final = {200: 60, 2_000: 30}
-"""Readings per second, and for how many seconds."""
-FIRST_PACE: Final = min(PACES)
+PARTITIONS: Final = 4
+_COLUMNS: Final = "payload,device,mqtt_topic,arrival_time,__publishTime,partition,ledger_id,entry_id"
+"""What the reference needs of a message."""
+_DELTA: Final = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
+PACE: Final = 200
+"""Readings per second of which the latency is taken."""
+WARM_SECONDS: Final = 40
+SECONDS: Final = 30
 _READY: Final = {"ingest": "subscribed at the MQTT broker"}
 """What a tier has to say first: what is published while nobody is subscribed is lost."""
 
 
 def measure() -> tuple[list[Figure], list[str]]:
-    """Return ``silver.validation_share``, ``silver.rate``, and ``silver.p50`` and ``.p99`` at two paces."""
-    return [*_shares(), *_latencies()], []
-
-
-def _shares() -> list[Figure]:
-    shipped = load_suite(conf_path("expectations/silver.json"))
-    suites = {"with": shipped, "without": parse_suite({"name": "none", "expectations": []}, "bench")}
-    figures = []
-    with bench_folder() as folder:
-        spark = build_session(folder, {"spark.eventLog.enabled": "false"})
-        try:
-            for size, (warm, timed) in SIZES.items():
-                rows = _bronze(spark, size, warm + timed, folder / f"bronze-{size}")
-                into = {
-                    name: _batches(spark, suite, folder / f"{name}-{size}") for name, suite in suites.items()
-                }
-                seconds: dict[str, list[float]] = {name: [] for name in suites}
-                for number in range(warm + timed):
-                    for name, batches in into.items():
-                        began = time.monotonic()
-                        batches(rows.where(f"batch = {number}").drop("batch"), number)
-                        seconds[name].append(time.monotonic() - began)
-                with_, bare = (statistics.median(seconds[name][warm:]) for name in ("with", "without"))
-                print(f"  {size:,} rows: {with_:.2f} s, {bare:.2f} s without a suite", flush=True)
-                figures.append(Figure(f"silver.validation_share.{size}", (with_ - bare) / with_, "share"))
-                figures.append(
-                    Figure(f"silver.batch.{size}", with_ * 1000, "ms", "without a suite", bare * 1000)
-                )
-            figures.append(Figure("silver.rate", size / with_, "1/s"))
-        finally:
-            stop_session(spark)
-    return figures
-
-
-def _bronze(spark: SparkSession, size: int, count: int, folder: Path) -> DataFrame:
-    """Return the stored messages of so many batches, of many devices; every fiftieth fails a rule."""
-    from pyspark.sql import functions as F
-
-    at = F.timestamp_seconds(F.lit(1_767_225_600) + F.col("id") * 5)
-    value = F.when(F.col("id") % BAD_EVERY == 0, 5000.0).otherwise(80.0 + F.col("id") % 100)
-    device = F.format_string("bench-%03d", F.col("id") % DEVICES)
-    body = F.to_json(
-        F.struct(
-            F.format_string("r-%d", "id").alias("id"),
-            F.date_format(at, "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("ts"),
-            value.alias("glucose"),
-            (F.unix_micros(at) + 1000).alias("sent_us"),
-        )
-    )
-    rows = spark.range(size * count).select(
-        F.floor(F.col("id") / size).cast("int").alias("batch"),
-        F.lit("persistent://public/bench/wearables").alias("__topic"),
-        at.alias("__publishTime"),
-        F.lit(None).cast("map<string,string>").alias("__messageProperties"),
-        F.lit(0).alias("partition"),
-        F.lit(1).cast("bigint").alias("ledger_id"),
-        F.col("id").alias("entry_id"),
-        F.lit(0).alias("batch_index"),
-        F.concat(F.lit("wearables/"), device, F.lit("/glucose")).alias("mqtt_topic"),
-        device.alias("device"),
-        F.encode(body, "UTF-8").alias("payload"),
-        F.lit(False).alias("retained"),
-        at.alias("arrival_time"),
-        F.lit(None).cast("string").alias("command_topic"),
-    )
-    rows.coalesce(2).write.format("delta").partitionBy("batch").save(str(folder))
-    return spark.read.format("delta").load(str(folder))
-
-
-def _batches(spark: SparkSession, suite: Suite, root: Path) -> silver.SilverBatches:
-    """Return what writes the micro-batches, into new tables."""
-    tables = Tables.of(StreamingSettings(root=str(root)))
-    silver.create_tables(spark, tables)
-    recipe = silver.recipe_of(load_decoders(conf_path("rules.yaml")), suite, 600.0)
-    return silver.SilverBatches(tables, Checkpoint(spark, tables.checkpoint("silver")), recipe)
-
-
-def _latencies() -> list[Figure]:
+    """Return ``silver.by_hand`` at three sizes, beside the reference without and with removal of duplicates;
+    ``silver.settings``, the reference with this project's settings beside Spark's; and ``silver.p50`` and ``.p99``.
+    """
     with (
         bench_folder() as folder,
         LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
-        ExitStack() as run,
+        with_logs_of(stack, folder),
     ):
-        config = config_of(stack, folder)
+        settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
+        with PulsarAdmin(settings) as admin:
+            admin.provision_namespaces()
+        side = OurSide(settings)
+        topics = {
+            size: side.store(PARTITIONS, batches_of(size, warm + timed))
+            for size, (warm, timed) in SIZES.items()
+        }
+        took = {name: _session(name, settings, topics, folder / name) for name in ("ours", "stock")}
+        return [*_figures(took), *_latencies(stack, folder)], []
+
+
+def product(
+    spark: SparkSession, settings: PulsarSettings, topic: str, size: int, folder: Path
+) -> DataStreamWriter:
+    """Return the query under measurement, from a topic into new tables below ``folder``, in batches of ``size`` rows."""
+    from pyspark.sql import functions as F
+
+    streaming = StreamingSettings(
+        root=str(folder), subscription=folder.name, max_rows_per_trigger=size, max_bytes_per_trigger=1 << 40
+    )
+    tables = Tables.of(streaming)
+    silver.create_tables(spark, tables)
+    suite = load_suite(conf_path("expectations/silver.json"))
+    recipe = silver.recipe_of(load_decoders(conf_path("rules.yaml")), suite, 600.0)
+    checkpoint = Checkpoint(spark, tables.checkpoint("silver"))
+    messages = bronze.source(spark, Settings(pulsar=settings, streaming=streaming), [topic])
+    return (
+        messages.withColumn("stored_at", F.current_timestamp())
+        .writeStream.foreachBatch(silver.SilverBatches(tables, checkpoint, recipe))
+        .option("checkpointLocation", tables.checkpoint("silver"))
+    )
+
+
+def reference(
+    spark: SparkSession, settings: PulsarSettings, topic: str, size: int, folder: Path, *, distinct: bool
+) -> DataStreamWriter:
+    """Return the query of ``by_hand.py``, likewise."""
+    messages = (
+        spark.readStream.format("pulsebridge")
+        .options(**connection_options(settings), topic=topic, columns=_COLUMNS)
+        .options(predefinedSubscription=folder.name, startingOffsets="earliest", maxRowsPerTrigger=str(size))
+        .load()
+    )
+    return by_hand(messages, folder, distinct=distinct)
+
+
+def batches_of(size: int, count: int) -> Iterator[list[Message]]:
+    """Return readings of 500 devices for so many batches of ``size`` rows, as entries of which each batch takes some from
+    each of four partitions; every fiftieth reading breaks a rule.
+    """
+    entry = min(1000, size // PARTITIONS)
+    devices = [f"bench-{n:03}" for n in range(DEVICES)]
+    ingest = [encode_ingest(link="pulsebridge", protocol="5", rule="bench", device=name) for name in devices]
+    heads = [
+        head_of(name, {P_TOPIC: f"wearables/{name}/glucose", P_INGEST: said})
+        for name, said in zip(devices, ingest, strict=True)
+    ]
+    begin = int(time.time()) - 30 * 86_400
+    for first in range(0, size * count, entry):
+        batch = []
+        for n in range(first, first + entry):
+            at = begin + n // DEVICES * 60
+            value = 5000.0 if n % BAD_EVERY == 0 else 80.0 + n % 100
+            ts = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+            body = f'{{"id":"r-{n}","ts":"{ts}","glucose":{value},"sent_us":{at * 1_000_000}}}'
+            batch.append(Message(body.encode(), heads[n % DEVICES], at * 1000))
+        yield batch
+
+
+def seconds_of(writer: DataStreamWriter, rows: int) -> list[float]:
+    """Run a query until it has read so many rows. Returns the seconds of each of its batches."""
+    query = writer.start()
+    try:
+
+        def done() -> bool:
+            if not query.isActive:
+                raise RuntimeError(f"the query ended: {query.exception()}")
+            return sum(progress.numInputRows for progress in query.recentProgress) >= rows
+
+        poll_for(done, 240, f"{rows} rows in the tables")
+        return [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
+    finally:
+        query.stop()
+
+
+def _session(
+    name: str, settings: PulsarSettings, topics: Mapping[int, str], folder: Path
+) -> dict[tuple[str, int], float]:
+    """Return the seconds of a batch, by what made it and by its rows; the product is measured with its own settings."""
+    folder.mkdir()
+    if name == "ours":
+        spark = build_session(folder, {"spark.eventLog.enabled": "false"})
+    else:
+        spark = stock_session(folder, delta_jars(), {key: spark_defaults()[key] for key in _DELTA})
+    ways: dict[str, Callable[[str, int, Path], DataStreamWriter]] = {
+        way: functools.partial(reference, spark, settings, distinct=way == "distinct")
+        for way in ("by hand", "distinct")
+    }
+    if name == "ours":
+        ways["product"] = functools.partial(product, spark, settings)
+    found = {}
+    try:
+        for (size, (warm, timed)), (way, made) in itertools.product(SIZES.items(), ways.items()):
+            writer = made(topics[size], size, folder / f"{name}-{way.replace(' ', '-')}-{size}")
+            found[way, size] = median(seconds_of(writer, size * (warm + timed))[warm:])
+            print(f"  {name}, {way}, {size:,} rows: {found[way, size]:.2f} s", flush=True)
+    finally:
+        stop_session(spark)
+    return found
+
+
+def _figures(took: Mapping[str, Mapping[tuple[str, int], float]]) -> list[Figure]:
+    figures = []
+    ours, stock = took["ours"], took["stock"]
+    for size in SIZES:
+        for way, suffix in (("by hand", ""), ("distinct", ".distinct")):
+            name = f"silver.by_hand.{size}{suffix}"
+            what = "by hand" + (", each id once" if suffix else "")
+            product = ours["product", size]
+            if size == max(SIZES):
+                beside = (f"{what}, Spark's settings", size / stock[way, size])
+                figures.append(Figure(name, size / product, "1/s", *beside))
+            else:
+                figures.append(Figure(name, product * 1000, "ms", what, ours[way, size] * 1000))
+            of = Figure(
+                f"silver.settings.{size}{suffix}",
+                ours[way, size] * 1000,
+                "ms",
+                "Spark's settings",
+                stock[way, size] * 1000,
+            )
+            figures.append(of)
+    return figures
+
+
+def _latencies(stack: LocalStack, folder: Path) -> list[Figure]:
+    config = config_of(stack, folder)
+    with ExitStack() as run:
         for part in ("ingest", "push", "stream"):
             command = pulsebridge(part, "--config", str(config))
             log = folder / f"{part}.log"
             ready = functools.partial(_says, log, _READY.get(part, ""))
             run.enter_context(running(command, log, ready=ready))
         fleet = _Fleet(stack, folder / "lakehouse")
-        fleet.send(FIRST_PACE, WARM_SECONDS)
+        fleet.send(PACE, WARM_SECONDS)
+        fleet.wait(240)  # or the last readings share their batch with those that count
+        due = fleet.send(PACE, SECONDS)
         fleet.wait(240)
-        sent = {}
-        for pace, seconds in PACES.items():
-            sent[pace] = fleet.send(pace, seconds)
-            fleet.wait(300)  # or the last readings of a pace share their batch with the next one's
         visible = fleet.visible()
-    figures = []
-    for pace, due in sent.items():
-        late = [visible[name] / 1000 - at * 1000 for name, at in due.items()]
-        print(f"  {pace:,}/s: at most {max(late):,.0f} ms", flush=True)
-        figures.append(Figure(f"silver.p50.{pace}", percentile(late, 0.50), "ms"))
-        figures.append(Figure(f"silver.p99.{pace}", percentile(late, 0.99), "ms"))
-    return figures
+    late = [visible[name] / 1000 - at * 1000 for name, at in due.items()]
+    print(f"  {PACE}/s: at most {max(late):,.0f} ms", flush=True)
+    return [
+        Figure(f"silver.p{share * 100:.0f}.{PACE}", percentile(late, share), "ms") for share in (0.5, 0.99)
+    ]
 
 
 def _says(log: Path, words: str) -> bool:
@@ -194,5 +267,4 @@ class _Fleet:
 
     def visible(self) -> dict[str, int]:
         """Return when each reading became visible, µs since the epoch."""
-        tables = (self._root / name for name in ("none", "silver", "none"))
-        return {row.id: row.commit_us for row in read_tables(*tables).silver}
+        return {row.id: row.us for row in read_table(self._root / "silver")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from tests.bench.kafka import KafkaBroker
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["PAYLOAD", "KafkaSide", "OurSide", "Side", "properties"]
+__all__ = ["PAYLOAD", "KafkaSide", "Message", "OurSide", "Side", "properties"]
 
 PAYLOAD: Final = b'{"id":"device-000001","ts":"2026-01-01T00:00:00Z","glucose":112.0}' + b" " * 62
 _BATCH: Final = 840
@@ -69,7 +69,9 @@ def _paced(count: int, pace: float, send: Callable[[list[bytes]], None]) -> None
         time.sleep(_TICK_S)
 
 
-class _Message(NamedTuple):
+class Message(NamedTuple):
+    """A message that a topic is filled with; ``head`` is what ``bridge.pulsar_wire.batches.head_of`` returned."""
+
     payload: bytes
     head: bytes
     event_ms: int
@@ -89,19 +91,25 @@ class OurSide:
         self._options = connection_options(settings) | options
 
     def fill(self, partitions: int, count: int) -> str:
-        topic = self._topic(partitions)
         messages = [
-            _Message(PAYLOAD, head_of(_device(n), properties(n)), 1_767_225_600_000) for n in range(_DEVICES)
+            Message(PAYLOAD, head_of(_device(n), properties(n)), 1_767_225_600_000) for n in range(_DEVICES)
         ]
         batch = [messages[n % _DEVICES] for n in range(_BATCH)]
+        return self.store(
+            partitions, (batch[: min(_BATCH, count - first)] for first in range(0, count, _BATCH))
+        )
+
+    def store(self, partitions: int, batches: Iterable[list[Message]]) -> str:
+        """Make a topic and store these batches in its partitions in turn. Returns its name."""
+        topic = self._topic(partitions)
         with self._sending(topic, partitions) as send:
-            for number, first in enumerate(range(0, count, _BATCH)):
-                send(number % partitions, batch[: min(_BATCH, count - first)])
+            for number, batch in enumerate(batches):
+                send(number % partitions, batch)
         return topic
 
     def paced(self, topic: str, count: int, pace: float) -> None:
         with self._sending(topic, 1) as send:
-            _paced(count, pace, lambda times: send(0, [_Message(at, b"", 0) for at in times]))
+            _paced(count, pace, lambda times: send(0, [Message(at, b"", 0) for at in times]))
 
     def stream(self, spark: SparkSession, topic: str, columns: str) -> DataFrame:
         reader = spark.readStream.format("pulsebridge").options(**self._options, topic=topic)
@@ -125,7 +133,7 @@ class OurSide:
         return topic
 
     @contextmanager
-    def _sending(self, topic: str, partitions: int) -> Iterator[Callable[[int, list[_Message]], None]]:
+    def _sending(self, topic: str, partitions: int) -> Iterator[Callable[[int, list[Message]], None]]:
         """Give what sends messages to a partition; at the end all are stored. Raises RuntimeError when one is not."""
         lost: list[Any] = []
         pending = threading.Semaphore(50)
@@ -138,7 +146,7 @@ class OurSide:
         with PulsarClient(self.settings) as client:
             producers = [client.batch_producer(partition_name(topic, n)) for n in range(partitions)]
 
-            def send(partition: int, messages: list[_Message]) -> None:
+            def send(partition: int, messages: list[Message]) -> None:
                 if not pending.acquire(timeout=60):
                     raise RuntimeError("Pulsar stored nothing for a minute")
                 producers[partition].send(messages, stored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["stock_session"]
 
 
-def stock_session(folder: Path, jars: Sequence[Path]) -> SparkSession:
-    """Return a local session on two cores that knows the source; the caller stops it."""
+def stock_session(folder: Path, jars: Sequence[Path], more: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a local session on two cores that knows the source, with ``more`` settings; the caller stops it."""
     from pyspark.sql import SparkSession
 
     import sinks
     import sources
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # not what the settings of this project start
-    spark = (
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # registering the source changes it, as for its users
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("stock")
         .config("spark.driver.memory", "2g")
@@ -34,8 +34,10 @@ def stock_session(folder: Path, jars: Sequence[Path]) -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
     )
+    for name, value in (more or {}).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
     sources.register(spark)
     sinks.register(spark)
     return spark

@@ -20,7 +20,7 @@ from streaming.rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
-TOP = r"(?:bridge|sources|sinks|streaming|notebooks|tests|conf|\.ci|\.github)"
+TOP = r"(?:bridge|sources|sinks|streaming|pulsebridge|notebooks|tests|conf|\.ci|\.github)"
 
 
 def text(name: str) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pulsebridge.demo.run_folder import RunFolder
+from tests.support.tampering import trials, unnoticed
 from tests.support.waiting import patient, poll_for
 
 PULSEBRIDGE = [sys.executable, "-c", "from bridge.cli import main; main()"]
@@ -78,10 +80,11 @@ def test_the_audit_of_the_run_names_every_tampered_record(
     demo: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     out, _ = demo
-    done = pulsebridge("audit", str(out), "--self-test", "--json")
-    trials = json.loads(done.stdout)["self_test"]
-    assert [t for t in trials if not t["passed"]] == []
-    assert len(trials) == 24
+    records = RunFolder(out).records()
+    assert unnoticed(records) == []
+    assert len(trials(records)) == 24
+    done = pulsebridge("audit", str(out), "--json")
+    assert json.loads(done.stdout)["passed"]
     assert done.returncode == 0
 
 
@@ -138,13 +141,7 @@ def test_an_empty_folder_and_an_empty_run_fail(tmp_path: Path) -> None:
     refused = pulsebridge("audit", str(tmp_path))
     assert refused.returncode == 2
     assert "no manifest.json" in refused.stderr
-    tables = {name: name for name in ("bronze", "silver", "quarantine")}
-    manifest = {
-        "v": 1,
-        "plan": {"readings": 100, "faults": 0, "commands": 1},
-        "metrics": [],
-        "tables": tables,
-    }
+    manifest = {"v": 2, "plan": {"readings": 100, "faults": 0, "commands": 1}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "rules.yaml").write_text("alerts: []\n")
     empty = pulsebridge("audit", str(tmp_path), "--json")

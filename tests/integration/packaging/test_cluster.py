@@ -41,7 +41,7 @@ EVERYWHERE = os.environ.get("PULSEBRIDGE_CLUSTERS") == "all"
 MASTERS = ["standalone", *(["local-cluster[2,1,1024]"] if EVERYWHERE else [])]
 
 QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Executors that live for seconds: what conf/spark-defaults.conf says for the driver."""
+"""Executors that live for seconds."""
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -124,6 +124,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             conf_path("spark-defaults.conf").read_text(encoding="utf-8")
             + f"spark.executor.memory 1g\nspark.local.dir {folder / 'scratch'}\n"
             f"spark.executor.extraJavaOptions {QUICK}\n"
+            "spark.sql.shuffle.partitions 2\n"
             f"spark.executorEnv.PEX_ROOT {cluster.unpacked}\n",
             encoding="utf-8",
         )

@@ -63,15 +63,20 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_has_the_four_packages_the_conf_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_the_packages_the_conf_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    packages = {"bridge", "sources", "sinks", "streaming"}
+    packages = {"bridge", "sources", "sinks", "streaming", "pulsebridge"}
     found_by_spark = {f"pyspark_pulsebridge{of}.py" for of in ("", "_commands", "_groups", "_mqtt")}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages | found_by_spark
     assert "streaming/LocalLogStore.java" in names
     assert {"bridge/_conf/default.yaml", "bridge/_conf/presets/zigbee2mqtt.yaml"} <= set(names)
-    assert all(f"{package}/py.typed" in names for package in ("bridge", "sources", "sinks", "streaming"))
+    assert {
+        "bridge/_conf/demo/pulsebridge.yaml",
+        "pulsebridge/demo/report.html",
+        "pulsebridge/demo/charts.json",
+    } <= set(names)
+    assert all(f"{package}/py.typed" in names for package in packages)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import structlog
 
 from sources import hot_tail
 from sources.offsets import Offset
@@ -37,7 +39,8 @@ MIB = 1024 * 1024
 @pytest.fixture(autouse=True)
 def _patient_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a batch waits before the tasks read it, which is no fault."""
-    monkeypatch.setattr(hot_tail, "_WAIT_S", patient(30))
+    for wait in ("_BEGIN_S", "_WAIT_S", "_LATE_WAIT_S"):
+        monkeypatch.setattr(hot_tail, wait, patient(30))
 
 
 @contextmanager
@@ -127,20 +130,27 @@ def test_a_query_in_step_with_its_topic_asks_the_admin_once_a_second(
 
 
 def test_a_tail_that_falls_behind_is_dropped_and_filled_again_later(topic: TestTopic) -> None:
-    """The batch is stuck while 128 MiB arrive: the planner keeps its bound, and little beside it."""
+    """The batch is stuck while 512 MiB arrive: the planner keeps its bound, and little beside it. What comes after the
+    drop does not reach it: it makes no difference how long the batch is stuck.
+    """
     with planner(topic, hotTailBytes=str(4 * MIB)) as query:
         at = first_batch(query, topic)
         before = psutil.Process().memory_info().rss
         most = before
-        for _ in range(16):
+        given = []
+        for number in range(64):
             topic.publish([bytes(MIB)] * 8, "unbatched")
             most = max(most, psutil.Process().memory_info().rss)
+            if number % 16 == 15:
+                given.append(handed_out(topic))
         assert most - before < (4 + 64) * MIB
+        assert given[0] < 128
+        assert given == given[:1] * 4
         query.commit(at)
         start, at = at, next_batch(query, at)
         tasks = query.tasks(start, at)
         assert query.rows_at_hand(start, at, tasks) is None, "it is too much for the tail"
-        assert sum(s.entries for task in tasks for s in task.segments) == 128
+        assert sum(s.entries for task in tasks for s in task.segments) == 512
         query.commit(at)
         topic.publish([b"last"], "unbatched")
         start, at = at, next_batch(query, at)
@@ -161,18 +171,58 @@ def test_a_recovered_batch_is_read_from_its_start(topic: TestTopic) -> None:
         assert values_of(query, middle, end, hot=True) == [b"2"]
 
 
-def test_a_reader_that_gets_nothing_leaves_the_batch_to_the_tasks(
+def test_a_late_message_leaves_one_batch_to_the_tasks(
     topic: TestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The readers of the tail may get nothing for any reason: the query reads on."""
+    """The next batch lies in the tail again, as soon as the late message is there."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
     with planner(topic) as query:
         at = first_batch(query, topic)
-        query.commit(at)
-        monkeypatch.setattr(hot_tail, "_WAIT_S", 1.0)
-        query._tail._take_in = lambda name, of, reader: True  # type: ignore[method-assign, union-attr]
-        topic.publish([b"second"], "unbatched")
-        start, at = at, next_batch(query, at)
-        assert values_of(query, start, at, hot=False) == [b"second"]
+        with monkeypatch.context() as late:
+            withhold(query, late)
+            topic.publish([b"second"], "unbatched")
+            start, at = at, next_batch(query, at)
+            with structlog.testing.capture_logs() as said:
+                assert values_of(query, start, at, hot=False) == [b"second"]
+            (why,) = [of for of in said if of["event"].startswith("a batch is read by the tasks")]
+            assert why["why"] == "entries did not come in time"
+            assert why["late"].keys() == {topic.partition()}
+        for number in range(3):
+            query.commit(at)
+            topic.publish([b"%d" % number], "unbatched")
+            start, at = at, next_batch(query, at)
+            assert values_of(query, start, at, hot=True) == [b"%d" % number]
+
+
+def test_a_reader_that_gets_nothing_leaves_the_batches_to_the_tasks_and_is_made_again(
+    topic: TestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The readers of the tail may get nothing for any reason: the query reads on. Other partitions stay in the tail."""
+    monkeypatch.setattr(hot_tail, "_LATE_S", 0.0)
+    with planner(topic) as query:
+        at = first_batch(query, topic)
+        withhold(query, monkeypatch)
+        for partition, hot in ((0, False), (1, True), (0, False), (0, True), (1, True)):
+            query.commit(at)
+            topic.publish([b"next"], "unbatched", partition)
+            start, at = at, next_batch(query, at)
+            assert values_of(query, start, at, hot=hot) == [b"next"]
+
+
+def withhold(query: StreamPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the reader that the tail has of partition 0 give nothing; a batch waits for it a moment only."""
+    monkeypatch.setattr(hot_tail, "_WAIT_S", 0.1)
+    monkeypatch.setattr(hot_tail, "_LATE_WAIT_S", 0.1)
+    tail: Any = query._tail
+    take_in = tail._take_in
+    first: list[Any] = []
+
+    def take(name: str, of: Any, reader: Any) -> bool:
+        if name.endswith("-0") and not first:
+            first.append(reader)
+        return reader in first or bool(take_in(name, of, reader))
+
+    monkeypatch.setattr(tail, "_take_in", take)
 
 
 @pytest.mark.spark

@@ -243,7 +243,7 @@ _ACTION = re.compile(
 
 def _said() -> Iterator[tuple[str, ast.expr]]:
     """Yield the place and the text of each WARNING and ERROR of the packages."""
-    for package in ("bridge", "sources", "sinks", "streaming"):
+    for package in ("bridge", "sources", "sinks", "streaming", "pulsebridge"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if (

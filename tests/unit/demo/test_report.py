@@ -1,21 +1,23 @@
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 
 import pytest
+import vl_convert
 
-from streaming.demo.audit.verdict import Verdict, judge
-from streaming.demo.report import render
-from tests.support.demo_records import whole_run
+from pulsebridge.audit.verdict import Verdict, audit
+from pulsebridge.demo.report import render
+from tests.support.audit_records import whole_run
 
 MANIFEST = {
     "plan": {"devices": 2, "speed": 1705.0, "faults": 2},
-    "recordings": {"wearable": "one wearable's recording", "buoy": "one buoy's recording"},
+    "recordings": ["one wearable's recording", "one buoy's recording"],
 }
 KILLS = [
     {"e": "kill", "target": "spark", "us": 2_000_000},
-    {"e": "restarted", "target": "spark", "us": 2_100_000},
+    {"e": "recovered", "target": "spark", "us": 2_100_000},
 ]
 
 
@@ -34,7 +36,7 @@ class Loads(HTMLParser):
 
 @pytest.fixture(scope="module")
 def verdict() -> Verdict:
-    return judge(whole_run([[100, 65, 80, 60, 120, 90, 69, 71, 40, 110]] * 2), KILLS)
+    return audit(whole_run([[100, 65, 80, 60, 120, 90, 69, 71, 40, 110]] * 2), KILLS)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +59,17 @@ def test_the_page_says_what_the_fleet_is(page: str) -> None:
 
 
 def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:
-    specs = re.search(r"const specs = (\{.*?\});\n", page, re.DOTALL)
-    assert specs is not None
+    found = re.search(r"const specs = (\{.*?\});\nconst data = (\{.*?\});\n", page, re.DOTALL)
+    assert found is not None
+    specs, data = map(json.loads, found.groups())
+    assert "kill -9 Spark driver" in [kill["what"] for kill in data["kills"]]
+    assert {"rates", "latency", "distribution", "readings", "commands"} <= {
+        n for n, rows in data.items() if rows
+    }
     for chart in ("rates", "latency", "distribution", "device"):
         assert f'id="{chart}"' in page
-        assert f'"{chart}":' in specs[1]
-    assert "kill -9 Spark driver" in specs[1]
+        drawn = vl_convert.vegalite_to_svg({**specs[chart], "width": 600, "datasets": data})
+        assert "<path" in drawn
 
 
 def test_every_number_stands_there_with_how_it_is_got(page: str, verdict: Verdict) -> None:

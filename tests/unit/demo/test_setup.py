@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streaming.demo.options import DemoOptions
-from streaming.demo.setup import local_settings
+from pulsebridge.demo.setup import DemoOptions, local_settings
 
 
 def test_a_slow_machine_may_have_more_time_to_start_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS
+from bridge.decoding import LAST_US
 from bridge.pulsar_wire.batches import head_of
 from bridge.pulsar_wire.protobuf import number
 from sources.columns import arrow_schema, record_batch
@@ -123,3 +125,43 @@ def test_the_ids_of_a_batch_are_those_that_the_client_would_write(
     assert [row["__messageId"] for row in found] == [serialized(index) for index in range(size)]
     assert [row["batch_index"] for row in found] == list(range(size))
     assert {(row["ledger_id"], row["entry_id"], row["value"]) for row in found} == {(ledger, entry, b"x")}
+
+
+_TIMES = st.sampled_from([0, 1, 1_700_000_000_001, LAST_US // 1000])
+_MESSAGES = st.tuples(st.sampled_from(["plain", "null", "gone", "sequence"]), st.booleans(), _TIMES)
+"""What a message in a batch is beside its payload, whether ingest wrote it, its event time in ms."""
+
+
+def _in_batch(what: str, ours: bool, event_ms: int) -> bytes:
+    told = head_of("k", {contract.P_INGEST: "x"} if ours else {})
+    told += number(3, 1 if what in ("plain", "sequence") else 0)
+    told += number(4, 1) if what == "gone" else b""
+    told += number(5, event_ms) if event_ms else b""
+    told += number(8, 300) if what == "sequence" else b""
+    told += number(9, 1) if what == "null" else b""
+    return len(told).to_bytes(4, "big") + told + (b"x" if what in ("plain", "sequence") else b"")
+
+
+@given(st.lists(st.tuples(st.integers(0, LAST_US // 1000), st.lists(_MESSAGES, max_size=6)), max_size=5))
+@settings(deadline=None, max_examples=200)
+def test_what_is_computed_for_a_batch_at_once_is_what_each_row_says(
+    batches: list[tuple[int, list[tuple[str, bool, int]]]],
+) -> None:
+    opener = Opener()
+    expected = []
+    for entry, (publish_ms, messages) in enumerate(batches):
+        body = b"".join(_in_batch(*message) for message in messages)
+        opener.add(Opened(7, entry, body, publish_ms, batched=True, size=len(messages)))
+        expected += [
+            (entry, index, publish_ms * 1000, time * 1000 or None, (ours and time * 1000) or None,
+             None if what == "null" else b"x")
+            for index, (what, ours, time) in enumerate(messages)
+            if what != "gone"
+        ]  # fmt: skip
+    names = ["entry_id", "batch_index", "__publishTime", "__eventTime", "arrival_time", "value"]
+    found = record_batch(arrow_schema(names), TOPIC, f"{TOPIC}-partition-3", opener.flush())
+    columns = [
+        (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        for column in found.columns
+    ]
+    assert list(zip(*columns, strict=True)) == expected

@@ -1,0 +1,1 @@
+"""The audit: what devices, Pulsar and the tables say about the same messages, compared message by message."""

@@ -1,0 +1,243 @@
+"""Compares the records hop by hop and names every message that is not as it must be. Pure.
+
+1. What was expected was published, and every publish was acknowledged.
+2. Every acknowledged id is in Pulsar, the first copies of each device in the order in which it sent them.
+3. Bronze has every message of Pulsar once, at its position, unchanged.
+4. Every id of bronze is in exactly one of silver and quarantine, once, with the value that the device sent.
+5. The emitted commands are those that the rules call for.
+6. Every emitted command reached its device, in the order of the commands topic, and has a receipt.
+
+Redelivered copies in Pulsar, on the commands topic and at the devices are counted and do not fail the audit, since
+delivery is at least once there. Without journals (a live audit) 1, 2, the values in 4, the order in 5 and the arrival at
+the device in 6 are not compared. Messages of devices without a journal are compared up to bronze.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pulsebridge.audit.records import Emitted, Records, TableRow
+
+__all__ = ["Finding", "Hop", "Kind", "findings"]
+
+
+class Hop:
+    """A step of the way between two records."""
+
+    SIZE: Final = "the run"
+    ACK: Final = "published → acknowledged"
+    PULSAR: Final = "acknowledged → Pulsar"
+    BRONZE: Final = "Pulsar → bronze"
+    SILVER: Final = "bronze → silver or quarantine"
+    COMMANDS: Final = "readings → commands emitted"
+    RECEIVED: Final = "commands emitted → received"
+    RECEIPTS: Final = "commands emitted → receipts"
+
+
+class Kind:
+    """What is wrong with a message. ALTERED: it differs from the record before it; UNEXPECTED: there is none before it."""
+
+    MISSING: Final = "missing"
+    REPEATED: Final = "repeated"
+    OUT_OF_ORDER: Final = "out of order"
+    ALTERED: Final = "altered"
+    UNEXPECTED: Final = "unexpected"
+    SHORT: Final = "short"
+
+
+_DELIVERED: Final = ("delivered", "answered")
+
+
+class Finding(NamedTuple):
+    """One thing that the audit found. ``fails`` is False for copies that at-least-once delivery allows."""
+
+    hop: str
+    kind: str
+    records: tuple[str, ...]
+    detail: str
+    fails: bool = True
+
+
+def findings(records: Records) -> list[Finding]:
+    """Return all that is missing, repeated, altered, unexpected or out of order, hop by hop."""
+    found = [] if records.expected is None else _size(records, records.expected)
+    if records.journalled:
+        found += [*_acknowledged(records), *_in_pulsar(records)]
+    found += [*_in_bronze(records), *_in_silver(records), *_commands(records)]
+    if records.journalled:
+        found += _received(records)
+    return found + _receipts(records)
+
+
+def _compare(
+    hop: str,
+    known: Mapping[Any, Any],
+    rows: Sequence[Any],
+    *,
+    due: Iterable[Any] | None = None,
+    key: str = "id",
+    same: Sequence[str] = (),
+    rank: Mapping[str, int] | None = None,
+    once: bool = False,
+) -> list[Finding]:
+    """Compare the rows of a hop with the hop before it.
+
+    ``known``: what may be there, by key. ``due``: the keys that must be there, default all of ``known``. ``same``: fields
+    that must be equal in both. ``rank``: the right order of the ids of each device; only first copies count. ``once``:
+    a copy fails the audit.
+    """
+    there = {getattr(row, key): row for row in rows}
+    missing = (k for k in (known if due is None else due) if k not in there)
+    found = [
+        Finding(hop, Kind.MISSING, (_name(known, k),), f"{_name(known, k)} is not there") for k in missing
+    ]
+    for k, row in there.items():
+        if k not in known:
+            found.append(Finding(hop, Kind.UNEXPECTED, (row.id,), f"{row.id} is there and was not before"))
+    for row in rows:
+        before = known.get(getattr(row, key))
+        for field in same if before is not None else ():
+            now, then = getattr(row, field), getattr(before, field)
+            if now != then:
+                ids = tuple(dict.fromkeys((row.id, getattr(before, "id", row.id))))
+                found.append(
+                    Finding(hop, Kind.ALTERED, ids, f"{row.id}: {field} is {now!r} and was {then!r}")
+                )
+    found += _repeated(hop, ((row.id, getattr(row, key)) for row in rows), fails=once)
+    return found + _disordered(hop, rows, rank or {})
+
+
+def _name(known: Mapping[Any, Any], key: Any) -> str:
+    return str(getattr(known.get(key), "id", key))
+
+
+def _repeated(hop: str, keys: Iterable[tuple[str, Any]], *, fails: bool) -> list[Finding]:
+    times = Counter(keys).items()
+    return [
+        Finding(hop, Kind.REPEATED, (name,), f"{name} is there {n} times", fails)
+        for (name, _), n in times
+        if n > 1
+    ]
+
+
+def _disordered(hop: str, rows: Iterable[Any], rank: Mapping[str, int]) -> list[Finding]:
+    highest: dict[str, tuple[int, str]] = {}
+    found = []
+    for device, name in dict.fromkeys((row.device, row.id) for row in rows if row.id in rank):
+        top = highest.get(device)
+        if top is not None and rank[name] < top[0]:
+            detail = f"{device}: {name} comes after {top[1]}"
+            found.append(Finding(hop, Kind.OUT_OF_ORDER, (name, top[1]), detail))
+        else:
+            highest[device] = (rank[name], name)
+    return found
+
+
+# --- the hops -----------------------------------------------------------------------------------------------
+
+
+def _size(records: Records, expected: Mapping[str, int]) -> list[Finding]:
+    have = {
+        "readings": len({p.id for p in records.published if not p.fault}),
+        "faults": len({p.id for p in records.published if p.fault}),
+        "commands": len({e.id for e in records.emitted if e.device in records.devices}),
+    }
+    found = [
+        Finding(Hop.SIZE, Kind.SHORT, (name,), f"{expected[name]:,} {name} expected, {count:,} found")
+        for name, count in have.items()
+        if count < expected.get(name, 0)
+    ]
+    if not expected.get("readings"):
+        found.append(
+            Finding(Hop.SIZE, Kind.SHORT, ("readings",), "no reading is expected: nothing is proven")
+        )
+    return found
+
+
+def _acknowledged(records: Records) -> list[Finding]:
+    # MQTT-4.6.0-2: PUBACKs come in the order of the PUBLISHes.
+    rank = {p.id: p.seq for p in records.published}
+    acks = _compare(Hop.ACK, records.sent, records.acks, rank=rank, once=True)
+    return acks + _repeated(Hop.ACK, ((p.id, p.device) for p in records.published), fails=True)
+
+
+def _in_pulsar(records: Records) -> list[Finding]:
+    stored = [s for s in sorted(records.stored, key=lambda s: s.position) if s.device in records.devices]
+    acked, rank = dict.fromkeys(a.id for a in records.acks), {p.id: p.seq for p in records.published}
+    found = _compare(Hop.PULSAR, records.sent, stored, due=acked, same=("device",), rank=rank)
+    # The order of a device holds within one partition only.
+    home: dict[tuple[str, str], int] = {}
+    for s in stored:
+        partition = home.setdefault((s.device, s.position.topic), s.position.partition)
+        if partition != s.position.partition:
+            detail = f"{s.id} is in partition {s.position.partition}, {s.device} in {partition}"
+            found.append(Finding(Hop.PULSAR, Kind.ALTERED, (s.id,), detail))
+    return found
+
+
+def _in_bronze(records: Records) -> list[Finding]:
+    stored = {s.position: s for s in records.stored}
+    return _compare(Hop.BRONZE, stored, records.bronze, key="position", same=("id",), once=True)
+
+
+def _in_silver(records: Records) -> list[Finding]:
+    def ours(row: TableRow) -> bool:
+        return not records.journalled or row.id in records.sent
+
+    bronze = {b.id: b for b in records.bronze if ours(b)}
+    silver = [s for s in records.silver if s.device in records.devices or ours(s)]
+    aside = [q for q in records.quarantine if q.device in records.devices or ours(q)]
+    # A message without an id cannot be distinguished from its redelivered copy: quarantine may have one row for each copy.
+    found = _repeated(Hop.SILVER, ((q.id, q.position) for q in aside), fails=True)
+    quarantined = {q.id: q for q in aside}
+    found += _compare(Hop.SILVER, bronze, [*silver, *quarantined.values()], once=True)
+    again = Counter(q.id for q in {(q.id, q.position): q for q in aside}.values())
+    found += [
+        Finding(Hop.SILVER, Kind.REPEATED, (name,), f"{name} is in quarantine {n} times", False)
+        for name, n in again.items()
+        if n > 1
+    ]
+    for row in (*silver, *aside):
+        sent = records.sent.get(row.id)
+        if sent is None:
+            continue
+        if bool(sent.fault) != (row.id in quarantined):
+            detail = f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in quarantined else 'silver'}"
+            found.append(Finding(Hop.SILVER, Kind.ALTERED, (row.id,), detail))
+        elif not sent.fault and (row.device, row.value) != (sent.device, sent.value):
+            detail = f"{row.id} of {sent.device} was {sent.value}, silver has {row.value} of {row.device}"
+            found.append(Finding(Hop.SILVER, Kind.ALTERED, (row.id,), detail))
+    return found
+
+
+def _commands(records: Records) -> list[Finding]:
+    emitted = [e for e in sorted(records.emitted, key=lambda e: e.position) if e.device in records.devices]
+    rank = {e.id: records.sent[e.reading_id].seq for e in emitted if e.reading_id in records.sent}
+    calls = records.calls if records.calls is not None else _first_copies(emitted)
+    return _compare(Hop.COMMANDS, calls, emitted, same=("device", "rule", "reading_id"), rank=rank)
+
+
+def _received(records: Records) -> list[Finding]:
+    emitted = _first_copies(e for e in records.emitted if e.device in records.devices)
+    received = sorted(records.received, key=lambda r: (r.device, r.n))
+    rank = {name: n for n, name in enumerate(emitted)}
+    return _compare(Hop.RECEIVED, emitted, received, same=("device",), rank=rank)
+
+
+def _receipts(records: Records) -> list[Finding]:
+    emitted = _first_copies(records.emitted)
+    delivered = [r for r in records.receipts if r.state in _DELIVERED]
+    others = [r for r in records.receipts if r.state not in _DELIVERED]
+    return [
+        *_compare(Hop.RECEIPTS, emitted, delivered, same=("device",)),
+        *_compare(Hop.RECEIPTS, emitted, others, due=(), same=("device",)),
+    ]
+
+
+def _first_copies(emitted: Iterable[Emitted]) -> dict[str, Emitted]:
+    first: dict[str, Emitted] = {}
+    for e in sorted(emitted, key=lambda e: e.position):
+        first.setdefault(e.id, e)
+    return first

@@ -1,1 +1,0 @@
-"""The audit: three independent records of one run, joined record by record."""

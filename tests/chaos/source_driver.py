@@ -1,0 +1,38 @@
+"""A driver with a query into bronze that never ends: a query that fails is started again. Run as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+
+from bridge.settings import Settings
+from streaming import bronze
+from streaming.tables import Tables
+from tests.chaos.source_world import query_of
+from tests.support.spark import build_session
+
+__all__ = ["run"]
+
+
+def run(settings: Settings, options: dict[str, str], folder: Path) -> None:
+    """Write the pid of the JVM to the file ``jvm`` once a query runs; print what a query failed with."""
+    spark = build_session(folder / "spark")
+    gateway: Any = spark.sparkContext._gateway
+    bronze.create_tables(spark, Tables.of(settings.streaming))
+    while True:
+        query = query_of(spark, settings, options).start()
+        (folder / "jvm").write_text(str(gateway.proc.pid))
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as e:
+            print(f"{time.strftime('%H:%M:%S')} the query failed: {e}", flush=True)
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    run(Settings.model_validate_json(told["settings"]), told["options"], Path(told["folder"]))
