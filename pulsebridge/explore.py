@@ -205,8 +205,9 @@ class Lab:
 
         Raises TransientError when they do not arrive within two minutes.
         """
-        from streaming.job import Job, plan_of
         from streaming.stopping import StopRequest
+
+        from streaming.job import Job, plan_of
 
         deadline = time.monotonic() + _WAIT_S
         while True:

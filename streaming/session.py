@@ -82,7 +82,9 @@ def local_session(
 ) -> SparkSession:
     """Return a session whose driver is this process, with Delta's jars from the cache."""
     # The workers must be this very Python, with the same packages.
-    os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
+    os.environ.setdefault(
+        "PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable
+    )
     pairs = spark_settings(master)
     pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
     pairs.update(more or {})

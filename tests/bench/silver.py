@@ -20,6 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import load_decoders
+from streaming.predicates import load_suite
+
 from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
@@ -29,9 +33,6 @@ from bridge.settings.loading import conf_path
 from pulsebridge.audit.tables import LogTail, read_table
 from sources.options import connection_options
 from streaming import bronze, silver
-from streaming.checkpoints import Checkpoint
-from streaming.decoders.settings import load_decoders
-from streaming.predicates import load_suite
 from streaming.session import delta_jars, spark_defaults
 from streaming.tables import Tables
 from tests.bench.by_hand import by_hand

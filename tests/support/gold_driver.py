@@ -7,9 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
+from streaming.checkpoints import Checkpoint
+
 from bridge.settings import StreamingSettings
 from streaming import gold
-from streaming.checkpoints import Checkpoint
 from streaming.tables import Tables
 from tests.support.spark import build_session
 

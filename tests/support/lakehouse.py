@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.settings import StreamingSettings
-from bridge.settings.loading import conf_path
-from streaming import alerts, bronze, silver
 from streaming.checkpoints import Checkpoint
 from streaming.decoders.settings import load_decoders
 from streaming.predicates import load_suite, parse_suite
+
+from bridge.settings import StreamingSettings
+from bridge.settings.loading import conf_path
+from streaming import alerts, bronze, silver
 from streaming.rules import load_rules
 from streaming.tables import Tables
 from tests.support import bronze_rows

@@ -9,14 +9,15 @@ import signal
 import sys
 from pathlib import Path
 
-from bridge.settings import StreamingSettings
-from bridge.settings.loading import conf_path
-from streaming import silver
 from streaming.checkpoints import Checkpoint
 from streaming.decoders.settings import load_decoders
 from streaming.predicates import load_suite
 from streaming.quarantine.replay import Replay
 from streaming.quarantine.selection import Selection
+
+from bridge.settings import StreamingSettings
+from bridge.settings.loading import conf_path
+from streaming import silver
 from streaming.tables import Tables
 from tests.support.spark import build_session
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.settings import StreamingSettings
-from streaming import bronze, silver
 from streaming.checkpoints import Checkpoint
 from streaming.decoders.settings import parse_decoders
-from streaming.evolution import Found
 from streaming.predicates import Suite, parse_suite
+
+from bridge.settings import StreamingSettings
+from streaming import bronze, silver
+from streaming.evolution import Found
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import Message

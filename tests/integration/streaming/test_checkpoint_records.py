@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-
 from streaming.checkpoints import Checkpoint
 
 pytestmark = pytest.mark.spark

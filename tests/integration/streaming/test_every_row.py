@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from streaming.decoders.settings import as_recipe, load_decoders
+from streaming.predicates import load_suite
 
 from bridge.settings.loading import conf_path
 from streaming import silver
-from streaming.decoders.settings import as_recipe, load_decoders
-from streaming.predicates import load_suite
 from streaming.tables import BRONZE_COLUMNS
 from tests.support.bronze_rows import ARRIVAL
 from tests.support.silver_world import SilverWorld

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from streaming.decoders.settings import parse_decoders
 
 from streaming import silver
-from streaming.decoders.settings import parse_decoders
 from streaming.evolution import RESCUED
 from streaming.job import _SCHEMA_CHANGED, _cause
 from streaming.readings import WORKING_COLUMNS

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import load_decoders
+from streaming.predicates import load_suite
 
 from bridge.settings import StreamingSettings
 from bridge.settings.loading import conf_path
 from streaming import bronze, gold, silver
-from streaming.checkpoints import Checkpoint
-from streaming.decoders.settings import load_decoders
-from streaming.predicates import load_suite
 from streaming.tables import Tables
 from tests.support import bronze_rows, silver_rows
 from tests.support.bronze_rows import ARRIVAL, reading

@@ -20,6 +20,7 @@ import psutil
 import pulsar
 import pytest
 from deltalake import DeltaTable
+from streaming.checkpoints import CheckpointLock
 
 from bridge import contract
 from bridge.errors import TerminalError
@@ -27,7 +28,6 @@ from bridge.local.ports import free_ports
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.loading import conf_path
-from streaming.checkpoints import CheckpointLock
 from tests.support.bronze_rows import reading
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import patient, poll_for

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from streaming.checkpoints import Checkpoint
 
 from bridge.settings import StreamingSettings
 from streaming import bronze, device_changes, latest, silver
-from streaming.checkpoints import Checkpoint
 from streaming.tables import Tables
 from tests.support import silver_rows
 from tests.support.device_messages import Commanded, DeviceTopics, Seen, Told, latest_of

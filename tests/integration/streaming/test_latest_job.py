@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 from prometheus_client import CollectorRegistry
+from streaming.stopping import StopRequest
 
 from bridge.contract import base_topic, partition_name
 from bridge.provisioning import provision_commands
@@ -19,7 +20,6 @@ from bridge.stream_metrics import StreamMetrics
 from streaming import bronze, silver
 from streaming.job import Job, plan_of
 from streaming.query_progress import QueryProgress
-from streaming.stopping import StopRequest
 from streaming.tables import Tables
 from tests.support import silver_rows
 from tests.support.device_messages import Commanded, Seen, Told, latest_of

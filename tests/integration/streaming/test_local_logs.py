@@ -13,7 +13,6 @@ from delta.tables import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
-
 from streaming.local_logs import use_local_log_store
 
 if TYPE_CHECKING:

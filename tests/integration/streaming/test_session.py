@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from streaming.class_data import archive_file
+
 from streaming.session import local_session
 from tests.support.jvm_calls import noted_calls
 

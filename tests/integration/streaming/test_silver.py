@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from streaming.checkpoints import Checkpoint
+from streaming.decoders.settings import NO_ID, Decoder, load_decoders
+from streaming.predicates import Suite, load_suite, parse_suite
+from streaming.rule_fields import rule_fields
 
 from bridge.envelope import Envelope
 from bridge.mapping import Mapper, Route
@@ -20,10 +24,6 @@ from bridge.settings import IngestSettings, StreamingSettings
 from bridge.settings.loading import conf_path
 from bridge.settings.rules import TopicRule
 from streaming import bronze, silver
-from streaming.checkpoints import Checkpoint
-from streaming.decoders.settings import NO_ID, Decoder, load_decoders
-from streaming.predicates import Suite, load_suite, parse_suite
-from streaming.rule_fields import rule_fields
 from streaming.tables import Tables
 from tests.support import bronze_rows
 from tests.support.bronze_rows import ARRIVAL, Message, reading

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from streaming.small_files import put_count_right
 
 from streaming import silver
-from streaming.small_files import put_count_right
 from tests.support.bronze_rows import reading
 from tests.support.lakehouse import Lakehouse
 

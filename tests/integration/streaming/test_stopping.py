@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from streaming.stopping import stop_between_batches
+
 from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:

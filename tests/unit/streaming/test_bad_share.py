@@ -11,14 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from streaming.bad_share import BadShare, Judged
+from streaming.quality_gate import BadShareGate
 from structlog.testing import capture_logs
 
 from bridge.errors import TerminalError
 from bridge.settings import StreamingSettings
 from bridge.settings.loading import conf_path
 from bridge.silver_metrics import SilverMetrics
-from streaming.bad_share import BadShare, Judged
-from streaming.quality_gate import BadShareGate
 
 batches = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 50), st.integers(0, 50)), max_size=30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from streaming.built_once import built_once
 
 pyspark = pytest.importorskip("pyspark")

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from streaming.decoders.known import Leaf, known_fields
+from streaming.decoders.settings import parse_decoders
+from streaming.evolving import FieldNews
+from streaming.rule_fields import RuleFields
 from structlog.testing import capture_logs
 
 from bridge.errors import ConfigError
 from bridge.silver_metrics import SilverMetrics
-from streaming.decoders.known import Leaf, known_fields
-from streaming.decoders.settings import parse_decoders
 from streaming.evolution import NESTED, UNFIT, UNKNOWN, Found, Kind, new_columns, stop_at, type_of
-from streaming.evolving import FieldNews
-from streaming.rule_fields import RuleFields
 
 DECODER = {"filter": "a/+", "metric": "m", "id": "$.id", "time": "$.ts", "value": "$.v"}
 MODES = ("add_columns", "rescue", "fail")

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from streaming.stopping import StopRequest
 from structlog.testing import capture_logs
 
 from bridge.errors import TerminalError, TransientError
 from bridge.settings import Settings
 from streaming.job import Cause, Job, plan_of
-from streaming.stopping import StopRequest
 
 
 class _Waiting(Job):

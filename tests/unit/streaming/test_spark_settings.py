@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from streaming.spark_submit import submit_command
 
 from bridge.settings import Settings, StreamingSettings
 from bridge.settings.loading import conf_path
 from streaming.session import on_this_machine, spark_defaults, spark_settings
-from streaming.spark_submit import submit_command
 
 LOCAL = ("local", "local[2]", "local[*]", "local[1,2]")
 CLUSTERS = ("spark://HOST:7077", "yarn", "k8s://https://HOST:6443", "local-cluster[2,1,1024]")

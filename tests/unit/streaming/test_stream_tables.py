@@ -3,13 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from streaming.spark_submit import submit_command
 
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError
 from bridge.settings import Settings, StreamingSettings, TopicRule
 from bridge.settings.ingest import IngestSettings
 from streaming.job import topics_of
-from streaming.spark_submit import submit_command
 from streaming.tables import BRONZE_COLUMNS, Tables
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming.checkpoints import watermark_in
 
 from bridge.errors import ContractError
-from streaming.checkpoints import watermark_in
 
 
 @given(st.integers(0, 2**62), st.dictionaries(st.text(), st.text()), st.lists(st.text('{}-0:"')))
