@@ -189,7 +189,7 @@ def table(
     schema_evolution: Evolution = "rescue",
     device_column: str | None = "device",
     trigger_s: float | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Declare a streaming table and the flow that fills it: the decorated function returns a streaming frame.
 
     ``keys``: columns that identify a row; one whose key is there already is left out (without: nothing is looked up).
@@ -286,7 +286,7 @@ def materialized_view(
     suite: str | None = None,
     device_column: str | None = "device",
     trigger_s: float | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Declare a table that is always what the decorated function gives of the tables that it reads (``read``).
 
     ``keys``: the columns by which it groups. Whenever rows of a table that it reads come, change or go, the rows of
@@ -319,7 +319,7 @@ def materialized_view(
     return declare if query_function is None else declare(query_function)
 
 
-def temporary_view(query_function: Query | None = None, *, name: str | None = None) -> Any:
+def temporary_view(query_function: Query | None = None, *, name: str | None = None) -> Callable[..., Any]:
     """Declare a name for a frame that other functions read (``read``, ``read_stream``); nothing is stored."""
 
     def declare(function: Query) -> Query:
@@ -364,7 +364,7 @@ def commands(
     name: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
     trigger_s: float | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Declare commands to devices: the decorated function returns a streaming frame with the columns of
     ``format("pulsebridge_commands")``. A device gets a ``command_id`` once, whatever is run again.
     """
