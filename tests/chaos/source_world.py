@@ -22,8 +22,8 @@ import pulsar
 
 from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings, StreamingSettings
-from streaming import bronze
-from streaming.tables import BRONZE_COLUMNS, Tables
+from streaming.reading import MESSAGE_COLUMNS
+from streaming.tables import table_of
 from tests.support.pulsar_topics import KINDS, TestTopic
 from tests.support.reading_back import read_back
 from tests.support.waiting import poll_for
@@ -47,11 +47,16 @@ Place = tuple[int, int, int, int]
 
 
 def query_of(spark: SparkSession, settings: Settings, options: dict[str, str]) -> DataStreamWriter:
-    """Return the writer of the query into bronze, with options of the source that bronze itself leaves alone."""
-    columns = ",".join(c.name for c in BRONZE_COLUMNS[:-1])
+    """Return the writer of the query into the table, by Delta's own sink: what is tested is the source."""
+    columns = ",".join(MESSAGE_COLUMNS)
     rows = spark.readStream.format("pulsebridge").options(**options, columns=columns).load()
-    tables = Tables.of(settings.streaming)
-    return bronze.query(rows, tables).option("path", tables.bronze.where)
+    root = settings.streaming.root
+    return (
+        rows.writeStream.format("delta")
+        .queryName("bronze")
+        .option("checkpointLocation", f"{root}/checkpoints/bronze")
+        .option("path", table_of("bronze", settings.streaming).where)
+    )
 
 
 class Writer:
@@ -266,7 +271,7 @@ class SourceWorld:
             for number, message in read_back(self.topic.settings, self.topic.name)
             for of in [message.message_id()]
         }
-        table = Tables.of(self.settings.streaming).bronze.read(spark)
+        table = table_of("bronze", self.settings.streaming).read(spark)
         names = ("partition", "ledger_id", "entry_id", "batch_index", "payload")
         read = table.select(*names).toArrow().to_pydict()
         places = Counter(zip(*(read[name] for name in names[:-1]), strict=True))

@@ -185,15 +185,13 @@ def publish_readings(settings: PulsarSettings, values: list[int], first: int = 0
     client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     producer = client.create_producer(contract.partition_name(settings.readings_topic("wearables"), 0))
     for n, value in enumerate(values, first):
-        message = reading(n, "a", n, value)
-        properties = {
-            contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),
-            contract.P_DEVICE: "a",
-            contract.P_TOPIC: message.row()["mqtt_topic"],
-            contract.P_COMMAND_TOPIC: message.row()["command_topic"],
-        }
-        at = int(message.arrival.timestamp() * 1000)
-        producer.send(message.payload, partition_key="a", properties=properties, event_timestamp=at)
+        message = reading("a", n, value)
+        producer.send(
+            message.payload,
+            partition_key="a",
+            properties=message.properties,
+            event_timestamp=message.arrival_ms,
+        )
     client.close()
 
 
