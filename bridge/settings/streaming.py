@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bridge.settings.base import Section
 from bridge.settings.tables import TableDeclaration
@@ -111,7 +111,8 @@ class StreamingSettings(Section):
     bad_share_min_rows: int = Field(100, ge=1, description="Rows of a batch below which no share is taken.")
     on_bad_share: Literal["alert", "stop"] = Field(
         "alert",
-        description="Beyond bad_share_limit: alert (a WARNING), or stop the job before the batch is written.",
+        description="Beyond bad_share_limit: alert (no more than pulsebridge_stream_judged_rows_total shows), or stop the job before "
+        "the batch is written.",
     )
     restart_budget: int = Field(
         10,
@@ -127,3 +128,10 @@ class StreamingSettings(Section):
         pattern=r"^[1-9][0-9]*[kmgKMG]$",
         description="Heap of the Spark driver of ``pulsebridge stream``.",
     )
+
+    @field_validator("tables")
+    @classmethod
+    def _distinct(cls, tables: tuple[TableDeclaration, ...]) -> tuple[TableDeclaration, ...]:
+        if len({table.name.lower() for table in tables}) < len(tables):
+            raise ValueError("two tables have the same name")
+        return tables
