@@ -47,10 +47,8 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     rows = rows.selectExpr("*", f"{by_number([_document(one) for one in decodings])} AS _json")
     rows = rows.selectExpr("*", "try_parse_json(concat('[', _json, ']')) AS _list")
     # What has no end of its own, as `1 2` or `1,2`, is plain text.
-    one_only = "try_variant_get(_list, '$[1]', 'variant') IS NULL"
-    rows = rows.selectExpr(
-        "*", f"CASE WHEN {one_only} THEN try_variant_get(_list, '$[0]', 'variant') END AS _root"
-    )
+    one, two = (f"try_variant_get(_list, '$[{n}]', 'variant')" for n in (0, 1))
+    rows = rows.selectExpr("*", f"CASE WHEN {two} IS NULL THEN {one} END AS _root")
     rows = rows.selectExpr(
         "*",
         f"coalesce(_fault, CASE WHEN _root IS NULL AND _json RLIKE {_BROKEN} THEN {literal(_NOT_JSON)} END) AS _wrong",

@@ -272,17 +272,11 @@ class Upkeep:
                 )
             parts.append(self._judged(flow, reader, rows).withColumn("_flow", F.lit(flow.name)))
         rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
-        empty = [
-            f.name for f in rows.schema.fields if f.dataType.typeName() == "void"
-        ]  # Delta stores no such column
+        empty = [f.name for f in rows.schema.fields if f.dataType.typeName() == "void"]  # Delta stores none
         self._reader.table(_ROWS).overwrite(rows.drop(*empty).select(own, "*"))
         reach("upkeep.rows")
-        by = (
-            _places(self._staged(_ROWS, request), "_flow")
-            .groupBy(*_PLACE)
-            .agg(F.countDistinct("_flow").alias("n"))
-        )
-        if not by.where("n > 1").isEmpty():
+        each = _places(self._staged(_ROWS, request), "_flow").groupBy(*_PLACE)
+        if not each.agg(F.countDistinct("_flow").alias("n")).where("n > 1").isEmpty():
             raise ConfigError(
                 f"flows into {request.table} share a message, and no column says which of them have taken it",
                 remedy="make one flow of them",
