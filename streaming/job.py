@@ -29,7 +29,7 @@ from bridge import logs
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.settings import Settings
 from bridge.settings.loading import load
-from streaming.failures import Cause, cause_of
+from streaming.failures import Cause, EndsBriefly, cause_of
 from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
@@ -100,7 +100,8 @@ class Job:
                 self.reader.ensure(flow.target)
             except AnalysisException as e:
                 raise ConfigError(
-                    f"table {flow.target!r}: {str(e).splitlines()[0]}", remedy="correct its declaration"
+                    f"table {flow.target!r}: {str(e).strip().splitlines()[0]}",
+                    remedy="correct its declaration",
                 ) from e
             declared = self.pipeline.tables[flow.target]
             if declared.suite is not None:
@@ -195,6 +196,10 @@ class Job:
             query.stop()
         self.queries.clear()
 
+    def names(self) -> list[str]:
+        """Return the names of the queries: a view has one for each table that it reads."""
+        return [name for flow in self._chosen() for name, _, _ in self._queries_of(flow)]
+
     def _chosen(self) -> list[Flow]:
         return [self.pipeline.flows[name] for name in self.only]
 
@@ -279,7 +284,7 @@ class Job:
                 **sink_options(pulsar, self.settings.max_name_bytes)
             )
         else:
-            writer = writer.foreachBatch(batches)
+            writer = writer.foreachBatch(EndsBriefly(batches))
         if available_now:
             writer = writer.trigger(availableNow=True)
         else:
@@ -400,14 +405,16 @@ def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_
     spark = job_session(settings)
     metrics = StreamMetrics()
     health = Health(settings.metrics.stuck_s)
+    prepared = health.part("pipeline")
     job = Job(spark, settings, pipeline, only, metrics.judged)
     spark.streams.addListener(SourceProgress())
-    spark.streams.addListener(QueryProgress(metrics, health, job.only))
     try:
         with serving(settings.metrics, health):
             await_pulsar(settings, stop)
             if not stop.is_set():
                 job.prepare()
+                spark.streams.addListener(QueryProgress(metrics, health, job.names()))
+                prepared.ready()
                 job.run(stop, available_now=available_now)
     finally:
         spark.stop()
