@@ -195,8 +195,9 @@ class _Rules:
         return _finished(found)
 
     def _by_table(self, *, stateful: bool) -> dict[str, list[AlertRule]]:
+        # A query's sources are known to its checkpoint by their order: that of the rules must not matter.
         found: dict[str, list[AlertRule]] = {}
-        for rule in self.rules:
+        for rule in sorted(self.rules, key=lambda rule: rule.table):
             if rule.stateful == stateful:
                 found.setdefault(rule.table, []).append(rule)
         return found

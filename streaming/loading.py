@@ -76,6 +76,9 @@ def _import(name: str) -> None:
             module = importlib.util.module_from_spec(spec)
             sys.modules[path.stem] = module
             spec.loader.exec_module(module)
+            from pyspark import cloudpickle
+
+            cloudpickle.register_pickle_by_value(module)  # Spark's workers cannot import it by its name
         elif name in sys.modules:
             importlib.reload(sys.modules[name])
         else:

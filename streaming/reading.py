@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import ValidationError
+
 from bridge.contract import SOURCE_COLUMNS
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, PulsebridgeError
 from streaming.pipelines import Declared, Flow, Pipeline, running
 from streaming.tables import Table, create, struct_of, table_of
 
@@ -47,6 +49,10 @@ class Reader:
     _sources: int = 0
     _made: set[str] = field(default_factory=set)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # With Spark Connect views are brought up to date in another process, which has a session of its own.
+        return {**self.__dict__, "spark": None, "instead": {}, "stored": None}
+
     @classmethod
     def of_session(cls) -> Reader:
         """Return a reader for the active session, with the settings that the environment gives."""
@@ -58,12 +64,25 @@ class Reader:
         return cls(spark, load(None, ()))
 
     def frame(self, flow: Flow) -> DataFrame:
-        """Return what a flow's function gives, with the tables that it reads created."""
-        self._flow, self._sources = flow.name, 0
-        with running(self):
-            found = flow.query()
+        """Return what a flow's function gives, with the tables that it reads created. Raises ConfigError for what the
+        function raises.
+        """
         from pyspark.sql import DataFrame
 
+        self._flow, self._sources = flow.name, 0
+        try:
+            with running(self):
+                found = flow.query()
+        except PulsebridgeError:
+            raise
+        except Exception as e:
+            if type(e).__module__.startswith(
+                "py4j"
+            ):  # Spark's own trouble, a query that is stopped for example
+                raise
+            raise ConfigError(
+                f"flow {flow.name!r}: {type(e).__name__}: {_line(e)}", remedy="correct its function"
+            ) from e
         if not isinstance(found, DataFrame):
             raise ConfigError(
                 f"flow {flow.name!r} returns {type(found).__name__}, which is no frame",
@@ -87,7 +106,10 @@ class Reader:
         from streaming.decoding import Decoding
 
         if declared:
-            return self.decoded([Decoding(filter=filter, **declared)])
+            try:
+                return self.decoded([Decoding(filter=filter, **declared)])
+            except ValidationError as e:
+                raise ConfigError(f"messages({filter!r}): {_line(e)}", remedy="correct its arguments") from e
         from bridge.topic_templates import Filter
         from streaming.decoders.sql import matches
 
@@ -200,3 +222,11 @@ class Reader:
                 remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
             )
         return found
+
+
+def _line(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, ValidationError):
+        found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
+        return "; ".join(f"{at}: {what}" if at else what for at, what in found)
+    return str(error).strip().partition("\n")[0]

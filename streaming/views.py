@@ -45,7 +45,7 @@ class ViewBatches:
         from pyspark.sql import functions as F
 
         keys = self.flow.keys
-        spark = changes.sparkSession
+        self.reader.spark = spark = changes.sparkSession
         rows = changes.drop("_change_type", "_commit_version", "_commit_timestamp").persist()
         touched = self._given(rows).select(*map(quoted, keys)).distinct().persist()
         try:
@@ -94,6 +94,7 @@ class ViewBatches:
             return self.reader.frame(self.flow)
         finally:
             self.reader.instead = {}
+            self.reader.seen.clear()
 
     def _near(self, whole: DataFrame, rows: DataFrame, touched: DataFrame) -> DataFrame:
         """Return the rows of the source that can belong to the keys, by columns whose statistics let Delta skip files."""

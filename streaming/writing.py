@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import TerminalError
 from bridge.killpoints import reach
@@ -103,6 +103,12 @@ class TableBatches:
     counted: Callable[[int, int], object] | None = None
     _first: bool = True
     _app: str = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "counted": None,
+        }  # another process, with Spark Connect, has metrics of its own
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
