@@ -68,7 +68,7 @@ def _hostile(args: argparse.Namespace, seed: int) -> int:
             rate=args.rate or 500.0,
             command_rate=50.0,
             seed=seed,
-            with_silver=True,
+            with_tables=True,
         ) as one,
     ):
         _say(f"attacks for {args.seconds:.0f} s")

@@ -19,6 +19,7 @@ class Message:
     """A message of a device, as ingest publishes it."""
 
     device: str
+    number: int
     payload: bytes
 
     @property
@@ -34,11 +35,11 @@ class Message:
     @property
     def arrival_ms(self) -> int:
         """When it came to ingest."""
-        return int(ARRIVAL.timestamp() * 1000)
+        return int(ARRIVAL.timestamp() + self.number) * 1000
 
 
 def reading(device: str, number: int, value: Any) -> Message:
     """Return a glucose reading, five minutes after the one before it."""
     at = datetime(2010, 3, 24, tzinfo=timezone.utc) + timedelta(minutes=5 * number)
     body = {"id": f"{device}-{number}", "ts": at.isoformat().replace("+00:00", "Z"), "glucose": value}
-    return Message(device, json.dumps(body).encode())
+    return Message(device, number, json.dumps(body).encode())

@@ -1,4 +1,4 @@
-"""Bronze and silver beside hostile devices: one job that must neither end nor start a query again, and what it stored."""
+"""Bronze and a typed table beside hostile devices: one job that must neither end nor start a query again, and what it stored."""
 
 from __future__ import annotations
 
@@ -16,67 +16,44 @@ from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import PulsarSettings
 from tests.support.waiting import patient, poll_for
 
-__all__ = ["SilverBeside"]
+__all__ = ["TablesBeside"]
 
-_AGAIN: Final = "query failed and is started again"
-_SUITE: Final = {
-    "name": "hostile",
-    "expectations": [
-        {
-            "type": "expect_column_values_to_not_be_null",
-            "kwargs": {"column": "reading_id"},
-            "meta": {"rule": "id_present"},
-        }
-    ],
-}
-"""What the honest send is its own id, and neither a number nor a time."""
+_AGAIN: Final = "flow failed and is started again"
 
 
-class SilverBeside:
+class TablesBeside:
     """``pulsebridge stream`` over the topics of ingest, in a process of its own."""
 
     def __init__(self, pulsar: PulsarSettings, root: str, topics: tuple[str, ...], folder: Path) -> None:
         """``root`` is the level above all MQTT topics; ``topics`` are local names, which are made where they lack."""
         self._pulsar, self._topics = pulsar, topics
-        self.log = folder / "silver.log"
+        self.log = folder / "stream.log"
         self._tables = folder / "tables"
         self._config = folder / "stream.yaml"
-        readings = [
-            {
-                "filter": f"{root}/+/x",
-                "metric": "x",
-                "format": "raw",
-                "id": "$",
-                "time": "$.ts",
-                "value": "$",
-            },
+        decoding = [
+            {"filter": f"{root}/+/x", "format": "raw", "fields": "text string", "id": "text"},
             {
                 "filter": f"{root}/named/#",
-                "metric": "named",
+                "fields": "id string, ts string, value double",
                 "id": "$.id",
                 "time": "$.ts",
-                "value": "$.value",
             },
             {
                 "filter": f"{root}/+/y",
-                "metric": "y",
                 "format": "cbor",
-                "id": "none",
+                "fields": "ts string, value double",
                 "time": "$.ts",
-                "value": "$.value",
+                "ignored": ["pad"],
+                "max_bytes": 5_242_880,
             },
         ]
-        (folder / "rules.yaml").write_text(yaml.safe_dump({"readings": readings, "alerts": []}), "utf-8")
-        (folder / "suite.json").write_text(json.dumps(_SUITE), "utf-8")
         settings = {
             "pulsar": pulsar.model_dump(mode="json", exclude_defaults=True),
             "streaming": {
                 "root": str(self._tables),
                 "topics": list(topics),
-                "queries": ["bronze", "silver"],
-                "rules": str(folder / "rules.yaml"),
-                "expectations": str(folder / "suite.json"),
-                "quality_interval_s": 0,
+                "built_in": ["bronze"],
+                "tables": [{"name": "typed", "keys": ["device", "_id"], "decoding": decoding}],
             },
             "metrics": {"port": 0},
         }
@@ -99,7 +76,7 @@ class SilverBeside:
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         poll_for(
-            lambda: self.rows("silver") or self.interruptions(), 180, "the first rows in silver", every=1
+            lambda: self.rows("typed") or self.interruptions(), 180, "the first rows in the table", every=1
         )
         assert not self.interruptions(), self.interruptions()
 
@@ -108,9 +85,9 @@ class SilverBeside:
         said = self.log.read_text(errors="replace")
         found = []
         if self._process is None or self._process.poll() is not None:
-            found.append(f"the job of silver ended by itself: {json.dumps(said[-3000:])}")
+            found.append(f"the job ended by itself: {json.dumps(said[-3000:])}")
         if _AGAIN in said:
-            found.append(f"{said.count(_AGAIN)} times a query failed and was started again")
+            found.append(f"{said.count(_AGAIN)} times a flow failed and was started again")
         return found
 
     def account(self, confirmed: list[int]) -> list[str]:
@@ -121,18 +98,18 @@ class SilverBeside:
             broken = self.interruptions()
             assert not broken, broken
             rows = self.rows("bronze")
-            return rows >= self._stored() and self.rows("silver") + self.rows("quarantine") >= rows
+            return rows >= self._stored() and self.rows("typed") + self.rows("quarantine") >= rows
 
-        poll_for(judged, 300, "every message in silver or in quarantine", every=2)
-        found = Counter(v for v in self._column("silver", "reading_id") if v in wanted)
+        poll_for(judged, 300, "every message in the table or in quarantine", every=2)
+        found = Counter(v for v in self._column("typed", "_id") if v in wanted)
         missing = wanted - found.keys()
         twice = [name for name, count in found.items() if count > 1]
-        problems = [f"{len(missing)} readings are not in silver: {sorted(missing)[:5]}"] * bool(missing)
-        return problems + [f"{len(twice)} readings are twice in silver: {twice[:5]}"] * bool(twice)
+        problems = [f"{len(missing)} readings are not in the table: {sorted(missing)[:5]}"] * bool(missing)
+        return problems + [f"{len(twice)} readings are twice in the table: {twice[:5]}"] * bool(twice)
 
     def text(self) -> str:
         """Return how many rows the tables have."""
-        return ", ".join(f"{name} {self.rows(name)}" for name in ("bronze", "silver", "quarantine"))
+        return ", ".join(f"{name} {self.rows(name)}" for name in ("bronze", "typed", "quarantine"))
 
     def end(self) -> None:
         """End it, whatever it does."""
