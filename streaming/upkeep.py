@@ -443,6 +443,8 @@ class Upkeep:
         for name, (table, _) in its.items():
             statement = f"DELETE FROM {table.sql} WHERE {quoted(columns[name])} = {{device}}"
             deleted[name] = int(self._spark.sql(statement, device=device).collect()[0][0])
+            # A deletion vector alone leaves the rows in files that the table still needs.
+            self._spark.sql(f"REORG TABLE {table.sql} APPLY (PURGE)").collect()
             reach("upkeep.deleted")
         return deleted
 

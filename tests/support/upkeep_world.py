@@ -90,6 +90,9 @@ class House:
         create(self.spark, self.reader.table(QUARANTINE), StructType.fromDDL(QUARANTINE_SCHEMA))
         for name in self.job.pipeline.tables:
             self.reader.ensure(name)
+            checkpoint = Path(self.job._checkpoint(name))
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "metadata").write_text(json.dumps({"id": name}), "utf-8")
 
     def arrive(self, *payloads: Any, first: int = 0, device: str | None = None) -> None:
         """Put messages into bronze: entries from ``first`` on, a minute apart."""
@@ -129,7 +132,12 @@ class House:
         rows = self.rows(name)
         place = ("_position.entry", "_position.element")
         if name == QUARANTINE:
-            rows = rows.selectExpr("`table`", "reason", "get_json_object(`row`, '$.id')", *place)
+            rows = rows.selectExpr(
+                "`table`",
+                "reason",
+                "get_json_object(CAST(payload AS STRING), concat('$[', _position.element, '].id'))",
+                *place,
+            )
         elif name == "bronze":
             rows = rows.select("entry_id")
         elif name == "means":

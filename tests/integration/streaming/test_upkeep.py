@@ -132,7 +132,7 @@ def test_a_device_goes_from_every_table(spark: SparkSession, prepared: Path, tmp
 def test_what_cannot_be_done_fails_in_one_line(spark: SparkSession, prepared: Path, tmp_path: Path) -> None:
     house = fresh(spark, prepared, tmp_path, least=10)
     before = house.everything()
-    for table, text in (("nothing", "there is no table"), ("bronze", "record of the messages")):
+    for table, text in (("nothing", "there is no table"), ("bronze", "bronze has no column _position")):
         with pytest.raises(PulsebridgeError, match=text):
             house.do("rebuild", table)
     with pytest.raises(PulsebridgeError, match="made again as a whole"):

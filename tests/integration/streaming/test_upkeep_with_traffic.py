@@ -120,9 +120,8 @@ def test_upkeep_beside_traffic_leaves_each_row_once_though_the_job_is_killed(
                 def there(name: str = name) -> list[str]:
                     rows = house.rows(name).selectExpr("concat(device, ' ', id)").collect()
                     held = house.rows("quarantine").where(f"`table` = '{name}'")
-                    rows += held.selectExpr(
-                        "concat(get_json_object(row, '$.device'), ' ', get_json_object(row, '$.id'))"
-                    ).collect()
+                    each = "get_json_object(CAST(payload AS STRING), concat('$[', _position.element, ']."
+                    rows += held.selectExpr(f"concat({each}device')), ' ', {each}id')))").collect()
                     return sorted(row[0] for row in rows)
 
                 poll_for(lambda there=there: len(there()) >= len(every), 180, f"all rows of {name}")  # type: ignore[misc]
