@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import yaml
-from deltalake import DeltaTable
 
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings import PulsarSettings
+from tests.support.delta_rows import delta_rows
 from tests.support.waiting import patient, poll_for
 
 __all__ = ["TablesBeside"]
@@ -131,13 +131,7 @@ class TablesBeside:
 
     def rows(self, table: str) -> int:
         """Return how many rows a table has, 0 before it is made."""
-        found = self._table(table)
-        return 0 if found is None else int(found.to_pyarrow_dataset().count_rows())
+        return len(delta_rows(self._tables / table, "device"))
 
     def _column(self, table: str, column: str) -> list[str]:
-        found = self._table(table)
-        return [] if found is None else found.to_pyarrow_table(columns=[column])[column].to_pylist()
-
-    def _table(self, name: str) -> DeltaTable | None:
-        folder = self._tables / name
-        return DeltaTable(str(folder)) if list((folder / "_delta_log").glob("*.json")) else None
+        return [row[column] for row in delta_rows(self._tables / table, column)]

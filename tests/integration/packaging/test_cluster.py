@@ -19,7 +19,6 @@ from typing import Any
 import pulsar
 import pytest
 import yaml
-from deltalake import DeltaTable
 
 from bridge import contract
 from bridge.provisioning import provision_commands
@@ -30,6 +29,7 @@ from streaming.session import delta_jars
 from streaming.submission import Target, line, write_beside
 from tests.support import cluster_job
 from tests.support.bronze_rows import reading
+from tests.support.delta_rows import delta_rows
 from tests.support.folders import own_folder
 from tests.support.pulsar_topics import topic_of
 from tests.support.spark_cluster import SparkHome, standalone
@@ -169,10 +169,7 @@ def run_to_the_end(words: list[str], cluster: Cluster, place: Path) -> None:
 
 def rows_in(tables: Path) -> dict[str, int]:
     """Return how many rows each table has."""
-    return {
-        name: DeltaTable(str(tables / name)).to_pyarrow_table(columns=["device"]).num_rows
-        for name in ("bronze", "readings", "quarantine")
-    }
+    return {name: len(delta_rows(tables / name, "device")) for name in ("bronze", "readings", "quarantine")}
 
 
 def commanded(settings: PulsarSettings) -> list[str]:

@@ -22,6 +22,7 @@ from bridge import contract
 from bridge.local.ports import free_ports
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
+from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import patient, poll_for
 
@@ -114,19 +115,13 @@ class Driver:
         """Return a table's rows, none before it is made."""
         running = self._process
         assert running is None or running.returncode in (None, 0, -signal.SIGKILL), self.log.read_text()
-        if not list((self.root / table / "_delta_log").glob("*.json")):
-            return []
-        found: list[dict[str, Any]] = DeltaTable(str(self.root / table)).to_pyarrow_table().to_pylist()
-        return found
+        return delta_rows(self.root / table)
 
     def ids(self, table: str) -> Counter[str]:
         """Return how often each message is in a table."""
         if table == "bronze":
             return Counter(json.loads(row["payload"])["id"] for row in self.rows(table))
-        place = ("ledger", "entry", "index")
-        if table == "readings":
-            return Counter("{ledger}:{entry}:{index}".format(**row["_position"]) for row in self.rows(table))
-        return Counter(tuple(row["_position"][name] for name in place) for row in self.rows(table))  # type: ignore[arg-type]
+        return Counter("{ledger}:{entry}:{index}".format(**row["_position"]) for row in self.rows(table))
 
 
 @pytest.fixture
