@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ConfigError, PulsebridgeError
 from streaming import built_in
@@ -78,7 +78,8 @@ def _import(name: str) -> None:
             spec.loader.exec_module(module)
             from pyspark import cloudpickle
 
-            cloudpickle.register_pickle_by_value(module)  # Spark's workers cannot import it by its name
+            by_value: Any = cloudpickle.register_pickle_by_value
+            by_value(module)  # Spark's workers cannot import it by its name
         elif name in sys.modules:
             importlib.reload(sys.modules[name])
         else:
