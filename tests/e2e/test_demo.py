@@ -56,9 +56,9 @@ def test_nothing_is_lost_while_ingest_push_and_spark_are_killed(
     assert verdict["passed"]
     assert sorted(k["target"] for k in verdict["kills"]) == ["ingest", "push", "spark"]
     assert numbers["real readings published"] == plan["readings"] > 1500
-    assert numbers["in silver or quarantine"] == numbers["acknowledged"] == plan["readings"] + plan["faults"]
+    assert numbers["in measurements or quarantine"] == numbers["acknowledged"] == plan["readings"] + plan["faults"]
     assert numbers["commands received"] == numbers["commands emitted"] == plan["commands"] > 0
-    for none in ("missing", "duplicates in silver", "duplicates in bronze", "out of order per device",
+    for none in ("missing", "duplicates in measurements", "duplicates in bronze", "out of order per device",
                  "commands missing", "commands out of order"):  # fmt: skip
         assert numbers[none] == 0, none
 
