@@ -208,7 +208,9 @@ def _in_measurements(records: Records) -> list[Finding]:
             detail = f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in quarantined else 'measurements'}"
             found.append(Finding(Hop.MEASUREMENTS, Kind.ALTERED, (row.id,), detail))
         elif not sent.fault and (row.device, row.value) != (sent.device, sent.value):
-            detail = f"{row.id} of {sent.device} was {sent.value}, measurements has {row.value} of {row.device}"
+            detail = (
+                f"{row.id} of {sent.device} was {sent.value}, measurements has {row.value} of {row.device}"
+            )
             found.append(Finding(Hop.MEASUREMENTS, Kind.ALTERED, (row.id,), detail))
     return found
 

@@ -72,10 +72,16 @@ def trials(records: Records) -> list[Trial]:
     one, other = aside[0], kept[len(kept) // 2]
     exchanged = {one: other, other: one}
     both = {
-        kind: tuple(exchanged.get(r, r) for r in getattr(records, kind)) for kind in ("measurements", "quarantine")
+        kind: tuple(exchanged.get(r, r) for r in getattr(records, kind))
+        for kind in ("measurements", "quarantine")
     }
     made.append(
-        Trial(Hop.MEASUREMENTS, "swap measurements with quarantine", (one.id, other.id), replace(records, **both))
+        Trial(
+            Hop.MEASUREMENTS,
+            "swap measurements with quarantine",
+            (one.id, other.id),
+            replace(records, **both),
+        )
     )
     return made
 

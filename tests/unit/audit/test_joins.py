@@ -28,7 +28,7 @@ def test_any_record_removed_from_any_hop_is_named(values: list[list[int]], data:
     whole = whole_run(values)
     hops = [
         name
-        for name in ("acks", "stored", "bronze", "measurements", "emitted", "received", "receipts")
+        for name in ("acks", "stored", "bronze", "measurements", "alerts", "emitted", "received", "receipts")
         if getattr(whole, name)
     ]
     name = data.draw(st.sampled_from(hops))
@@ -50,7 +50,7 @@ def test_any_record_removed_from_any_hop_is_named(values: list[list[int]], data:
 def test_whatever_is_removed_repeated_or_swapped_is_named(values: list[list[int]]) -> None:
     whole = whole_run(values)
     assert unnoticed(whole) == []
-    assert len(trials(whole)) == 24
+    assert len(trials(whole)) == 27
 
 
 def redelivered(whole: Records, count: int) -> Records:
@@ -149,7 +149,12 @@ def test_a_live_audit_needs_no_journals_and_no_plan(values: list[list[int]]) -> 
 
 @pytest.mark.parametrize(
     ("kind", "hop"),
-    [("bronze", Hop.BRONZE), ("measurements", Hop.MEASUREMENTS), ("quarantine", Hop.MEASUREMENTS), ("receipts", Hop.RECEIPTS)],
+    [
+        ("bronze", Hop.BRONZE),
+        ("measurements", Hop.MEASUREMENTS),
+        ("quarantine", Hop.MEASUREMENTS),
+        ("receipts", Hop.RECEIPTS),
+    ],
 )
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
