@@ -19,9 +19,11 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -458,7 +460,8 @@ def _gx(modules: Sequence[str]) -> Any:
     if not log.handlers:
         log.addHandler(logging.NullHandler())
     try:
-        import great_expectations
+        with _main_with_file():
+            import great_expectations
     except ModuleNotFoundError as e:
         raise MissingExtraError(
             "a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'"
@@ -466,3 +469,19 @@ def _gx(modules: Sequence[str]) -> Any:
     for module in modules:
         importlib.import_module(module)
     return great_expectations
+
+
+@contextmanager
+def _main_with_file() -> Iterator[None]:
+    """Give the main module a file meanwhile: pyspark 4.2 takes one without (``python -c``) for a run of its doctests.
+    Great Expectations imports ``pyspark.sql.connect``, which then ends the process if grpc is not installed.
+    """
+    main = sys.modules["__main__"]
+    if hasattr(main, "__file__"):
+        yield
+        return
+    main.__file__ = ""
+    try:
+        yield
+    finally:
+        del main.__file__
