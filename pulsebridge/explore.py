@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -249,30 +248,13 @@ class Lab:
         """
         import pandas as pd
 
-        from streaming.quality import judged_since
-        from streaming.suites import Suites, run_checkpoint
+        from streaming.quality import all_verdicts
+        from streaming.reading import Reader
+        from streaming.suites import Suites
 
-        folder = self.settings.streaming.expectations
-        suite = Suites(folder).suite(_TABLE)
-        assert folder is not None  # else there was no suite
-        begin = datetime.fromtimestamp(0, timezone.utc)
-        rows = judged_since(self.spark, self._table(_TABLE), self._table("quarantine"), _TABLE, -1, begin)
-        rows = rows.persist()
-        try:
-            found = run_checkpoint(folder, _TABLE, suite, rows)
-        finally:
-            rows.unpersist()
-        return pd.DataFrame(
-            {
-                "rule": v.rule.name,
-                "expectation": v.rule.expectation,
-                "splits_rows": v.rule.splits,
-                "success": v.success,
-                "evaluated": v.evaluated,
-                "unexpected": v.unexpected,
-            }
-            for v in found
-        )
+        suite = Suites(self.settings.streaming.expectations).suite(_TABLE)
+        found = all_verdicts(self.spark, Reader(self.spark, self.settings), _TABLE, suite)
+        return pd.DataFrame([one.as_dict() for one in found])
 
     def quarantine(self) -> pd.DataFrame:
         """Return the rows that failed a rule, and why."""

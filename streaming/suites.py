@@ -200,6 +200,18 @@ class Verdict:
     observed: str
     """The observed value of a rule on the table, or the error that left the rule without a verdict."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON and for a row of a table."""
+        return {
+            "rule": self.rule.name,
+            "expectation": self.rule.expectation,
+            "splits_rows": self.rule.splits,
+            "success": self.success,
+            "evaluated": self.evaluated,
+            "unexpected": self.unexpected,
+            "observed": self.observed,
+        }
+
 
 def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> list[Verdict]:
     """Run the Checkpoint with the table's name on rows, with its actions, and return the verdicts in suite order.
