@@ -90,7 +90,7 @@ class TestRun:
         counts = literal_eval(shown(notebook, "lab.process"))
         assert counts == {"sent": 606, "measurements": 576, "quarantine": 30}
         chart = str(outputs_of(notebook, "explore.plot_failures")[0].data)
-        for rule in ("clock_ahead", "undecodable", "value_present", "glucose_range"):
+        for rule in ("clock_skew", "undecodable", "value_present", "glucose_range"):
             assert rule in chart
         assert "some_rows" in shown(notebook, "verdicts =")
 
