@@ -229,10 +229,10 @@ class Lab:
     def origin(self, device: str, id: str) -> pd.DataFrame:
         """Return where a row came from: its message in bronze, with its position in Pulsar and its times."""
         of = self.table().where(f"device = {_text(device)} AND _id = {_text(id)}").select("_position")
-        place = "topic = __topic AND p.partition = b.partition AND ledger = ledger_id AND entry = entry_id"
+        place = "topic = __topic AND p.partition <=> b.partition AND ledger = ledger_id AND entry = entry_id"
         found = self.table("bronze").alias("b").join(of.select("_position.*").alias("p"), how="cross")
         rows: pd.DataFrame = (
-            found.where(f"{place} AND index = batch_index")
+            found.where(f"{place} AND index <=> batch_index")
             .selectExpr(
                 "__topic", "b.partition", "ledger_id", "entry_id", "batch_index", "mqtt_topic", "arrival_time",
                 "__publishTime AS publish_time", "CAST(payload AS STRING) AS payload",

@@ -37,12 +37,15 @@ def read_table(folder: Path) -> tuple[TableRow, ...]:
         return ()
     try:
         from deltalake import DeltaTable
+        from pyarrow import RecordBatchReader
     except ImportError as e:
         raise MissingExtraError("the audit needs deltalake", remedy="pip install 'pulsebridge[demo]'") from e
-    table = DeltaTable(str(folder)).to_pyarrow_dataset()
+    table = DeltaTable(str(folder))
+    there = [field.name for field in table.schema().fields]
     seen = _first_seen(folder)
     rows = []
-    for batch in table.to_batches(columns=[c for c in _COLUMNS if c in table.schema.names]):
+    # Its datasets of pyarrow refuse tables that may have deletion vectors.
+    for batch in RecordBatchReader.from_stream(table.scan(columns=[c for c in _COLUMNS if c in there])):
         for row in batch.to_pylist():
             if row.get("table", MEASUREMENTS) != MEASUREMENTS:
                 continue
@@ -59,10 +62,10 @@ def _first_seen(folder: Path) -> dict[Position, int]:
     for commit in commits(folder):
         for name in commit.files:
             if (folder / name).exists():
-                file = parquet.ParquetFile(folder / name)
-                there = [c for c in (*_OF_MESSAGE, _OF_ROW) if c in file.schema_arrow.names]
-                for row in file.read(columns=there).to_pylist():
-                    seen.setdefault(_position(row), commit.us)
+                with parquet.ParquetFile(folder / name) as file:
+                    there = [c for c in (*_OF_MESSAGE, _OF_ROW) if c in file.schema_arrow.names]
+                    for row in file.read(columns=there).to_pylist():
+                        seen.setdefault(_position(row), commit.us)
     return seen
 
 

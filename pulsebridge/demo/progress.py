@@ -19,7 +19,7 @@ from pulsebridge.demo.simulator import Simulator
 __all__ = ["Counters", "Counts", "Progress"]
 
 Counts = dict[str, int]
-"""Messages published, acknowledged and refused, in pulsar, bronze, measurements, quarantine; commands emitted, receipted, received."""
+"""Messages published, acknowledged and refused, in pulsar, bronze, measurements, quarantine, alerts; commands emitted, receipted, received."""
 _EVERY_S = 3.0
 
 

@@ -282,7 +282,7 @@ def _drained(plan: Plan, counts: Counts) -> bool:
         counts["acknowledged"] >= plan.readings + plan.faults
         and counts["measurements"] >= plan.readings
         and counts["quarantine"] >= plan.faults
-        and min(counts["received"], counts["receipted"]) >= plan.commands
+        and min(counts["received"], counts["receipted"], counts["alerts"]) >= plan.commands
     )
 
 
