@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
