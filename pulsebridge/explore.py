@@ -10,10 +10,10 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +22,10 @@ import yaml
 from bridge.errors import TerminalError, TransientError
 from bridge.settings import Settings
 from bridge.settings.loading import conf_path, load
+from bridge.topic_templates import Filter
 from pulsebridge.plots import plot_commands, plot_device, plot_failures, plot_live, plot_versions
-from streaming.tables import Table, Tables
+from streaming.tables import Table, table_of
+from streaming.tables import text as _text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,28 +38,30 @@ if TYPE_CHECKING:
 __all__ = ["Lab", "plot_commands", "plot_device", "plot_failures", "plot_live", "plot_versions"]
 
 _SERVERS: Final = "PULSEBRIDGE_PULSAR__SERVICE_URL"
+_TABLE: Final = "measurements"
 _NAME_LINES: Final = "spark.python.sql.dataFrameDebugging.enabled"
 _WAIT_S: Final = 120.0
-_ALL_ROWS: Final = 1_000_000
 
 
 class Lab:
-    """A place to look at device streams: servers, ingest, Spark and the tables of one small run.
+    """Servers, ingest, Spark and the tables of one small run, to look at device streams.
 
-    ``broker`` is the MQTT broker to read (``mqtt://host:port``), default the local stack's; ``filter`` says which of
-    its topics, with the captures that name device and metric; ``payload`` names the JSON paths of a reading where
-    they are not those of ``conf/rules.yaml``, for example ``{"id": "$.seq", "time": "$.at", "value": "$.value"}``.
+    Without arguments it has the routes, the table ``measurements``, the suite and the alert rules of ``conf/demo``.
+    ``broker`` is the MQTT broker to read (``mqtt://host:port``), default the local stack's. ``decodings`` say which of its
+    topics and how a payload becomes rows of ``measurements``, as under ``streaming.tables``: ``{"filter":
+    "plant/+device/state", "fields": "temperature double", "id": "$.seq", "time": "$.at"}``. ``alerts`` are rules as in
+    ``conf/rules.yaml``. With ``decodings`` there is no suite, and no rule but these.
     """
 
     def __init__(
         self,
         broker: str | None = None,
-        filter: str = "wearables/+device/+metric",
-        payload: Mapping[str, str] | None = None,
+        *decodings: Mapping[str, Any],
+        alerts: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._broker = broker
-        self._filter = filter
-        self._payload = payload
+        self._decodings = decodings
+        self._alerts = alerts
         self._stack: LocalStack | None = None
         self._ingest: Child | None = None
         self._desk: CommandDesk | None = None
@@ -74,22 +78,18 @@ class Lab:
         self.close()
 
     def start(self) -> Lab:
-        """Start what is missing: servers, ingest, Spark. Raises what the local stack raises."""
-        from bridge.pulsar_admin import PulsarAdmin
+        """Start what is missing: servers, ingest, Spark. Raises what the local stack raises, ConfigError for decodings
+        that will not do.
+        """
+        from pulsebridge.demo.setup import provision
         from pulsebridge.processes import Child, pulsebridge_command
 
         try:
             self._write_settings(self._servers())
             self.settings = load(self._file)
-            with PulsarAdmin(self.settings.pulsar, timeout_s=30.0) as admin:
-                admin.provision_namespaces()
-                admin.create_partitioned(self._topic, self.settings.pulsar.partitions)
-            self._ingest = Child(
-                "ingest",
-                pulsebridge_command("ingest", "--config", str(self._file)),
-                self.folder / "ingest.log",
-                _environment(),
-            )
+            provision(self.settings)
+            command = pulsebridge_command("ingest", "--config", str(self._file))
+            self._ingest = Child("ingest", command, self.folder / "ingest.log", _environment())
             self._ingest.start()
         except BaseException:
             self.close()
@@ -100,17 +100,14 @@ class Lab:
         """End what this lab started, and remove its folder."""
         if self._desk is not None:
             self._desk.close()
-            self._desk = None
         if self._spark is not None:
             self._spark.stop()
-            self._spark = None
         if self._ingest is not None:
             self._ingest.ask()
             self._ingest.wait()
-            self._ingest = None
         if self._stack is not None:
             self._stack.stop()
-            self._stack = None
+        self._desk = self._spark = self._ingest = self._stack = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -122,11 +119,6 @@ class Lab:
             # An error names the cell's line that it comes of.
             self._spark = local_session("pulsebridge-notebook", more={_NAME_LINES: "true"})
         return self._spark
-
-    @property
-    def tables(self) -> Tables:
-        """The tables of this run."""
-        return Tables.of(self.settings.streaming)
 
     @property
     def desk(self) -> CommandDesk:
@@ -145,17 +137,19 @@ class Lab:
 
     def sink_options(self) -> dict[str, str]:
         """Return the options of ``format("pulsebridge_commands")`` for this lab."""
-        from streaming.alerts import sink_options
+        from sinks.options import sink_options
 
         return sink_options(self.settings.pulsar, self.settings.max_name_bytes)
 
-    def publish(self, device: str, *payloads: bytes) -> int:
-        """Publish payloads over MQTT as a device. Return how many the broker acknowledged.
+    # --- in ---
+
+    def publish(self, topic: str, *payloads: bytes) -> int:
+        """Publish payloads on an MQTT topic. Return how many the broker acknowledged.
 
         Raises TransientError when the broker did not take them all.
         """
         self._await_ingest()
-        return self._published((f"wearables/{device}/glucose", payload) for payload in payloads)
+        return self._published((topic, payload) for payload in payloads)
 
     def replay(self, devices: int = 2, readings: int = 288, fault_every: int = 0) -> int:
         """Publish real glucose readings over MQTT as some devices; 288 are a day. After each ``fault_every`` of a device
@@ -182,6 +176,186 @@ class Lab:
 
         return self._published(messages())
 
+    def process(self, at_least: int = 0) -> None:
+        """Run the pipeline on what has arrived, until bronze has ``at_least`` rows.
+
+        Raises TransientError when they do not arrive within two minutes.
+        """
+        from streaming.job import Job
+        from streaming.loading import pipeline_of
+
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            self._check_servers()
+            job = Job(self.spark, self.settings, pipeline_of(self.settings))
+            job.prepare()
+            job.run(threading.Event(), available_now=True)
+            stored = self.table("bronze").count()
+            if stored >= at_least:
+                return
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"{stored} of {at_least} messages arrived", remedy=f"see {self.folder}/ingest.log"
+                )
+
+    # --- what is there ---
+
+    def table(self, name: str = _TABLE, version: int | None = None) -> DataFrame:
+        """Return the rows of a table, as they are or were at a version."""
+        found = self._table(name)
+        if version is None:
+            return found.read(self.spark)
+        return self.spark.sql(f"SELECT * FROM {found.sql} VERSION AS OF {version}")
+
+    def devices(self) -> pd.DataFrame:
+        """Return the devices seen, with the number of their rows and the first and last of their times."""
+        from pyspark.sql import functions as F
+
+        times = (F.min("event_time").alias("first"), F.max("event_time").alias("last"))
+        found = self.table().groupBy("device").agg(F.count("*").alias("rows"), *times)
+        return found.orderBy("device").toPandas()
+
+    def readings(self, device: str, version: int | None = None) -> pd.DataFrame:
+        """Return a device's rows in the order of its own time, as they are or were at a version."""
+        rows = self.table(version=version).where(f"device = {_text(device)}")
+        return rows.select("_id", *_columns(rows)).orderBy("event_time").toPandas()
+
+    def history(self) -> pd.DataFrame:
+        """Return the versions of the table, the oldest first: when each was made, by what, and with how many rows."""
+        found = self.spark.sql(f"DESCRIBE HISTORY {self._table(_TABLE).sql}")
+        rows = "CAST(operationMetrics.numOutputRows AS BIGINT) AS rows"
+        return found.selectExpr("version", "timestamp", "operation", rows).orderBy("version").toPandas()
+
+    def origin(self, device: str, id: str) -> pd.DataFrame:
+        """Return where a row came from: its message in bronze, with its position in Pulsar and its times."""
+        of = self.table().where(f"device = {_text(device)} AND _id = {_text(id)}").select("_position")
+        place = "topic = __topic AND p.partition <=> b.partition AND ledger = ledger_id AND entry = entry_id"
+        found = self.table("bronze").alias("b").join(of.select("_position.*").alias("p"), how="cross")
+        rows: pd.DataFrame = (
+            found.where(f"{place} AND index <=> batch_index")
+            .selectExpr(
+                "__topic", "b.partition", "ledger_id", "entry_id", "batch_index", "mqtt_topic", "arrival_time",
+                "__publishTime AS publish_time", "CAST(payload AS STRING) AS payload",
+            )
+            .toPandas()
+        )  # fmt: skip
+        return rows.T.rename(columns=lambda _: id)
+
+    def verdicts(self) -> pd.DataFrame:
+        """Let Great Expectations validate all that the pipeline has processed; a row for each rule of the suite.
+
+        Raises ConfigError when the table has no suite.
+        """
+        import pandas as pd
+
+        from streaming.quality import all_verdicts
+        from streaming.reading import Reader
+        from streaming.suites import Suites
+
+        suite = Suites(self.settings.streaming.expectations).suite(_TABLE)
+        found = all_verdicts(self.spark, Reader(self.spark, self.settings), _TABLE, suite)
+        return pd.DataFrame([one.as_dict() for one in found])
+
+    def quarantine(self) -> pd.DataFrame:
+        """Return the rows that failed a rule, and why."""
+        return (
+            self.table("quarantine")
+            .selectExpr("device", "failed_rules", "reason", "CAST(payload AS STRING) AS payload")
+            .toPandas()
+        )
+
+    def alerts(self, device: str) -> pd.DataFrame:
+        """Return the alerts of a device."""
+        rows = self.table("alerts").where(f"device = {_text(device)}").orderBy("event_time", "rule")
+        return rows.select("rule", "reading_id", "event_time", "value", "message", "command_id").toPandas()
+
+    def live(self, device: str, seconds: float = 10.0) -> pd.DataFrame:
+        """Return a device's rows decoded straight from Pulsar, with no table between.
+
+        It starts at the earliest message that Pulsar has and ends when nothing new came, at the latest after ``seconds``.
+        """
+        from streaming.decoding import decoded
+
+        name = f"live_{uuid.uuid4().hex[:8]}"
+        topics = ",".join(map(self.settings.pulsar.readings_topic, self.settings.streaming.topics))
+        source = self.spark.readStream.format("pulsebridge").options(**self._options(topics))
+        source = source.option("predefinedSubscription", f"notebook-{name}").option(
+            "startingOffsets", "earliest"
+        )
+        decodings = self.settings.streaming.tables[0].decoding
+        rows = decoded(source.load(), decodings, self.settings.ingest.all_rules)
+        query = (
+            rows.where(f"device = {_text(device)} AND _fault IS NULL")
+            .select("_id", *_columns(rows))
+            .writeStream.format("memory")
+            .queryName(name)
+            .option("checkpointLocation", str(self.folder / name))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination(int(max(seconds, 1)))
+        finally:
+            query.stop()
+        return self.spark.table(name).toPandas()
+
+    # --- what the lab runs on ---
+
+    def _table(self, name: str) -> Table:
+        return table_of(name, self.settings.streaming)
+
+    def _options(self, topics: str) -> dict[str, str]:
+        from sources import connection_options
+
+        self._check_servers()
+        return {**connection_options(self.settings.pulsar), "topics": topics}
+
+    def _check_servers(self) -> None:
+        """Raise TransientError that names a server of the lab's own which ended by itself."""
+        if self._stack is not None:
+            self._stack.check()
+
+    def _servers(self) -> dict[str, Any]:
+        if _SERVERS in os.environ:
+            return {}
+        from bridge.local.stack import LocalStack
+
+        self._stack = LocalStack(Settings().local)
+        self._stack.start()
+        return self._stack.settings_overrides()
+
+    def _write_settings(self, servers: Mapping[str, Any]) -> None:
+        from pulsebridge.lab_commands import PRESENCE
+
+        body: dict[str, dict[str, Any]] = yaml.safe_load(
+            conf_path("demo/pulsebridge.yaml").read_text(encoding="utf-8")
+        )
+        rules = yaml.safe_load(conf_path("demo/rules.yaml").read_text(encoding="utf-8"))
+        if self._decodings:
+            routes = [_route(n, one["filter"]) for n, one in enumerate(self._decodings)]
+            body["ingest"]["rules"] = routes
+            body["streaming"]["topics"] = [route["topic"] for route in routes]
+            decodings = [dict(one) for one in self._decodings]
+            body["streaming"]["tables"] = [{"name": _TABLE, "decoding": decodings}]
+            rules = {"alerts": [dict(rule) for rule in self._alerts]}
+        else:
+            shutil.copytree(conf_path("demo/gx"), self.folder / "gx")
+            body["streaming"]["expectations"] = str(self.folder / "gx")
+        file = self.folder / "rules.yaml"
+        file.write_text(yaml.safe_dump(rules), encoding="utf-8")
+        body["streaming"] |= {
+            "root": str(self.folder / "lakehouse"), "rules": str(file), "quality_interval_s": 0
+        }  # fmt: skip
+        body["mqtt"] = {"client_id": f"lab-ingest-{uuid.uuid4().hex[:8]}"}
+        body["push"] = {"presence": [{"filter": PRESENCE}]}
+        for path, value in servers.items():
+            section, _, name = path.partition(".")
+            body.setdefault(section, {})[name] = value
+        if self._broker is not None:
+            host, _, port = self._broker.removeprefix("mqtt://").partition(":")
+            body["mqtt"] |= {"host": host, "port": int(port or 1883)}
+        self._file.write_text(yaml.safe_dump(body), encoding="utf-8")
+
     def _published(self, messages: Iterable[tuple[str, bytes]]) -> int:
         from bridge.mqtt.device import DeviceClient
 
@@ -200,236 +374,12 @@ class Lab:
             client.close()
         return count
 
-    def process(self, at_least: int = 0) -> None:
-        """Run the jobs on what has arrived, until bronze holds ``at_least`` rows.
-
-        Raises TransientError when they do not arrive within two minutes.
-        """
-        from streaming.stopping import StopRequest
-
-        from streaming.job import Job, plan_of
-
-        deadline = time.monotonic() + _WAIT_S
-        while True:
-            self._check_servers()
-            job = Job(self.spark, plan_of(self.settings), available_now=True)
-            try:
-                job.prepare()
-                job.run(StopRequest())
-            finally:
-                job.close()
-            stored = self.tables.bronze.read(self.spark).count()
-            if stored >= at_least:
-                return
-            if time.monotonic() > deadline:
-                raise TransientError(
-                    f"{stored} of {at_least} readings arrived", remedy=f"see {self.folder}/ingest.log"
-                )
-
-    def devices(self) -> pd.DataFrame:
-        """Return the devices seen: readings, first and last, lowest and highest."""
-        from pyspark.sql import functions as F
-
-        silver = self.tables.silver.read(self.spark)
-        return (
-            silver.groupBy("device", "metric")
-            .agg(
-                F.count("*").alias("readings"),
-                *(f("value").alias(n) for n, f in (("lowest", F.min), ("highest", F.max))),
-            )
-            .orderBy("device", "metric")
-            .toPandas()
-        )
-
-    def readings(self, device: str, version: int | None = None) -> pd.DataFrame:
-        """Return a device's readings in the order of its own time, as silver has them or had them at a version."""
-        from pyspark.sql import functions as F
-
-        silver = _at(self.spark, self.tables.silver, version).where(F.col("device") == device)
-        names = ("event_time", "metric", "value", "unit", "reading_id")
-        return silver.select(*names).orderBy("event_time").toPandas()
-
-    def history(self) -> pd.DataFrame:
-        """Return the versions of silver, the oldest first: when each was made, by what, and with how many rows."""
-        from pyspark.sql import functions as F
-
-        found = self.spark.sql(f"DESCRIBE HISTORY {self.tables.silver.sql}")
-        metrics = F.col("operationMetrics")
-        rows = F.coalesce(metrics["numTargetRowsInserted"], metrics["numOutputRows"]).cast("bigint")
-        return (
-            found.select("version", "timestamp", "operation", rows.alias("rows"))
-            .orderBy("version")
-            .toPandas()
-        )
-
-    def origin(self, device: str, reading_id: str) -> pd.DataFrame:
-        """Return where a reading of silver came from: its message in bronze, with its place in Pulsar and its times."""
-        from pyspark.sql import functions as F
-
-        from streaming.tables import POSITION_COLUMNS
-
-        found = self.tables.silver.read(self.spark).where(
-            (F.col("device") == device) & (F.col("reading_id") == reading_id)
-        )
-        message = self.tables.bronze.read(self.spark).join(
-            found.select(*POSITION_COLUMNS), list(POSITION_COLUMNS), "left_semi"
-        )
-        times = ("mqtt_topic", "arrival_time", "__publishTime AS publish_time")
-        text = "CAST(payload AS STRING) AS payload"
-        rows: pd.DataFrame = message.selectExpr(*POSITION_COLUMNS, *times, text).toPandas()
-        return rows.T.rename(columns=lambda _: reading_id)
-
-    def verdicts(self) -> pd.DataFrame:
-        """Let Great Expectations judge all that the jobs have judged so far; a row for each rule of the suite."""
-        from streaming.job import plan_of
-        from streaming.quality import make_verdicts
-
-        suite = plan_of(self.settings).suite
-        make_verdicts(self.spark, self.tables, suite, datetime.fromtimestamp(0, timezone.utc), _ALL_ROWS)
-        results = self.tables.quality_results.read(self.spark)
-        last = results.agg({"run_at": "max"}).first()
-        assert last is not None  # an aggregate without keys gives one row
-        names = ("rule", "expectation", "splits_rows", "success", "evaluated", "unexpected")
-        rows: pd.DataFrame = results.where(results["run_at"] == last[0]).select(*names).toPandas()
-        return rows.sort_values("rule", ignore_index=True)
-
-    def quarantine(self) -> pd.DataFrame:
-        """Return what was held back, and why."""
-        held = self.tables.quarantine.read(self.spark)
-        return held.selectExpr(
-            "device", "failed_rules", "reason", "CAST(payload AS STRING) AS payload"
-        ).toPandas()
-
-    def alerts(self, device: str) -> pd.DataFrame:
-        """Return the commands that the rules made for a device, read from Pulsar."""
-        from pyspark.sql import functions as F
-
-        from bridge.contract import COMMANDS_TOPIC
-
-        commands = (
-            self.spark.read.format("pulsebridge")
-            .options(**self._options(self.settings.pulsar.system_topic(COMMANDS_TOPIC)))
-            .load()
-            .where(F.col("__key") == device)
-        )
-        fields = "rule string, reading_id string, value double, message string, ts timestamp"
-        parsed = commands.selectExpr(f"from_json(CAST(payload AS STRING), '{fields}') AS c").select("c.*")
-        return (
-            parsed.dropDuplicates(["rule", "reading_id"])
-            .withColumnRenamed("ts", "event_time")
-            .orderBy("event_time")
-            .toPandas()
-        )
-
-    def live(self, device: str, seconds: float = 10.0) -> pd.DataFrame:
-        """Watch the stream itself, Pulsar to this notebook without a table, and return a device's rows.
-
-        It starts at the earliest message that Pulsar holds and ends when nothing new came, at the latest after
-        ``seconds``.
-        """
-        from pyspark.sql import functions as F
-
-        name = f"live_{uuid.uuid4().hex[:8]}"
-        messages = (
-            self.spark.readStream.format("pulsebridge")
-            .options(**self._options(self._topic))
-            .option("predefinedSubscription", f"notebook-{name}")
-            .option("startingOffsets", "earliest")
-            .load()
-            .where(F.col("device") == device)
-            .select("arrival_time", "mqtt_topic", "payload")
-        )
-        query = (
-            messages.writeStream.format("memory")
-            .queryName(name)
-            .option("checkpointLocation", str(self.folder / name))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination(int(max(seconds, 1)))
-        finally:
-            query.stop()
-        fields = "ts timestamp, glucose double, id string"
-        rows = self.spark.table(name).select(
-            "arrival_time", F.from_json(F.col("payload").cast("string"), fields).alias("p")
-        )
-        return rows.selectExpr(
-            "arrival_time", "p.id AS reading_id", "p.ts AS event_time", "p.glucose AS value"
-        ).toPandas()
-
-    # --- what the lab runs on ---
-
-    @property
-    def _topic(self) -> str:
-        return self.settings.pulsar.readings_topic("lab")
-
-    def _options(self, topic: str) -> dict[str, str]:
-        from sources import connection_options
-
-        self._check_servers()
-        return {**connection_options(self.settings.pulsar), "topic": topic}
-
-    def _check_servers(self) -> None:
-        """Raise TransientError that names a server of the lab's own which ended by itself."""
-        if self._stack is not None:
-            self._stack.check()
-
-    def _servers(self) -> dict[str, Any]:
-        if _SERVERS in os.environ:
-            return {}
-        from bridge.local.stack import LocalStack
-
-        self._stack = LocalStack(Settings().local)
-        self._stack.start()
-        return self._stack.settings_overrides()
-
-    def _write_settings(self, servers: Mapping[str, Any]) -> None:
-        from pulsebridge.lab_commands import PRESENCE, command_topic
-
-        body: dict[str, dict[str, Any]] = {
-            "mqtt": {"client_id": f"lab-ingest-{uuid.uuid4().hex[:8]}"},
-            "ingest": {
-                "rules": [
-                    {
-                        "name": "lab",
-                        "filter": self._filter,
-                        "topic": "lab",
-                        "device": "{device}",
-                        "command_topic": command_topic("{device}"),
-                    }
-                ]
-            },
-            "push": {"presence": [{"filter": PRESENCE}]},
-            "streaming": {
-                "root": str(self.folder / "lakehouse"),
-                "topics": ["lab"],
-                "quality_interval_s": 0,
-            },
-        }
-        for path, value in servers.items():
-            section, _, name = path.partition(".")
-            body.setdefault(section, {})[name] = value
-        if self._broker is not None:
-            host, _, port = self._broker.removeprefix("mqtt://").partition(":")
-            body["mqtt"] |= {"host": host, "port": int(port or 1883)}
-        if self._payload is not None:
-            body["streaming"]["rules"] = str(self._write_rules(self._payload))
-        self._file.write_text(yaml.safe_dump(body), encoding="utf-8")
-
-    def _write_rules(self, payload: Mapping[str, str]) -> Path:
-        rules = yaml.safe_load(conf_path("rules.yaml").read_text(encoding="utf-8"))
-        rules["readings"] = [{"filter": "#", "metric": "glucose", **payload}]
-        file = self.folder / "rules.yaml"
-        file.write_text(yaml.safe_dump(rules), encoding="utf-8")
-        return file
-
     def _await_ingest(self) -> None:
         """Wait until ingest has subscribed: what is published before is not for it."""
         if self._ingest is None:
             raise TerminalError("the lab is not started", remedy="call start() first")
         deadline = time.monotonic() + _WAIT_S
-        while "subscribed" not in (self.folder / "ingest.log").read_text(encoding="utf-8"):
+        while "subscribed" not in self._ingest.logged():
             self._check_servers()
             if self._ingest.ended:
                 raise self._ingest.failure()
@@ -438,10 +388,19 @@ class Lab:
             time.sleep(0.1)
 
 
-def _at(spark: SparkSession, table: Table, version: int | None) -> DataFrame:
-    if version is None:
-        return table.read(spark)
-    return spark.sql(f"SELECT * FROM {table.sql} VERSION AS OF {version}")
+def _route(number: int, filter: str) -> dict[str, str]:
+    """Return the topic rule of a decoding."""
+    from pulsebridge.lab_commands import command_topic
+
+    route = {"name": f"lab-{number}", "filter": filter, "topic": f"lab-{number}"}
+    if "device" in Filter.parse(filter).names:
+        route |= {"device": "{device}", "command_topic": command_topic("{device}")}
+    return route
+
+
+def _columns(rows: DataFrame) -> list[str]:
+    """Return the columns for people."""
+    return [f"`{name}`" for name in rows.columns if not name.startswith("_") and name != "command_topic"]
 
 
 def _environment() -> dict[str, str]:

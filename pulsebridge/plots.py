@@ -57,7 +57,7 @@ def plot_live(rows: pd.DataFrame) -> alt.Chart:
         .encode(
             x=alt.X("arrival_time:T", title="arrival at ingest"),
             y=alt.Y("value:Q", title="glucose, mg/dL", scale=alt.Scale(zero=False)),
-            tooltip=["reading_id:N", "event_time:T", "value:Q"],
+            tooltip=["_id:N", "event_time:T", "value:Q"],
         )
         .properties(width=_WIDTH, height=200)
     )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from streaming.suites import RESULT_COLUMNS, Suite, result_rows, run_checkpoint
+from streaming.reading import QUARANTINE, Reader
+from streaming.suites import RESULT_COLUMNS, Suite, Verdict, result_rows, run_checkpoint
 from streaming.tables import Table, create, quoted, struct_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RESULTS", "QualityWatch", "judged_since"]
+__all__ = ["RESULTS", "QualityWatch", "all_verdicts", "judged_since"]
 
 RESULTS: Final = "quality_results"
 _log = structlog.get_logger("stream")
@@ -50,6 +51,21 @@ def judged_since(
     bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("judged_at") > F.lit(since)))
     held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
     return good.select(*map(quoted, kept)).unionByName(held)
+
+
+def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -> list[Verdict]:
+    """Run the checkpoint of a table on all rows that its suite judged, quarantine included.
+
+    Raises what ``run_checkpoint`` raises.
+    """
+    folder = reader.settings.streaming.expectations
+    assert folder is not None  # where the suite is
+    begin = datetime.fromtimestamp(0, timezone.utc)
+    rows = judged_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
+    try:
+        return run_checkpoint(folder, name, suite, rows)
+    finally:
+        rows.unpersist()
 
 
 class QualityWatch:

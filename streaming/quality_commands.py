@@ -1,158 +1,86 @@
-"""The commands ``pulsebridge quality run``, ``docs`` and ``rules``."""
+"""The commands ``pulsebridge quality run`` and ``rules``."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bridge.display import json_text
+from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
+from streaming.tables_commands import job_of
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
-    from streaming.predicates import Suite
-    from streaming.quality_run import Asked
+    from streaming.suites import Verdict
 
 __all__ = ["register"]
 
-_Table = Annotated[
-    str,
-    typer.Option(
-        "--table",
-        help="silver, quarantine, silver+quarantine (what the suite judged), or any Delta table by name or path.",
-    ),
-]
-_Suite = Annotated[
-    Path | None,
-    typer.Option("--suite", metavar="FILE", help="Suite; else streaming.expectations.", show_default=False),
-]
-_Since = Annotated[
-    str,
-    typer.Option(
-        metavar="AGE|TIME",
-        help="Rows processed since: 90s, 15m, 2h, 3d, or an ISO time.",
-        show_default=False,
-    ),
-]
-_Until = Annotated[
-    str, typer.Option(metavar="AGE|TIME", help="Rows processed before, likewise.", show_default=False)
-]
-_Rows = Annotated[int, typer.Option("--rows", min=0, help="The newest rows at most; 0 for all.")]
+_Table = Annotated[str, typer.Argument(help="The table, as it was declared.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    commands = typer.Typer(help="Judge tables by their suite: run, docs, rules.", no_args_is_help=True)
+    commands = typer.Typer(help="Suites of Great Expectations: run, rules.", no_args_is_help=True)
     commands.command("run")(_run)
-    commands.command("docs")(_docs)
     commands.command("rules")(_rules)
     app.add_typer(commands, name="quality")
 
 
 def _run(
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    table: _Table = "silver",
-    suite: _Suite = None,
-    since: _Since = "",
-    until: _Until = "",
-    rows: _Rows = 0,
-    as_json: JsonOption = False,
+    table: _Table, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False
 ) -> None:
-    """Judge a table, or a span of it, by the suite now, and append the verdicts to the table of results.
+    """Validate all rows of a table, and those of its quarantine, by its suite of now; update the Data Docs.
 
-    Run it after the suite was edited to see what of silver would not pass any more, and with --table quarantine to see
-    what holds the rows there. Nothing is moved. Exit code 1 when an expectation is not met.
+    Nothing is moved: `pulsebridge tables rebuild` does that. Exit code 1 when an expectation is not met.
 
-    Example: pulsebridge quality run --table silver+quarantine --since 2h
+    Example: pulsebridge quality run measurements
     """
-    _judge(settings_from(config, sets), suite, _asked(table, since, until, rows), None, as_json)
+    from streaming.quality import all_verdicts
 
-
-def _docs(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the pages.")],
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    table: _Table = "silver",
-    suite: _Suite = None,
-    since: _Since = "",
-    until: _Until = "",
-    rows: _Rows = 0,
-) -> None:
-    """Judge as run does, and write that validation as Great Expectations' Data Docs: index.html and suite.html.
-
-    The pages load nothing from anywhere and hold counts, no values of rows. Exit code 1 when an expectation is not met.
-
-    Example: pulsebridge quality docs --out build/docs --since 1d
-    """
-    _judge(settings_from(config, sets), suite, _asked(table, since, until, rows), out, False)
-
-
-def _rules(
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    suite: _Suite = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Load the suite and tell which expectations split rows, and which are verdicts on the table only.
-
-    Example: pulsebridge quality rules
-    """
-    from rich.console import Console
-
-    from streaming.quality_run import show_rules
-
-    found = _suite(settings_from(config, sets), suite)
+    with job_of(settings_from(config, sets)) as job:
+        name = job.pipeline.tables[table].suite if table in job.pipeline.tables else None
+        if name is None:
+            raise ConfigError(f"table {table!r} has no suite", remedy="name one in its declaration: suite")
+        found = all_verdicts(job.spark, job.reader, table, job.suites.suite(name))
     if as_json:
-        entries = [
-            {
-                "rule": r.name,
-                "expectation": r.expectation,
-                "columns": r.columns,
-                "splits_rows": bool(r.predicate),
-            }
-            for r in found.rules
-        ]
-        typer.echo(json_text({"suite": found.name, "rules": entries}, indent=2))
-        return
-    Console().print(show_rules(found.rules, found.name))
-
-
-def _judge(settings: Settings, file: Path | None, asked: Asked, out: Path | None, as_json: bool) -> None:
-    from rich.console import Console
-
-    from streaming.expectations import check_suite
-    from streaming.local_run import local_tables
-    from streaming.quality_run import judge, show
-
-    suite = _suite(settings, file)
-    check_suite(suite)  # what is wrong in it is said before Spark is started
-    with local_tables(settings) as (spark, tables):
-        found = judge(spark, tables, suite, asked, out)
-    if as_json:
-        typer.echo(json_text(found.as_json(), indent=2))
+        typer.echo(json_text([v.as_dict() for v in found], indent=2))
     else:
-        Console().print(show(found))
-        if out is not None:
-            typer.echo(f"wrote {out / 'index.html'}")
-    if not found.success:
+        typer.echo("\n".join(f"{'ok  ' if v.success else 'FAIL'}  {_line(v)}" for v in found))
+    if not all(v.success for v in found):
         raise typer.Exit(1)
 
 
-def _suite(settings: Settings, file: Path | None) -> Suite:
-    from bridge.settings.loading import conf_path
-    from streaming.predicates import load_suite
+def _rules(
+    suite: Annotated[str, typer.Argument(help="The suite; default: all of the project.")] = "",
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read suites and tell which expectations split rows, and which are verdicts on the table only.
 
-    return load_suite(file or settings.streaming.expectations or conf_path("expectations/silver.json"))
+    Example: pulsebridge quality rules measurements
+    """
+    from streaming.suites import Suites
+
+    suites = Suites(settings_from(config, sets).streaming.expectations)
+    rules = [
+        (name, rule) for name in ([suite] if suite else suites.names()) for rule in suites.suite(name).rules
+    ]
+    if as_json:
+        fields = ("expectation", "columns", "severity", "splits")
+        found = [
+            {"suite": name, "rule": r.name, **{field: getattr(r, field) for field in fields}}
+            for name, r in rules
+        ]
+        typer.echo(json_text(found, indent=2))
+        return
+    for name, rule in rules:
+        typer.echo(
+            f"{name}  {rule.name}  {rule.expectation}  {rule.severity if rule.splits else 'verdict only'}"
+        )
 
 
-def _asked(table: str, since: str, until: str, rows: int) -> Asked:
-    from bridge.dead_letters.showing import since_us
-    from streaming.quality_run import Asked
-
-    now = time.time_ns() // 1000
-    begin, end = (since_us(text, now) if text else 0 for text in (since, until))
-    return Asked(table, begin, end, rows)
+def _line(verdict: Verdict) -> str:
+    rows = "" if verdict.evaluated is None else f"  {verdict.unexpected} of {verdict.evaluated} rows"
+    return f"{verdict.rule.name}{rows}{'  ' + verdict.observed if verdict.observed else ''}"

@@ -24,7 +24,7 @@ __all__ = ["MESSAGE_COLUMNS", "QUARANTINE", "WORKING_COLUMNS", "Reader"]
 
 MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
 """The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
-WORKING_COLUMNS: Final = ("_fault", "_payload")
+WORKING_COLUMNS: Final = ("_fault", "_ahead", "_payload")
 """Columns that rows carry on their way to a table and that no table has."""
 QUARANTINE: Final = "quarantine"
 """Name of the table of rows that failed a rule."""
@@ -117,11 +117,16 @@ class Reader:
         return rows if filter == "#" else rows.where(matches(Filter.parse(filter)))
 
     def decoded(self, decodings: Sequence[Decoding]) -> DataFrame:
-        """Return the messages of several declarations, decoded."""
+        """Return the messages of several declarations, decoded. ``_ahead``: whether the row's time is too far ahead."""
+        from pyspark.sql import functions as F
+
         from streaming.decoding import decoded
 
         rows = self._source(*(one.filter for one in decodings))
-        return decoded(rows, decodings, self.settings.ingest.all_rules)
+        skew = f"make_dt_interval(0, 0, 0, CAST({self.settings.streaming.clock_skew_s} AS DECIMAL(18, 6)))"
+        # Ingest's clock may be ahead as well (H45).
+        ahead = f"event_time > least(arrival_time, current_timestamp()) + {skew}"
+        return decoded(rows, decodings, self.settings.ingest.all_rules).withColumn("_ahead", F.expr(ahead))
 
     def read(self, name: str) -> DataFrame:
         """Return the rows of a table."""

@@ -19,9 +19,11 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -197,6 +199,18 @@ class Verdict:
     unexpected: int | None
     observed: str
     """The observed value of a rule on the table, or the error that left the rule without a verdict."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON and for a row of a table."""
+        return {
+            "rule": self.rule.name,
+            "expectation": self.rule.expectation,
+            "splits_rows": self.rule.splits,
+            "success": self.success,
+            "evaluated": self.evaluated,
+            "unexpected": self.unexpected,
+            "observed": self.observed,
+        }
 
 
 def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> list[Verdict]:
@@ -458,7 +472,8 @@ def _gx(modules: Sequence[str]) -> Any:
     if not log.handlers:
         log.addHandler(logging.NullHandler())
     try:
-        import great_expectations
+        with _main_with_file():
+            import great_expectations
     except ModuleNotFoundError as e:
         raise MissingExtraError(
             "a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'"
@@ -466,3 +481,19 @@ def _gx(modules: Sequence[str]) -> Any:
     for module in modules:
         importlib.import_module(module)
     return great_expectations
+
+
+@contextmanager
+def _main_with_file() -> Iterator[None]:
+    """Give the main module a file meanwhile: pyspark 4.2 takes one without (``python -c``) for a run of its doctests.
+    Great Expectations imports ``pyspark.sql.connect``, which then ends the process if grpc is not installed.
+    """
+    main = sys.modules["__main__"]
+    if hasattr(main, "__file__"):
+        yield
+        return
+    main.__file__ = ""
+    try:
+        yield
+    finally:
+        del main.__file__

@@ -36,6 +36,8 @@ __all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "id_of", 
 
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
+CLOCK_SKEW: Final = "clock_skew"
+"""Rule that a row fails when its time is ahead by more than ``streaming.clock_skew_s``."""
 NO_KEY: Final = "no_key"
 """Rule that a row fails when a column of its table's keys is null."""
 EARLIER: Final = "earlier_rules"
@@ -248,6 +250,8 @@ def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFra
     rules: list[Column] = []
     if "_fault" in batch.columns:
         rules.append(F.when(F.col("_fault").isNotNull(), F.lit(UNDECODABLE)))
+    if "_ahead" in batch.columns:
+        rules.append(F.when(F.col("_ahead"), F.lit(CLOCK_SKEW)))
     if declared.keys:
         none = F.lit(False)
         for key in declared.keys:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -96,7 +97,12 @@ def config_of(stack: LocalStack, folder: Path) -> Path:
     settings = yaml.safe_load(conf_path("demo/pulsebridge.yaml").read_text())
     settings.setdefault("mqtt", {}).update(host=stack.mqtt_host, port=stack.mqtt_port)
     settings.setdefault("pulsar", {}).update(service_url=stack.pulsar_url, admin_url=stack.admin_url)
-    settings.setdefault("streaming", {})["root"] = str(folder / "lakehouse")
+    shutil.copytree(conf_path("demo/gx"), folder / "gx")
+    settings.setdefault("streaming", {}).update(
+        root=str(folder / "lakehouse"),
+        rules=str(conf_path("demo/rules.yaml")),
+        expectations=str(folder / "gx"),
+    )
     path = folder / "bench.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -121,7 +127,7 @@ class _Way:
                 f"{query} reads": partial(
                     self._metric, "stream", "pulsebridge_stream_rows_total", query=query
                 )
-                for query in ("bronze", "silver", "alerts")
+                for query in ("bronze", "measurements", "alerts")
             },
             "Pulsar has commands": self._commands,
             "push pushes": partial(self._metric, "push", "pulsebridge_push_pushed_total"),

@@ -88,17 +88,17 @@ class TestRun:
     def test_quality_and_quarantine_shows_what_each_rule_held_back(self, run: Callable[[str], Any]) -> None:
         notebook = run("quality_and_quarantine")
         counts = literal_eval(shown(notebook, "lab.process"))
-        assert counts == {"sent": 606, "silver": 576, "quarantine": 30}
+        assert counts == {"sent": 606, "measurements": 576, "quarantine": 30}
         chart = str(outputs_of(notebook, "explore.plot_failures")[0].data)
         for rule in ("clock_skew", "undecodable", "value_present", "glucose_range"):
             assert rule in chart
         assert "some_rows" in shown(notebook, "verdicts =")
 
     @pytest.mark.long
-    def test_device_history_reads_silver_as_it_was(self, run: Callable[[str], Any]) -> None:
+    def test_device_history_reads_the_table_as_it_was(self, run: Callable[[str], Any]) -> None:
         notebook = run("device_history")
         assert literal_eval(shown(notebook, "device =")) == (288, 432)
-        assert "MERGE" in shown(notebook, "history =")
+        assert "WRITE" in shown(notebook, "history =")
         assert "vega" in str(outputs_of(notebook, "explore.plot_versions")[0].data)
         assert "wearables/cgm-001/glucose" in shown(notebook, "lowest =")
 

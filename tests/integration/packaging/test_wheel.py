@@ -73,6 +73,8 @@ def test_the_wheel_has_the_packages_the_conf_and_nothing_else(wheel: Path) -> No
     assert {"bridge/_conf/default.yaml", "bridge/_conf/presets/zigbee2mqtt.yaml"} <= set(names)
     assert {
         "bridge/_conf/demo/pulsebridge.yaml",
+        "bridge/_conf/demo/gx/great_expectations.yml",
+        "bridge/_conf/demo/gx/expectations/measurements.json",
         "pulsebridge/demo/report.html",
         "pulsebridge/demo/charts.json",
     } <= set(names)

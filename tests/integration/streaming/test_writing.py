@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bridge.errors import TerminalError
+from bridge.settings.tables import Decoding
 from streaming import pipelines as dp
 from streaming import writing
+from streaming.reading import Reader
 from tests.support.pipelines import PipelineWorld
+from tests.support.source_messages import ARRIVAL, frame, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +115,23 @@ def test_a_row_without_a_key_is_in_quarantine(spark: SparkSession, tmp_path: Pat
     world.run(declared(keys=("device", "n")))
     assert world.rows("measured", "n") == [(2,)]
     assert world.rows("quarantine", "failed_rules", "reason") == [(["no_key"], "failed no_key")]
+
+
+def test_h20_a_time_far_ahead_of_arrival_or_of_the_clock_of_spark_fails_a_rule(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path, clock_skew_s=60)
+    far = ARRIVAL + timedelta(days=365_000)
+    times = (ARRIVAL + timedelta(seconds=60), ARRIVAL + timedelta(seconds=61), None, far)
+    bodies = [{"n": n} | ({"at": at.isoformat()} if at else {}) for n, at in enumerate(times)]
+    messages = sent(*bodies)
+    messages[3] = replace(messages[3], more={"arrival_time": far})  # H45: ingest's clock is ahead as well
+    reader = Reader(spark, world.settings, stored=frame(spark, messages))
+    rows = reader.decoded([Decoding(filter="#", fields="n int", time="$.at")])
+    found = writing.judged(rows, dp.Declared("t"), None).collect()
+    assert {row["n"]: row["_failed_rules"] for row in found} == {
+        0: [], 1: ["clock_skew"], 2: [], 3: ["clock_skew"],
+    }  # fmt: skip
 
 
 def test_unknown_fields_become_columns_with_one_type_and_what_does_not_fit_stays(

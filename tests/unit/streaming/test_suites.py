@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,17 @@ def test_a_suite_travels_to_another_process(tmp_path: Path) -> None:
     suite = one(tmp_path, entry(NULL, column="a"), entry(BETWEEN, column="b", min_value=1))
     assert pickle.loads(pickle.dumps(suite)) == suite
     assert len(pickle.dumps(suite)) < 2_000
+
+
+def test_a_suite_loads_in_a_process_whose_main_module_has_no_file(tmp_path: Path) -> None:
+    """As the demo starts its processes; pyspark would end it, exit code 0, where grpc is not installed."""
+    written(tmp_path, entry(NULL, column="a"))
+    code = (
+        "import sys; from pathlib import Path; from streaming.suites import Suites; "
+        f"print(Suites(Path({str(tmp_path)!r})).suite('s').name, hasattr(sys.modules['__main__'], '__file__'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "s False\n"
 
 
 def test_the_project_is_found_with_and_without_the_folder_gx(tmp_path: Path) -> None:
