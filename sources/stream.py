@@ -53,7 +53,7 @@ class StreamPlanner:
 
     def __init__(self, options: SourceOptions) -> None:
         assert options.subscription is not None, "parse() requires the name"
-        configure_later(_log_settings())  # the planner process is Spark's, nobody else configures it
+        configure_later(_log_settings())  # the planner's process is Spark's, which configures no log
         self._options = options
         self._client = PulsarClient(options.pulsar)
         self._catalog = FallbackCatalog(

@@ -31,5 +31,5 @@ def run(settings: Settings, options: dict[str, str], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    run(Settings.model_validate_json(told["settings"]), told["options"], Path(told["folder"]))
+    given = json.loads(sys.argv[1])
+    run(Settings.model_validate_json(given["settings"]), given["options"], Path(given["folder"]))

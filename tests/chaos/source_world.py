@@ -228,7 +228,7 @@ class SourceWorld:
         return max((int(of.name) + 1 for of in names), default=0)
 
     def _kill(self, victim: Victim, away_s: float) -> bool:
-        """Kill with -9 and start again what Spark does not. Returns whether there was somebody to kill."""
+        """Kill with -9 and start again what Spark does not. Returns whether there was a process to kill."""
         if victim == "pulsar":
             self.stack.kill("pulsar")
             threading.Event().wait(away_s)

@@ -64,7 +64,7 @@ def test_the_planner_starts_without_what_it_seldom_needs(tmp_path: Path) -> None
         "from bridge.settings.log import LogSettings\n"
         "from bridge.loggers import configure_later, get_logger\n"
         "configure_later(LogSettings())\n"
-        "get_logger('source').debug('nobody sees it')\n"
+        "get_logger('source').debug('not shown')\n"
         "print([n for n in ('structlog', 'rich.text', 'fastavro.read', 'pandas', 'pyarrow.compute') if n in sys.modules])\n"
         "import logging\n"
         "logging.getLogger('other').warning('a library: %s', 1)\n"

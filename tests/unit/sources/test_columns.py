@@ -133,13 +133,13 @@ _MESSAGES = st.tuples(st.sampled_from(["plain", "null", "gone", "sequence"]), st
 
 
 def _in_batch(what: str, ours: bool, event_ms: int) -> bytes:
-    told = head_of("k", {contract.P_INGEST: "x"} if ours else {})
-    told += number(3, 1 if what in ("plain", "sequence") else 0)
-    told += number(4, 1) if what == "gone" else b""
-    told += number(5, event_ms) if event_ms else b""
-    told += number(8, 300) if what == "sequence" else b""
-    told += number(9, 1) if what == "null" else b""
-    return len(told).to_bytes(4, "big") + told + (b"x" if what in ("plain", "sequence") else b"")
+    metadata = head_of("k", {contract.P_INGEST: "x"} if ours else {})
+    metadata += number(3, 1 if what in ("plain", "sequence") else 0)
+    metadata += number(4, 1) if what == "gone" else b""
+    metadata += number(5, event_ms) if event_ms else b""
+    metadata += number(8, 300) if what == "sequence" else b""
+    metadata += number(9, 1) if what == "null" else b""
+    return len(metadata).to_bytes(4, "big") + metadata + (b"x" if what in ("plain", "sequence") else b"")
 
 
 @given(st.lists(st.tuples(st.integers(0, LAST_US // 1000), st.lists(_MESSAGES, max_size=6)), max_size=5))
