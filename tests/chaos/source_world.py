@@ -202,13 +202,17 @@ class SourceWorld:
     def at_random(
         self, seconds: float, chance: random.Random, writer: Writer, say: Callable[[str], None]
     ) -> None:
-        """Kill one after the other, each at a random moment after a random number of batches, until the time is over."""
+        """Kill one after the other, each at a random moment after a random number of batches, until the time is over.
+
+        It begins with the first batch.
+        """
+        self._wait(1, 120)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if chance.random() < 0.3:
                 writer.burst.set()
             wanted = self.batches() + chance.randrange(6)
-            self._wait(wanted, min(left, 60))
+            self._wait(wanted, min(left, 20))
             threading.Event().wait(chance.uniform(0, 1))  # the moment in a batch: nothing is waited for
             victim = chance.choices(VICTIMS, _WEIGHTS)[0]
             killed = self._kill(victim, chance.uniform(0, 3))
@@ -220,7 +224,7 @@ class SourceWorld:
 
     def _wait(self, batches: int, seconds: float) -> None:
         until = time.monotonic() + seconds
-        poll_for(lambda: self.batches() >= batches or time.monotonic() > until, 90, "batches")
+        poll_for(lambda: self.batches() >= batches or time.monotonic() > until, seconds + 30, "batches")
 
     def batches(self) -> int:
         """Return how many batches are committed."""
