@@ -166,7 +166,10 @@ class Log:
             self._quiet = (now.seq, time.monotonic())
         elif time.monotonic() - self._quiet[1] > self._patience_s:
             owners = [*now.jobs, *(r.owner for r in now.busy)]
-            _log.warning("processes are removed from the log: they gave no sign of life", processes=owners)
+            _log.warning(
+                "processes without a sign of life are removed from the log. Action: check that they have ended",
+                processes=owners,
+            )
             self.add("removed", lambda then: then.seq == now.seq, arguments=json.dumps(owners))
         time.sleep(min(1.0, self._patience_s))
 

@@ -30,97 +30,95 @@ class StreamingSettings(Section):
     )
     built_in: tuple[BuiltIn, ...] = Field(
         ("bronze", "readings", "alerts"),
-        description="Built-in flows that run beside those of ``modules`` and ``tables``.",
+        description="Built-in flows that run, beside those of ``modules`` and ``tables``.",
     )
     modules: tuple[str, ...] = Field(
         (),
-        description="Python modules, or files of them, that declare tables, views, flows and commands "
+        description="Python modules, by name or by file, that declare tables, views, flows and commands "
         "(``from streaming import pipelines as dp``).",
     )
     tables: tuple[TableDeclaration, ...] = Field(
         (),
-        description="Typed tables of one's own, beside those of ``ingest.presets``; one of the same name replaces theirs.",
+        description="Typed tables, beside those of ``ingest.presets``. A table of the same name replaces that of a preset.",
     )
     topics: tuple[str, ...] = Field(
         (),
-        description="Local names of the Pulsar topics to read; default: those that the rules of ingest name, else every "
+        description="Local names of the Pulsar topics to read; default: those of the rules of ingest, else every "
         "topic of the readings namespaces.",
     )
     subscription: str = Field(
         "pulsebridge",
         min_length=1,
-        description="Begin of the names of the durable Pulsar subscriptions, one for each flow that reads topics.",
+        description="Prefix of the names of the durable Pulsar subscriptions, one for each flow that reads topics.",
     )
     trigger_s: float = Field(
         0.5, ge=0, description="Time between micro-batches, in seconds; 0: as soon as possible."
     )
-    max_rows_per_trigger: int = Field(
-        20_000, ge=1, description="Messages that one micro-batch takes at most."
-    )
+    max_rows_per_trigger: int = Field(20_000, ge=1, description="Most messages of one micro-batch.")
     max_bytes_per_trigger: int = Field(
         64 * 1024 * 1024,
         ge=1,
-        description="Bytes, as Pulsar stores them, that one micro-batch takes at most; one entry at least.",
+        description="Most bytes of one micro-batch, as Pulsar stores them; at least one entry.",
     )
     clock_skew_s: float = Field(
         600.0,
         gt=0,
-        description="How far a device's time may be ahead of arrival and of the clock of Spark, in seconds; beyond it: "
+        description="How far the time of a row may be ahead of its arrival and of Spark's clock, in seconds. Beyond: "
         "quarantine.",
     )
     max_added_columns: int = Field(
         100,
         ge=0,
-        description="Columns that a table with schema_evolution: add_columns may get; fields beyond stay in _rescued_data.",
+        description="Most columns that ``schema_evolution: add_columns`` adds to a table; further fields stay in _rescued_data.",
     )
     gold_window_s: int = Field(
-        300, ge=1, description="Length of gold's windows of event time, in seconds; they begin at the epoch."
+        300, ge=1, description="Length of gold's windows of event time, in seconds; they start at the epoch."
     )
     view_trigger_s: float = Field(
-        5.0, ge=0, description="Time between micro-batches of views and of the newest rows, in seconds."
+        5.0, ge=0, description="Time between micro-batches of views and of ``device_latest``, in seconds."
     )
     expectations: Path | None = Field(
-        None, description="Folder of the Great Expectations project whose suites the tables name."
+        None, description="Folder of the Great Expectations project with the suites of the tables."
     )
     quality_interval_s: float = Field(
         60.0,
         ge=0,
-        description="Time between two runs of the checkpoints of Great Expectations, in seconds; 0: none.",
+        description="Time between two runs of the Great Expectations checkpoints, in seconds; 0: none.",
     )
-    quality_rows: int = Field(
-        10_000, ge=1, description="Newest rows that one run of a checkpoint judges at most."
-    )
+    quality_rows: int = Field(10_000, ge=1, description="Most rows that one run of a checkpoint validates.")
     rules: Path | None = Field(None, description="File of the alert rules; default: none.")
     silence_grace_s: float = Field(
         30.0,
         ge=0,
-        description="How far the clock of alerts of silence is behind the latest arrival of all devices, in seconds: as "
-        "much as topics may be behind each other.",
+        description="Delay of the clock of silence alerts behind the latest arrival of all devices, in seconds: as much "
+        "as topics may be behind each other.",
     )
     alert_state_days: float = Field(
         30.0,
         gt=0,
-        description="How long a device may be away until alerts keeps nothing of it any more, in days; then it is a new one.",
+        description="Days without a message after which alerts delete the state of a device; later it counts as a new one.",
     )
     bad_share_limit: float = Field(
         0.1,
         gt=0,
         le=1,
-        description="Share of bad rows in a batch beyond which ``on_bad_share`` says what happens. 1: no limit.",
+        description="Share of bad rows in a batch beyond which ``on_bad_share`` applies. 1: no limit.",
     )
-    bad_share_min_rows: int = Field(100, ge=1, description="Rows of a batch below which no share is taken.")
+    bad_share_min_rows: int = Field(
+        100, ge=1, description="Smallest batch, in rows, to which ``bad_share_limit`` applies."
+    )
     on_bad_share: Literal["alert", "stop"] = Field(
         "alert",
-        description="Beyond bad_share_limit: alert (no more than pulsebridge_stream_judged_rows_total shows), or stop the job before "
-        "the batch is written.",
+        description="Beyond bad_share_limit: alert (the metric pulsebridge_stream_judged_rows_total shows it), or stop the job "
+        "before the batch is written.",
     )
     restart_budget: int = Field(
         10,
         ge=0,
-        description="How often a flow is started again within ``restart_window_s`` before its failure ends the job.",
+        description="Most restarts of a failed flow within ``restart_window_s``; then its failure ends the job.",
     )
     restart_window_s: float = Field(
-        600.0, gt=0, description="Time over which restarts are counted, in seconds."
+        600.0, gt=0, description="Time in which restarts are counted, in seconds."
     )
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
     driver_memory: str = Field(

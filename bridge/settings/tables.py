@@ -52,30 +52,30 @@ class Decoding(Section):
 
     filter: str = Field(
         min_length=1,
-        description="MQTT topics whose messages it takes, with named captures that become columns: ``tele/+device/SENSOR``.",
+        description="MQTT topics of its messages, with named captures that become columns: ``tele/+device/SENSOR``.",
     )
     fields: str | None = Field(
         None,
         description="DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: one row "
-        "for each field, as the table readings has them.",
+        "for each field, as in the table readings.",
     )
     columns: dict[str, str] = Field(
         {},
-        description="Columns of the table, each with its SQL expression; none: the fields as they are. A device chooses the "
-        "values, so use the try_ functions: an expression that raises stops the query.",
+        description="Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, so use "
+        "the try_ functions: an expression that raises an error stops the query.",
     )
     where: str | None = Field(
         None,
-        description="SQL condition of the rows that belong to the table, like ``columns``; payloads that do not decode stay.",
+        description="SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that do not decode.",
     )
     format: Format = Field(
         "json",
-        description="Form of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``.",
+        description="Format of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``.",
     )
     names: tuple[str, ...] = Field(
         (), description="csv: names of a line's fields, in order; default: those of ``fields``."
     )
-    separator: str = Field(",", min_length=1, max_length=1, description="csv: what is between two fields.")
+    separator: str = Field(",", min_length=1, max_length=1, description="csv: character between two fields.")
     avro_schema: str | None = Field(None, description="avro: the writer's schema, as JSON.")
     descriptor: Path | None = Field(
         None, description="protobuf: file that protoc wrote with --include_imports -o."
@@ -85,57 +85,58 @@ class Decoding(Section):
     function: str | None = Field(
         None,
         pattern=r"^[\w.]+:[\w.]+$",
-        description="python: module:function, called with the payload and its Message; it returns a mapping, any number of "
-        "them, or None for what is not a reading.",
+        description="python: module:function, called with the payload and its Message; it returns a row as a mapping, any "
+        "number of rows, or None for a message that is not a reading.",
     )
-    compression: Literal["gzip", "zstd"] | None = Field(
-        None, description="Compression of the payloads, undone before anything else."
-    )
+    compression: Literal["gzip", "zstd"] | None = Field(None, description="Compression of the payloads.")
     elements: str | None = Field(
-        None, description="JSON path of an array of which each element is a row, $ for the payload itself."
+        None, description="JSON path of an array whose elements are rows; $: the payload itself."
     )
     id: str | None = Field(
         None,
-        description="Where the row's id is; none: the topic rule's reading_id, else its place in Pulsar, by which nothing "
-        "is a repeat.",
+        description="JSON path or SQL expression of the row's id; none: the topic rule's reading_id, else the message's "
+        "position in Pulsar, which never repeats.",
     )
     time: str | None = Field(
-        None, description="Where its time is; none: the topic rule's reading_time, else the time of arrival."
+        None,
+        description="JSON path or SQL expression of its time; none: the topic rule's reading_time, else the time of arrival.",
     )
     time_unit: TimeUnit = Field(
         "auto",
-        description="How the time is given: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: either, by its size.",
+        description="Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the value.",
     )
-    time_zone: str = Field(
-        "UTC", description="IANA name of the zone of times that name none, as Europe/Berlin."
-    )
+    time_zone: str = Field("UTC", description="IANA time zone of times without one, like Europe/Berlin.")
     ignored: tuple[str, ...] = Field(
-        (), description="Fields that are known and not wanted, as ``a`` or ``a.b``; others are unknown ones."
+        (), description="Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."
     )
     max_bytes: int = Field(
         1_048_576,
         ge=1,
-        description="Bytes of a payload, also when it is expanded, and of the document that it gives.",
+        description="Most bytes of a payload, also after decompression, and of its document.",
     )
-    max_elements: int = Field(10_000, ge=1, description="Rows that one message may give.")
+    max_elements: int = Field(10_000, ge=1, description="Most rows of one message.")
     max_depth: int = Field(
-        64, ge=1, le=400, description="avro, cbor, protobuf, python: levels. Spark reads JSON up to 1,000."
+        64,
+        ge=1,
+        le=400,
+        description="avro, cbor, protobuf, python: most levels. Spark reads JSON up to 1,000.",
     )
     max_values: int = Field(
         100_000,
         ge=1,
-        description="avro, cbor, protobuf, python: values and keys of a payload; a protobuf message counts all fields that "
-        "it can have.",
+        description="avro, cbor, protobuf, python: most values and keys of a payload; a protobuf message counts all fields "
+        "that it can have.",
     )
     max_seconds: float = Field(
         1.0,
         gt=0,
-        description="What Python decodes: processor time for a payload, in seconds, a tenth of the time that it may take.",
+        description="Payloads that Python decodes: most processor time for one, in seconds. It may take ten times as long.",
     )
     max_memory_mb: int = Field(
         512,
         ge=16,
-        description="The same: memory that decoding may take beside what Python itself has, in MiB. Linux enforces it.",
+        description="Payloads that Python decodes: most memory for decoding, beside that of Python itself, in MiB. Linux "
+        "enforces it.",
     )
 
     @field_validator("filter")
@@ -231,22 +232,22 @@ class TableDeclaration(Section):
     """A table of typed rows, as ``streaming.tables`` and the presets declare it."""
 
     name: str = Field(pattern=r"^\w+(\.\w+){0,2}$", description="Name of the table.")
-    comment: str | None = Field(None, description="What it holds, as its comment says.")
-    cluster_by: tuple[str, ...] = Field((), description="Columns by which it is clustered.")
-    table_properties: dict[str, str] = Field({}, description="Delta's properties of the table.")
+    comment: str | None = Field(None, description="Comment of the table.")
+    cluster_by: tuple[str, ...] = Field((), description="Columns for clustering.")
+    table_properties: dict[str, str] = Field({}, description="Delta table properties.")
     keys: tuple[str, ...] = Field(
         ("device", "_id", "event_time"),
-        description="Columns by which a row that comes again is known; empty: each row is kept. A time among them spares "
-        "most of the table's files.",
+        description="Columns that identify a row: a second row with the same values is left out; empty: every row is stored. "
+        "A time among them saves reading most of the table's files.",
     )
-    suite: str | None = Field(None, description="Great Expectations suite that judges its rows.")
+    suite: str | None = Field(None, description="Great Expectations suite that validates its rows.")
     schema_evolution: Literal["rescue", "add_columns", "fail"] = Field(
         "rescue",
-        description="What becomes of fields that are not declared: JSON in _rescued_data, a column, or an error.",
+        description="Unknown fields become JSON in _rescued_data, columns, or an error that stops the job.",
     )
     decoding: tuple[Decoding, ...] = Field(
         min_length=1,
-        description="How messages become rows: one, or a list; the first whose filter matches decides.",
+        description="How messages become rows: one decoding, or a list; the first whose filter matches applies.",
     )
 
     @field_validator("decoding", mode="before")
