@@ -34,7 +34,8 @@ alerts:
   - {name: falling, metric: glucose, kind: falling, per_minute: 3, to: none}
   - {name: quiet, kind: silence, after_minutes: 10}
 """
-DAMP = Path(__file__).parents[3] / "examples/damp.yaml"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+DAMP = EXAMPLES / "damp.yaml"
 
 
 @pytest.fixture
@@ -45,14 +46,17 @@ def world(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> Iterator[AlertsWorld]:
-    """A topic and tables of this test's own; the test's parameter is the text of the rules, or their file."""
-    rules = request.param if isinstance(request.param, Path) else tmp_path / "rules.yaml"
-    if not isinstance(request.param, Path):
+    """A topic and tables of this test's own; the test's parameter is the text of the rules, or an example's file."""
+    example = isinstance(request.param, Path)
+    rules = request.param if example else tmp_path / "rules.yaml"
+    if not example:
         rules.write_text(request.param, encoding="utf-8")
-    settings = Settings(
-        pulsar=namespaces.model_copy(update={"command_partitions": 2}),
-        streaming=StreamingSettings(root=str(tmp_path / "lakehouse"), rules=rules, topics=("messages",)),
-    )
+    streaming = StreamingSettings(root=str(tmp_path / "lakehouse"), rules=rules, topics=("messages",))
+    if example:
+        modules = (str(EXAMPLES / "climate.py"),)
+        streaming = streaming.model_copy(update={"built_in": ("alerts",), "modules": modules})
+    pulsar = namespaces.model_copy(update={"command_partitions": 2})
+    settings = Settings(pulsar=pulsar, streaming=streaming)
     with topic_of(settings.pulsar, 2, "messages") as topic:
         yield AlertsWorld(spark, settings, topic)
 
@@ -129,16 +133,22 @@ def test_silence_is_told_though_nothing_comes_of_the_device_and_a_batch_run_agai
 def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_or_none(
     world: AlertsWorld,
 ) -> None:
-    wet = {"humidity": 80.0, "temperature": 15.0}
-    world.arrive("s1", "s1-1", 1, humidity=60.0, temperature=15.0)
-    world.arrive("s1", "s1-2", 2, **wet)
-    world.arrive("s1", "s1-3", 3, **wet)
-    world.arrive("s1", "s1-4", 4, humidity=80.0)  # no temperature: null changes nothing
-    world.arrive("s2", "s2-1", 1, humidity=90.0, temperature=25.0)
-    world.arrive("s2", "broken", 1, metric="humidity", value=90.0)  # of another table
+    def climate(device: str, minute: int, **values: float) -> None:
+        topic = f"zigbee2mqtt/{device}"
+        world.arrive(device, f"{device}-{minute}", minute, mqtt_topic=topic, **values)
+
+    def told() -> list[str]:
+        return [f"{a['rule']} {a['state']} {a['device']}-{a['event_time'].minute}" for a in world.alerts()]
+
+    climate("s1", 1, humidity=60.0, temperature=15.0)
+    climate("s1", 2, humidity=80.0, temperature=15.0)
+    climate("s1", 3, humidity=80.0, temperature=15.0)
+    climate("s1", 4, humidity=80.0)  # no temperature: null changes nothing
+    climate("s2", 1, humidity=90.0, temperature=25.0)
+    world.arrive("s2", "broken", 1, humidity=90.0, temperature=15.0)  # of another topic
     world.run()
-    told = ["blink raised s1-2", "damp raised s1-2", "damp raised s1-3", "fan raised s1-2"]
-    assert world.told() == told
+    first = ["blink raised s1-2", "damp raised s1-2", "damp raised s1-3", "fan raised s1-2"]
+    assert told() == first
     blink, damp, _, fan = world.alerts()
     assert (damp["message"], damp["to_device"], damp["table"]) == ("80.0 % at 15.0 °C", None, "climate")
     assert (blink["to_device"], blink["command_topic"]) == ("s1", "devices/s1/commands")
@@ -146,9 +156,9 @@ def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_
     assert (fan["device"], fan["to_device"], fan["payload"]) == ("s1", "fan-1", b'{"state":"ON"}')
     assert (fan["expires_at"] - fan["created_at"]).total_seconds() == 600
 
-    world.arrive("s1", "s1-5", 5, humidity=50.0, temperature=15.0)
+    climate("s1", 5, humidity=50.0, temperature=15.0)
     world.run()
-    assert world.told() == [*told, "fan cleared s1-5"]
+    assert told() == [*first, "fan cleared s1-5"]
     commands = [(one.device, one.mqtt_topic, one.payload) for one in world.commands()]
     assert sorted(commands) == [
         ("fan-1", "zigbee2mqtt/fan-1/set", b'{"state":"OFF"}'),
