@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyspark.sql import Row
@@ -23,7 +22,6 @@ __all__ = ["OUTPUT", "STATE", "AlertProcessor"]
 STATE: Final = "device"
 """The state variable: a row for each device. Text, so that what it holds can change without Spark's schema of it."""
 _SCHEMA: Final = StructType([StructField("state", StringType())])
-_EPOCH: Final = datetime(1970, 1, 1)
 OUTPUT: Final[tuple[tuple[str, str], ...]] = (
     ("rule", "string"),
     ("state", "string"),
@@ -103,12 +101,11 @@ class AlertProcessor(StatefulProcessor):
 
 def _readings(device: str, row: Row) -> Iterator[Reading]:
     """Give a reading for each value of a row that rules look at."""
-    at = _EPOCH + timedelta(microseconds=row.event_us)
     for one in row.seen:  # structs come as mappings
         found = {f["rule"]: Found(*map(f.get, _FOUND)) for f in row.found if f["series"] == one["series"]}
         yield Reading(
-            device, one["metric"] or "", row.reading_id, at, one["value"], row.unit, row.arrived_us,
-            row.command_topic, one["series"], row.position, found,
+            device, one["metric"] or "", row.reading_id, row.event_us, one["value"], row.unit, row.arrived_us,
+            row.command_topic, row.position, one["series"], found,
         )  # fmt: skip
 
 
@@ -116,8 +113,7 @@ def _rows(alerts: Iterable[Alert]) -> Iterator[Row]:
     """Give a row for each alert, in its order."""
     for alert in alerts:
         rule, reading = alert.rule, alert.reading
-        event_us = (reading.event_time - _EPOCH) // timedelta(microseconds=1)
         yield _Row(
-            rule.name, alert.state, reading.device, rule.table, event_us, reading.value, alert.message,
+            rule.name, alert.state, reading.device, rule.table, reading.event_us, reading.value, alert.message,
             *alert.command(), reading.reading_id, reading.position, rule.expires_s,
         )  # fmt: skip

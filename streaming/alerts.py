@@ -1,27 +1,30 @@
 """Alerts: the rows of tables, read from their source as they come, through the rules, to commands and the table ``alerts``.
 
+The rules of each table have flows of their own, so that an edit of the rules file never changes what a flow reads: Spark
+refuses a checkpoint whose sources have changed.
+
 Rules that know one row alone (kind ``sql``, ``every: message``) need no state. Two flows read for them: one writes commands
 as soon as it can, the other the table.
 
-All other rules share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that state
-versioned by batch; the offsets and the watermark of a batch are fixed before it runs. So a batch that is run again sees
-the same rows, the same state and the same time, and gives the same commands (H19). All rows of a device are handled in
-one task, one after the other, so its commands leave in order (H22). The watermark is of arrival, and no row is dropped
+All other rules of a table share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that
+state versioned by batch; the offsets and the watermark of a batch are fixed before it runs. So a batch that is run again
+sees the same rows, the same state and the same time, and gives the same commands (H19). All rows of a device are handled
+in one task, one after the other, so its commands leave in order (H22). The watermark is of arrival, and no row is dropped
 by it: it serves the timers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bridge.errors import ConfigError
 from bridge.killpoints import reach
 from streaming import pipelines as dp
-from streaming.rules import FIELD, READINGS, AlertRule, Sql, load_rules
+from streaming.rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming.tables import Table, quoted, text
 from streaming.writing import POSITION, id_of, judged
 
@@ -77,31 +80,41 @@ def declare_alerts(settings: Settings) -> None:
     rules = () if path is None else load_rules(path)
     if path is None or not rules:
         return
+    from sinks.options import sink_options
+
     pipeline = dp._pipeline()
-    found = _Rules(settings, path, rules, pipeline)
-    found.check_tables()
+    _check_tables(path, rules, pipeline)
     dp.create_streaming_table(
         ALERTS,
         comment="What the rules found, whether or not a device gets a command",
         schema=ALERTS_SCHEMA,
         cluster_by=["device", "created_at"],
     )
-    if any(not rule.stateful for rule in rules):
-        pipeline.add_flow(dp.Flow("alerts_sql", ALERTS, found.of_rows, batches=AlertBatches))
-        if any(not rule.stateful and rule.to != "none" for rule in rules):
-            dp.commands(found.commands_of_rows, name="alerts_sql_commands")
-    if any(rule.stateful for rule in rules):
-        from sinks.options import sink_options
+    options = sink_options(settings.pulsar, settings.max_name_bytes)
+    for table in sorted({rule.table for rule in rules}):
+        found = _Rules(settings, path, rules, table, pipeline)
+        name = f"{ALERTS}-{table}"
+        if found.each:
+            pipeline.add_flow(dp.Flow(f"{name}-each", ALERTS, found.of_rows, batches=AlertBatches))
+            if any(rule.to != "none" for rule in found.each):
+                dp.commands(found.commands_of_rows, name=f"{name}-commands")
+        if found.lasting:
+            conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in found.lasting) else {})
+            batches = partial(AlertBatches, commands=options)
+            pipeline.add_flow(
+                dp.Flow(name, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches)
+            )
 
-        conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in rules) else {})
-        options = sink_options(settings.pulsar, settings.max_name_bytes)
 
-        def batches(table: Table, checkpoint: str) -> AlertBatches:
-            return AlertBatches(table, checkpoint, options)
-
-        pipeline.add_flow(
-            dp.Flow(ALERTS, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches)
-        )
+def _check_tables(path: Path, rules: Sequence[AlertRule], pipeline: dp.Pipeline) -> None:
+    there = [name for name in pipeline.tables if any(f.kind == "append" for f in pipeline.flows_of(name))]
+    for n, rule in enumerate(rules):
+        if rule.table not in there:
+            what = "messages do not fill it" if rule.table in pipeline.tables else "there is no such table"
+            raise ConfigError(
+                f"rules file {path}: alerts[{n}].table (rule {rule.name}): {rule.table!r}: {what}",
+                remedy=f"there is {', '.join(there) or 'none'}",
+            )
 
 
 @dataclass
@@ -119,18 +132,15 @@ class AlertBatches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
-        from pyspark.sql import functions as F
-
         batch = batch.persist()  # its state must be computed once
         try:
-            counts = batch.agg(F.count("*"), F.count("to_device")).first()
-            assert counts is not None
+            receivers = [row[0] for row in batch.select("to_device").collect()]
             reach("alerts.found")
-            if self.commands is not None and counts[1]:
+            if self.commands is not None and any(to is not None for to in receivers):
                 rows = _as_commands(batch)
                 rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
             reach("alerts.commands")
-            if counts[0]:
+            if receivers:
                 self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
                 self.table.append(batch, (self._app, number))
             reach("alerts.table")
@@ -140,32 +150,29 @@ class AlertBatches:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The rules of a file, over the tables of a pipeline."""
+    """The rules of a file that look at one table of a pipeline."""
 
     settings: Settings
     path: Path
-    rules: tuple[AlertRule, ...]
+    all: Sequence[AlertRule]
+    table: str
     pipeline: dp.Pipeline
 
-    def check_tables(self) -> None:
-        """Raise ConfigError for a rule on a table that the pipeline has not, or that messages do not fill."""
-        there = [name for name in self.pipeline.tables if self._flows(name)]
-        for rule in self.rules:
-            if rule.table not in there:
-                known = rule.table in self.pipeline.tables
-                what = f"{rule.table!r}: " + (
-                    "messages do not fill it" if known else "there is no such table"
-                )
-                raise self._wrong(rule, "table", what, f"there is {', '.join(there) or 'none'}")
+    @property
+    def each(self) -> list[AlertRule]:
+        """Those that know one row alone."""
+        return [rule for rule in self.all if rule.table == self.table and not rule.stateful]
+
+    @property
+    def lasting(self) -> list[AlertRule]:
+        """Those that have state."""
+        return [rule for rule in self.all if rule.table == self.table and rule.stateful]
 
     def of_rows(self) -> DataFrame:
         """Return the alerts of the rules that know one row alone."""
-        parts = []
-        for table, rules in self._by_table(stateful=False).items():
-            rows = self._rows(table, rules)
-            found = ", ".join(self._alert(rule, rows) for rule in rules)
-            parts.append(rows.selectExpr(f"inline(array_compact(array({found})))"))
-        return _finished(reduce(lambda a, b: a.unionByName(b), parts))
+        rows = self._rows(self.each[0])
+        found = ", ".join(self._alert(rule, rows) for rule in self.each)
+        return _finished(rows.selectExpr(f"inline(array_compact(array({found})))"))
 
     def commands_of_rows(self) -> DataFrame:
         """Return the commands of the rules that know one row alone."""
@@ -178,39 +185,26 @@ class _Rules:
         from streaming.alert_processor import OUTPUT, AlertProcessor
 
         streaming = self.settings.streaming
-        parts = [self._watched(table, rules) for table, rules in self._by_table(stateful=True).items()]
-        rows = reduce(lambda a, b: a.unionByName(b), parts)
+        rows = self._watched(self._rows(self.lasting[0]), self.lasting)
         rows = rows.withWatermark("clock", f"{round(streaming.silence_grace_s * 1000)} milliseconds")
         # With the watermark's column in it Spark leaves the condition behind the watermark: all rows move the clock.
         rows = rows.where("size(seen) > 0 OR clock IS NULL")
         # As a number it is not the watermark's column any more, so that Spark takes no row for late.
         rows = rows.withColumn("arrived_us", F.unix_micros("clock")).drop("clock")
-        rules = tuple(rule for rule in self.rules if rule.stateful)
         found = rows.groupBy("device").transformWithState(
-            AlertProcessor(rules, round(streaming.alert_state_days * _DAY_US)),
+            AlertProcessor(tuple(self.lasting), round(streaming.alert_state_days * _DAY_US)),
             outputStructType=", ".join(f"`{name}` {kind}" for name, kind in OUTPUT),
             outputMode="append",
             timeMode="eventTime",
         )
         return _finished(found)
 
-    def _by_table(self, *, stateful: bool) -> dict[str, list[AlertRule]]:
-        # A query's sources are known to its checkpoint by their order: that of the rules must not matter.
-        found: dict[str, list[AlertRule]] = {}
-        for rule in sorted(self.rules, key=lambda rule: rule.table):
-            if rule.stateful == stateful:
-                found.setdefault(rule.table, []).append(rule)
-        return found
-
-    def _flows(self, table: str) -> list[dp.Flow]:
-        return [flow for flow in self.pipeline.flows_of(table) if flow.kind == "append"]
-
-    def _rows(self, table: str, rules: list[AlertRule]) -> DataFrame:
-        """Return the rows that go into a table, each with ``_about``: what alerts must know of it."""
+    def _rows(self, first: AlertRule) -> DataFrame:
+        """Return the rows that go into the table, each with ``_about``: what alerts must know of it."""
         from streaming.suites import Suites
 
-        declared = self.pipeline.tables[table]
-        parts = [flow.query() for flow in self._flows(table)]
+        declared = self.pipeline.tables[self.table]
+        parts = [flow.query() for flow in self.pipeline.flows_of(self.table) if flow.kind == "append"]
         rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
         suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
         rows = judged(rows, declared, suite or None)
@@ -224,9 +218,8 @@ class _Rules:
         if declared.device_column not in there:
             lacking = "no column of its own that names the device"
         if lacking is not None:
-            raise self._wrong(
-                rules[0], "table", f"{table!r} has {lacking}", "add it to what its function returns"
-            )
+            what = f"{self.table!r} has {lacking}"
+            raise self._wrong(first, "table", what, "add it to what its function returns")
         # A clock of ingest that is ahead must not make the whole fleet late (H20).
         clock = (
             "least(arrival_time, current_timestamp())" if "arrival_time" in there else "current_timestamp()"
@@ -246,25 +239,23 @@ class _Rules:
         rows = rows.selectExpr("*", f"{_struct(about)} AS _about")
         return rows.where("_about.device IS NOT NULL AND _about.event_us IS NOT NULL")
 
-    def _watched(self, table: str, rules: list[AlertRule]) -> DataFrame:
+    def _watched(self, rows: DataFrame, rules: Sequence[AlertRule]) -> DataFrame:
         """Return of each row the values that rules with state look at."""
-        rows = self._rows(table, rules)
         values = []
         of_metrics = [rule for rule in rules if rule.metric is not None]
         if of_metrics:
             self._check_metrics(rows, of_metrics[0])
-            series = "_about.metric" if table == READINGS else f"concat({text(table + '|')}, _about.metric)"
             wanted = ", ".join(sorted({text(rule.metric or "") for rule in of_metrics}))
-            one = {"series": series, "metric": "_about.metric", "value": "_about.value"}
+            one = {"series": "_about.metric", "metric": "_about.metric", "value": "_about.value"}
             values.append(f"CASE WHEN _about.metric IN ({wanted}) THEN {_struct(one)} END")
         for rule in {rule.series: rule for rule in rules if rule.column is not None}.values():
             number = self._number(rows, rule)
             one = {"series": text(rule.series), "metric": text(rule.column or ""), "value": number}
             values.append(f"CASE WHEN {number} IS NOT NULL THEN {_struct(one)} END")
-        whole = f"{table}|"
-        if any(rule.series == "" for rule in self.rules) or any(rule.series == whole for rule in rules):
-            one = {"series": text(whole), "metric": "_about.metric", "value": "_about.value"}
-            values.append(_struct(one))
+        if any(rule.series == WHOLE for rule in rules):
+            values.append(
+                _struct({"series": text(WHOLE), "metric": "_about.metric", "value": "_about.value"})
+            )
         found = [
             _struct({"rule": text(rule.name), "series": text(rule.series), **self._sql(rule, rows)})
             for rule in rules
@@ -336,7 +327,7 @@ class _Rules:
         parts = []
         for n, part in enumerate(FIELD.split(given)):
             if n % 2 and part.lower() not in map(str.lower, rows.columns):
-                what = f"{{{part}}}: {rule.table!r} has no such column"
+                what = f"{{{part}}}: {self.table!r} has no such column"
                 raise self._wrong(rule, field, what, f"it has {_names(rows)}")
             parts.append(f"coalesce(CAST({quoted(part)} AS STRING), '')" if n % 2 else text(part))
         return f"CAST(concat({', '.join(parts)}) AS {kind})"
@@ -350,7 +341,7 @@ class _Rules:
 
     def _check_metrics(self, rows: DataFrame, rule: AlertRule) -> None:
         if not {"metric", "value"} <= set(rows.columns):
-            what = f"{rule.table!r} has no columns metric and value"
+            what = f"{self.table!r} has no columns metric and value"
             raise self._wrong(rule, "metric", what, f"name a column: {_names(rows)}")
 
     def _expression(self, rows: DataFrame, rule: AlertRule, field: str, given: str) -> tuple[str, str]:
@@ -364,10 +355,10 @@ class _Rules:
             return found, one.schema["one"].dataType.simpleString()
         except AnalysisException as e:
             why = str(e).strip().splitlines()[0]
-            raise self._wrong(rule, field, f"{given!r}: {why}", f"{rule.table!r} has {_names(rows)}") from e
+            raise self._wrong(rule, field, f"{given!r}: {why}", f"{self.table!r} has {_names(rows)}") from e
 
     def _wrong(self, rule: AlertRule, field: str, what: str, remedy: str) -> ConfigError:
-        place = f"alerts[{self.rules.index(rule)}].{field}"
+        place = f"alerts[{self.all.index(rule)}].{field}"
         return ConfigError(f"rules file {self.path}: {place} (rule {rule.name}): {what}", remedy=remedy)
 
 

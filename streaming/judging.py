@@ -15,22 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bridge.errors import ContractError
-from streaming.rules import Alert, AlertRule, Reading
+from streaming.rules import MINUTE_US, WHOLE, Alert, AlertRule, Reading, per_minute
 
 __all__ = ["DeviceState", "Watch", "due_us", "forgotten", "judge", "silent"]
 
 _VERSION: Final = 2
-_EPOCH: Final = datetime(1970, 1, 1)
-_MICROSECOND: Final = timedelta(microseconds=1)
-_MINUTE_US: Final = 60_000_000
 _POINTS: Final = 32
 """A rate's time is cut into so many parts; the first reading of each is kept."""
-_ANY: Final = ""
-"""Stands for all series in ``heard``; none is named so."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +73,14 @@ class DeviceState:
                 remedy="run the release that wrote it, or a later one",
             )
         return cls(
-            {series: _reading(device, series, one) for series, one in body.get("newest", {}).items()},
+            {series: Reading(device, *one) for series, one in body.get("newest", {}).items()},
             {
                 name: Watch(
                     bool(w.get("raised")), w.get("since"), tuple((t, v) for t, v in w.get("points", ()))
                 )
                 for name, w in body.get("watches", {}).items()
             },
-            {series: _reading(device, series, one) for series, one in body.get("heard", {}).items()},
+            {series: Reading(device, *one) for series, one in body.get("heard", {}).items()},
             body.get("timer"),
         )
 
@@ -141,7 +135,7 @@ def silent(
 
 def due_us(rules: Iterable[AlertRule], state: DeviceState, forget_us: int) -> int | None:
     """Return when somebody has to look at the device though nothing comes: for silence, or to forget it."""
-    last = state.heard.get(_ANY)
+    last = state.heard.get(WHOLE)
     if last is None:
         return None
     due = last.arrived_us + forget_us
@@ -154,7 +148,7 @@ def due_us(rules: Iterable[AlertRule], state: DeviceState, forget_us: int) -> in
 
 def forgotten(state: DeviceState, now_us: int, forget_us: int) -> bool:
     """Whether the device has been away for so long that nothing is kept of it any more."""
-    last = state.heard.get(_ANY)
+    last = state.heard.get(WHOLE)
     return last is not None and now_us >= last.arrived_us + forget_us
 
 
@@ -173,7 +167,7 @@ def _speaks_again(
         first = min(later, key=_arrival)
         del watches[rule.name]
         if rule.tells_cleared:
-            minutes = (first.arrived_us - heard.arrived_us) / _MINUTE_US
+            minutes = (first.arrived_us - heard.arrived_us) / MINUTE_US
             alerts.append(
                 Alert(rule, first, rule.text(first, None, minutes=minutes, cleared=True), cleared=True)
             )
@@ -181,10 +175,10 @@ def _speaks_again(
 
 
 def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Reading]:
-    wanted = {_ANY} | {rule.series for rule in rules if rule.kind == "silence"}
+    wanted = {WHOLE} | {rule.series for rule in rules if rule.kind == "silence"}
     heard = {series: found for series, found in state.heard.items() if series in wanted}
     for reading in sorted(readings, key=_arrival):
-        for series in (_ANY, reading.key):
+        for series in (WHOLE, reading.key):
             known = heard.get(series)
             if series in wanted and (known is None or _arrival(reading) > _arrival(known)):
                 heard[series] = reading
@@ -192,7 +186,7 @@ def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Re
 
 
 def _arrival(reading: Reading) -> tuple[int, int, str]:
-    return (reading.arrived_us, _micros(reading.event_time), reading.reading_id)
+    return (reading.arrived_us, reading.event_us, reading.reading_id)
 
 
 def _heard_by(rule: AlertRule, state: DeviceState) -> Reading | None:
@@ -204,7 +198,7 @@ def _raised(state: DeviceState, rule: AlertRule) -> bool:
 
 
 def _after_us(rule: AlertRule) -> int:
-    return round((rule.after_minutes or 0.0) * _MINUTE_US)
+    return round((rule.after_minutes or 0.0) * MINUTE_US)
 
 
 def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
@@ -245,9 +239,9 @@ def _threshold(rule: AlertRule, was: Watch, reading: Reading) -> Watch:
         return Watch() if (clear - value) * rule.sign >= 0 else was
     if not (value - limit) * rule.sign > 0:
         return Watch()
-    at_us = _micros(reading.event_time)
+    at_us = reading.event_us
     since = at_us if was.since_us is None else was.since_us
-    if at_us - since >= rule.for_minutes * _MINUTE_US:
+    if at_us - since >= rule.for_minutes * MINUTE_US:
         return Watch(raised=True)
     return Watch(since_us=since)
 
@@ -256,12 +250,12 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
     """Return the change per minute since the oldest reading kept within the rule's time, None where those kept reach
     back less than half of it, and what to keep.
     """
-    at_us, value = _micros(reading.event_time), reading.value or 0.0
-    over_us = (rule.over_minutes or 0.0) * _MINUTE_US
+    at_us, value = reading.event_us, reading.value or 0.0
+    over_us = (rule.over_minutes or 0.0) * MINUTE_US
     points = tuple(point for point in was.points if at_us - point[0] <= over_us)
     rate = None
     if points and at_us - points[0][0] >= over_us / 2:
-        rate = (value - points[0][1]) * rule.sign / ((at_us - points[0][0]) / _MINUTE_US)
+        rate = (value - points[0][1]) * rule.sign / ((at_us - points[0][0]) / MINUTE_US)
     part = over_us / _POINTS
     if not points or at_us // part != points[-1][0] // part:
         points = (*points, (at_us, value))
@@ -273,24 +267,15 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
 
 
 def _from_one_to_the_next(rule: AlertRule, previous: Reading | None, reading: Reading) -> bool:
-    if previous is None or previous.value is None or reading.value is None:
+    if previous is None or reading.event_us - previous.event_us > rule.within_minutes * MINUTE_US:
         return False
-    minutes = (reading.event_time - previous.event_time).total_seconds() / 60
-    if not 0 < minutes <= rule.within_minutes:
-        return False
-    return (reading.value - previous.value) * rule.sign / minutes > (rule.per_minute or 0.0)
+    return per_minute(previous, reading) * rule.sign > (rule.per_minute or 0.0)
 
 
 def _reading_body(of: Reading) -> tuple[Any, ...]:
     return (
-        of.reading_id, _micros(of.event_time), of.value, of.metric, of.unit, of.arrived_us, of.command_topic, of.position
+        of.metric, of.reading_id, of.event_us, of.value, of.unit, of.arrived_us, of.command_topic, of.position
     )  # fmt: skip
-
-
-def _reading(device: str, series: str, body: Sequence[Any]) -> Reading:
-    reading_id, at_us, value, metric, unit, arrived_us, topic, position = body
-    series = "" if series in (_ANY, metric) else series
-    return Reading(device, metric, reading_id, _time(at_us), value, unit, arrived_us, topic, series, position)
 
 
 def _watch_body(watch: Watch) -> dict[str, Any]:
@@ -302,11 +287,3 @@ def _watch_body(watch: Watch) -> dict[str, Any]:
     if watch.points:
         body["points"] = watch.points
     return body
-
-
-def _micros(at: datetime) -> int:
-    return (at - _EPOCH) // _MICROSECOND
-
-
-def _time(at_us: int) -> datetime:
-    return _EPOCH + at_us * _MICROSECOND

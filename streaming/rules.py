@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,6 +25,8 @@ Kind = Literal["below", "above", "falling", "rising", "silence", "sql"]
 
 READINGS: Final = "readings"
 """The table that rules look at unless they name one: it has a row for each metric."""
+WHOLE: Final = ""
+"""What a rule looks at that names neither metric nor column: the rows themselves."""
 FIELD: Final = re.compile(r"\{(\w+)\}")
 """A field in a text of the user's; braces around anything else are text, so that JSON may be written as it is."""
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
@@ -48,6 +50,8 @@ _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
     "every": ("sql",),
 }
 _RATES: Final = ("falling", "rising")
+MINUTE_US: Final = 60_000_000
+_EPOCH: Final = datetime(1970, 1, 1)
 _OWN_TEXTS: Final = ("payload", "to", "command_topic")
 _TEXT_FIELDS: Final = (
     "rule", "state", "device", "metric", "value", "unit", "limit", "message", "reading_id", "event_time", "command_id"
@@ -147,7 +151,7 @@ class AlertRule(BaseModel):
         self._check_command()
         if self.kind == "sql":  # its texts name columns
             return self
-        sample = Reading("d", self.metric or "m", "r", datetime(2000, 1, 1), 1.0)
+        sample = Reading("d", self.metric or "m", "r", 0, 1.0)
         for field_name, cleared in (("message", False), ("cleared_message", True)):
             try:
                 self.text(sample, None, cleared=cleared)
@@ -194,23 +198,14 @@ class AlertRule(BaseModel):
                 f"clear: {self.kind} from one reading to the next is told each time and is never over, "
                 f"add {adds}, or take out clear, tell_cleared and cleared_message"
             )
-        if self.clear is None:
-            return
-        if self.kind == "below" and self.limit is not None and self.clear < self.limit:
-            raise ValueError(
-                f"clear: {self.clear:g} is below limit {self.limit:g}, give one that is not: the alert of below is "
-                "over at clear and more"
-            )
-        if self.kind == "above" and self.limit is not None and self.clear > self.limit:
-            raise ValueError(
-                f"clear: {self.clear:g} is above limit {self.limit:g}, give one that is not: the alert of above is "
-                "over at clear and less"
-            )
-        if self.kind in _RATES and self.per_minute is not None and self.clear > self.per_minute:
-            raise ValueError(
-                f"clear: {self.clear:g} is more than per_minute {self.per_minute:g}, give one that is not: the alert "
-                "is over at a rate of clear and less"
-            )
+        name, worse = ("per_minute", "more than") if self.kind in _RATES else ("limit", self.kind)
+        bound = getattr(self, name)
+        if self.clear is not None and bound is not None:
+            beyond = bound - self.clear if self.kind == "below" else self.clear - bound
+            if beyond > 0:
+                raise ValueError(
+                    f"clear: {self.clear:g} is {worse} {name} {bound:g}, give one that is not: there the alert is over"
+                )
 
     @property
     def stateful(self) -> bool:
@@ -219,12 +214,8 @@ class AlertRule(BaseModel):
 
     @property
     def series(self) -> str:
-        """What it looks at, as ``Reading.key`` names it; empty: whatever comes of the device."""
-        if self.column is not None:
-            return f"{self.table}.{self.column}"
-        if self.table == READINGS and (self.metric is not None or self.kind == "silence"):
-            return self.metric or ""
-        return f"{self.table}|{self.metric or ''}"
+        """What it looks at of the rows of its table, as ``Reading.key`` names it."""
+        return f"[{self.column}]" if self.column is not None else self.metric or WHOLE
 
     @property
     def lasts(self) -> bool:
@@ -247,7 +238,7 @@ class AlertRule(BaseModel):
 
     def looks_at(self, reading: Reading) -> bool:
         """Whether the reading is one of those that it looks at."""
-        return self.series in ("", reading.key)
+        return self.series in (WHOLE, reading.key)
 
     def text(
         self,
@@ -260,7 +251,7 @@ class AlertRule(BaseModel):
     ) -> str:
         """Return the message for a reading. ``rate``: per minute, over the rule's time; ``minutes``: of silence."""
         if rate is None:
-            rate = 0.0 if previous is None else _per_minute(previous, reading)
+            rate = 0.0 if previous is None else per_minute(previous, reading)
             rate = rate if self.kind == "rising" else -rate
         return self._template(cleared).format(
             device=reading.device,
@@ -281,7 +272,7 @@ class AlertRule(BaseModel):
             return self.message
         if self.kind != "silence":
             return "{metric} of {device} is {value}" + (" again" if cleared else "")
-        of = "{device}" if self.metric is None and self.column is None else "{metric} of {device}"
+        of = "{device}" if self.series == WHOLE else "{metric} of {device}"
         return of + (
             " comes again, after {minutes} minutes" if cleared else ": nothing for {minutes} minutes"
         )
@@ -300,35 +291,35 @@ class Found:
 
 @dataclass(frozen=True)
 class Reading:
-    """A value of a row, or the row itself. ``event_time`` is UTC without a zone."""
+    """A value of a row, or the row itself. Times are in µs since the epoch."""
 
     device: str
     metric: str
     """Metric or column, for people."""
     reading_id: str
-    event_time: datetime
+    event_us: int
     value: float | None
     unit: str | None = None
     arrived_us: int = 0
-    """When ingest took it, in µs since the epoch."""
+    """When ingest took it."""
     command_topic: str | None = None
     """Where its device takes commands."""
-    series: str = ""
-    """What it is a value of, where that is not a metric of readings."""
     position: str | None = None
     """Where the message is in Pulsar, as JSON."""
+    series: str | None = None
+    """What it is a value of, where that is not the metric."""
     found: Mapping[str, Found] = field(default_factory=dict)
     """By the names of rules of kind sql."""
 
     @property
     def key(self) -> str:
         """What it is a value of, as ``AlertRule.series`` names it."""
-        return self.series or self.metric
+        return self.metric if self.series is None else self.series
 
     @property
-    def order(self) -> tuple[datetime, str]:
+    def order(self) -> tuple[int, str]:
         """The order of a device's readings: its own time, then the id, so that it never depends on arrival."""
-        return (self.event_time, self.reading_id)
+        return (self.event_us, self.reading_id)
 
 
 @dataclass(frozen=True)
@@ -377,7 +368,7 @@ class Alert:
             "limit": _number(self.rule.limit),
             "message": self.message,
             "reading_id": reading.reading_id,
-            "event_time": reading.event_time.isoformat() + "Z",
+            "event_time": (_EPOCH + timedelta(microseconds=reading.event_us)).isoformat() + "Z",
             "command_id": self.command_id,
         }
         return FIELD.sub(lambda found: fields[found[1]], text)
@@ -452,11 +443,11 @@ def command_id(rule: str, device: str, reading_id: str, *, cleared: bool = False
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _per_minute(previous: Reading, reading: Reading) -> float:
-    minutes = (reading.event_time - previous.event_time).total_seconds() / 60
-    if minutes <= 0 or reading.value is None or previous.value is None:
+def per_minute(previous: Reading, reading: Reading) -> float:
+    """Return the change of the value per minute; 0 if no time has passed, or one has no value."""
+    if reading.event_us <= previous.event_us or reading.value is None or previous.value is None:
         return 0.0
-    return (reading.value - previous.value) / minutes
+    return (reading.value - previous.value) / ((reading.event_us - previous.event_us) / MINUTE_US)
 
 
 def _number(value: float | None) -> str:

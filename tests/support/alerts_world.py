@@ -22,6 +22,7 @@ from bridge.settings import Settings
 from streaming import pipelines as dp
 from streaming.alerts import declare_alerts
 from streaming.job import Job
+from streaming.loading import pipeline_of
 from tests.support.pulsar_topics import TestTopic
 from tests.support.push import read_topic
 from tests.support.waiting import patient
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["START", "AlertsWorld", "declared"]
 
 START = datetime(2026, 1, 2, 11, tzinfo=timezone.utc)
-FIELDS = (
-    "id string, ts timestamp, metric string, value double, humidity double, temperature double, room string"
-)
+FIELDS = "id string, ts timestamp, metric string, value double, humidity double, room string"
 
 
 def _decoded() -> DataFrame:
@@ -59,7 +58,9 @@ def _decoded() -> DataFrame:
 
 
 def declared(settings: Settings) -> dp.Pipeline:
-    """Return a pipeline with a long table, a typed one, and the alerts of the settings."""
+    """Return the pipeline of the settings' modules, or one with a long table, a typed one, and the settings' alerts."""
+    if settings.streaming.modules:
+        return pipeline_of(settings)
     with dp.declaring(dp.Pipeline()) as pipeline:
 
         @dp.table
@@ -75,7 +76,7 @@ def declared(settings: Settings) -> dp.Pipeline:
             rows = _decoded().where("b.metric IS NULL")
             return rows.selectExpr(
                 "device", "arrival_time", "command_topic", "_position", "_fault",
-                "b.id AS _id", "b.ts AS event_time", "b.humidity", "b.temperature", "b.room",
+                "b.id AS _id", "b.ts AS event_time", "b.humidity", "b.room",
             )  # fmt: skip
 
         declare_alerts(settings)
@@ -99,6 +100,7 @@ class AlertsWorld:
         *,
         arrived: float | None = None,
         takes: bool = True,
+        mqtt_topic: str | None = None,
         **body: Any,
     ) -> None:
         """Publish a message as ingest does, ``minute`` by the device's time, ``arrived`` by ingest's."""
@@ -112,11 +114,11 @@ class AlertsWorld:
             command_topic=f"devices/{device}/commands" if takes else None,
         )
         self.topic.publish(
-            [json.dumps({"id": name, "ts": at.isoformat(), **body}).encode()],
+            [json.dumps({"id": name, "ts": at.isoformat(), "last_seen": at.isoformat(), **body}).encode()],
             "unbatched",
             zlib.crc32(device.encode()) % 2,
             partition_key=device,
-            properties={P_INGEST: about, P_TOPIC: f"devices/{device}/{name}"},
+            properties={P_INGEST: about, P_TOPIC: mqtt_topic or f"devices/{device}/{name}"},
             event_timestamp=round(came.timestamp() * 1000),
         )
 

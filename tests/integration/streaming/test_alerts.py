@@ -34,7 +34,8 @@ alerts:
   - {name: falling, metric: glucose, kind: falling, per_minute: 3, to: none}
   - {name: quiet, kind: silence, after_minutes: 10}
 """
-DAMP = Path(__file__).parents[3] / "examples/damp.yaml"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+DAMP = EXAMPLES / "damp.yaml"
 
 
 @pytest.fixture
@@ -45,14 +46,17 @@ def world(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> Iterator[AlertsWorld]:
-    """A topic and tables of this test's own; the test's parameter is the text of the rules, or their file."""
-    rules = request.param if isinstance(request.param, Path) else tmp_path / "rules.yaml"
-    if not isinstance(request.param, Path):
+    """A topic and tables of this test's own; the test's parameter is the text of the rules, or an example's file."""
+    example = isinstance(request.param, Path)
+    rules = request.param if example else tmp_path / "rules.yaml"
+    if not example:
         rules.write_text(request.param, encoding="utf-8")
-    settings = Settings(
-        pulsar=namespaces.model_copy(update={"command_partitions": 2}),
-        streaming=StreamingSettings(root=str(tmp_path / "lakehouse"), rules=rules, topics=("messages",)),
-    )
+    streaming = StreamingSettings(root=str(tmp_path / "lakehouse"), rules=rules, topics=("messages",))
+    if example:
+        modules = (str(EXAMPLES / "climate.py"),)
+        streaming = streaming.model_copy(update={"built_in": ("alerts",), "modules": modules})
+    pulsar = namespaces.model_copy(update={"command_partitions": 2})
+    settings = Settings(pulsar=pulsar, streaming=streaming)
     with topic_of(settings.pulsar, 2, "messages") as topic:
         yield AlertsWorld(spark, settings, topic)
 
@@ -79,7 +83,7 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
     assert low["_position"]["ledger"] >= 0
     assert [row["to_device"] for row in world.alerts()[:2]] == [None, None]
 
-    world.forget_last_commit("alerts")  # as after a crash between the writer and the commit of the batch
+    world.forget_last_commit("alerts-readings")  # as after a crash between writer and commit
     world.run()
     assert [(one.command_id, one.payload) for one in world.commands()] == 2 * [
         (first.command_id, first.payload)
@@ -114,7 +118,7 @@ def test_silence_is_told_though_nothing_comes_of_the_device_and_a_batch_run_agai
     world.arrive("b", "b-1", 20, metric="other", value=100)  # a metric that no rule names moves the clock
     world.run()
     assert world.told() == ["quiet raised a-1"]
-    world.forget_last_commit("alerts")
+    world.forget_last_commit("alerts-readings")
     world.run()
     assert world.told() == ["quiet raised a-1"]
     assert {one.command_id for one in world.commands()} == {command_id("quiet", "a", "a-1")}
@@ -129,16 +133,22 @@ def test_silence_is_told_though_nothing_comes_of_the_device_and_a_batch_run_agai
 def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_or_none(
     world: AlertsWorld,
 ) -> None:
-    wet = {"humidity": 80.0, "temperature": 15.0}
-    world.arrive("s1", "s1-1", 1, humidity=60.0, temperature=15.0)
-    world.arrive("s1", "s1-2", 2, **wet)
-    world.arrive("s1", "s1-3", 3, **wet)
-    world.arrive("s1", "s1-4", 4, humidity=80.0)  # no temperature: null changes nothing
-    world.arrive("s2", "s2-1", 1, humidity=90.0, temperature=25.0)
-    world.arrive("s2", "broken", 1, metric="humidity", value=90.0)  # of another table
+    def climate(device: str, minute: int, **values: float) -> None:
+        topic = f"zigbee2mqtt/{device}"
+        world.arrive(device, f"{device}-{minute}", minute, mqtt_topic=topic, **values)
+
+    def told() -> list[str]:
+        return [f"{a['rule']} {a['state']} {a['device']}-{a['event_time'].minute}" for a in world.alerts()]
+
+    climate("s1", 1, humidity=60.0, temperature=15.0)
+    climate("s1", 2, humidity=80.0, temperature=15.0)
+    climate("s1", 3, humidity=80.0, temperature=15.0)
+    climate("s1", 4, humidity=80.0)  # no temperature: null changes nothing
+    climate("s2", 1, humidity=90.0, temperature=25.0)
+    world.arrive("s2", "broken", 1, humidity=90.0, temperature=15.0)  # of another topic
     world.run()
-    told = ["blink raised s1-2", "damp raised s1-2", "damp raised s1-3", "fan raised s1-2"]
-    assert world.told() == told
+    first = ["blink raised s1-2", "damp raised s1-2", "damp raised s1-3", "fan raised s1-2"]
+    assert told() == first
     blink, damp, _, fan = world.alerts()
     assert (damp["message"], damp["to_device"], damp["table"]) == ("80.0 % at 15.0 °C", None, "climate")
     assert (blink["to_device"], blink["command_topic"]) == ("s1", "devices/s1/commands")
@@ -146,9 +156,9 @@ def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_
     assert (fan["device"], fan["to_device"], fan["payload"]) == ("s1", "fan-1", b'{"state":"ON"}')
     assert (fan["expires_at"] - fan["created_at"]).total_seconds() == 600
 
-    world.arrive("s1", "s1-5", 5, humidity=50.0, temperature=15.0)
+    climate("s1", 5, humidity=50.0, temperature=15.0)
     world.run()
-    assert world.told() == [*told, "fan cleared s1-5"]
+    assert told() == [*first, "fan cleared s1-5"]
     commands = [(one.device, one.mqtt_topic, one.payload) for one in world.commands()]
     assert sorted(commands) == [
         ("fan-1", "zigbee2mqtt/fan-1/set", b'{"state":"OFF"}'),
@@ -178,10 +188,10 @@ def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffl
     world: AlertsWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline = declared(world.settings)
-    assert [name for name in pipeline.flows if name.startswith("alerts")] == [
-        "alerts_sql",
-        "alerts_sql_commands",
-    ]
+    flows = [
+        "alerts-climate-each", "alerts-climate-commands", "alerts-readings-each", "alerts-readings-commands",
+    ]  # fmt: skip
+    assert [name for name in pipeline.flows if name.startswith("alerts")] == flows
     for n in (1, 2):
         world.arrive("a", f"a-{n}", n, metric="glucose", value=80 + n)
     world.arrive("a", "low", 3, metric="glucose", value=10)
@@ -204,17 +214,56 @@ def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffl
         row["command_id"] for row in found if row["to_device"]
     }
 
-    for flow in ("alerts_sql", "alerts_sql_commands"):
+    for flow in flows:
         world.forget_last_commit(flow)
     world.run()
     assert len(world.alerts()) == 4
     assert sorted(Counter(one.command_id for one in world.commands()).values()) == [2, 2, 2]
-    frame = Reader(world.spark, world.settings, pipeline).frame(pipeline.flows["alerts_sql_commands"])
-    assert [(f.name, f.dataType.simpleString()) for f in frame.schema] == list(COMMAND_COLUMNS[:-1])
-    frame.explain()
-    plan = capsys.readouterr().out
-    assert "Exchange" not in plan
-    assert "State" not in plan
+    for flow in flows[1::2]:
+        frame = Reader(world.spark, world.settings, pipeline).frame(pipeline.flows[flow])
+        assert [(f.name, f.dataType.simpleString()) for f in frame.schema] == list(COMMAND_COLUMNS[:-1])
+        frame.explain()
+        plan = capsys.readouterr().out
+        assert "Exchange" not in plan
+        assert "State" not in plan
+
+
+LOW = "- {name: low, metric: glucose, kind: below, limit: 70, clear: 90, tell_cleared: true}"
+HUMID = "- {name: humid, table: climate, column: humidity, kind: above, limit: 70}"
+
+
+@pytest.mark.parametrize("world", ["alerts:"], indirect=True)
+def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_stays(
+    world: AlertsWorld,
+) -> None:
+    def run_with(*rules: str) -> list[str]:
+        assert world.settings.streaming.rules is not None
+        world.settings.streaming.rules.write_text("\n  ".join(["alerts:", *rules]), encoding="utf-8")
+        world.run()
+        return world.told()
+
+    def arrive(minute: int, glucose: float, humidity: float) -> None:
+        world.arrive("a", f"g-{minute}", minute, metric="glucose", value=glucose)
+        world.arrive("a", f"h-{minute}", minute, humidity=humidity)
+
+    arrive(1, 60, 60.0)
+    assert run_with(LOW) == ["low raised g-1"]
+    arrive(2, 60, 80.0)  # still low: a rule on another table takes nothing from the first one's state
+    assert run_with(LOW, HUMID) == ["humid raised h-2", "low raised g-1"]
+    arrive(3, 95, 80.0)
+    assert run_with(HUMID) == ["humid raised h-2", "low raised g-1"]
+    arrive(4, 60, 60.0)  # what came while its rule was out was not lost
+    after = ["humid raised h-2", "low raised g-1", "low cleared g-3", "low raised g-4"]
+    assert run_with(HUMID, LOW) == after
+    arrive(5, 60, 80.0)
+    steep = HUMID.replace("limit: 70", "limit: 90")  # changed: 80 is not too much any more
+    assert run_with(LOW, steep) == after
+    arrive(6, 60, 95.0)
+    told = [*after[:1], "humid raised h-6", *after[1:]]
+    assert run_with(LOW, steep) == told
+    ids = Counter(one.command_id for one in world.commands())
+    assert ids == dict.fromkeys((row["command_id"] for row in world.alerts()), 1)
+    assert len(ids) == len(told)
 
 
 @pytest.mark.chaos

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,8 +27,8 @@ STEEP = AlertRule(
 )  # fmt: skip
 QUIET = AlertRule(name="quiet", kind="silence", after_minutes=10)
 ALL = (LOW, HIGH, FALL, STEEP, QUIET)
-START = datetime(2010, 3, 24)
 MINUTE = 60_000_000
+START = 21_156_480 * MINUTE  # 2010-03-24
 
 
 def at(
@@ -40,7 +39,7 @@ def at(
     arrived: float = 0.0,
     metric: str = "glucose",
 ) -> Reading:
-    moment = START + timedelta(minutes=minute)
+    moment = START + round(minute * MINUTE)
     return Reading("d", metric, name or f"d-{minute:g}", moment, value, "mg/dL", round(arrived * MINUTE), "t")
 
 
