@@ -114,7 +114,9 @@ class StreamPlanner:
             end = _patiently(lambda: self._plan(start, limits))
             new = self._initial is not None and start.positions == self._initial.positions
             if end.positions == start.positions and not new:
-                self.commit(start)  # Spark plans a batch after the last one is committed, and ends without a commit
+                self.commit(
+                    start
+                )  # Spark plans a batch after the last one is committed, and ends without a commit
             return end
         try:
             end = self._plan(start, limits)

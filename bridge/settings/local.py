@@ -60,7 +60,9 @@ class LocalSettings(Section):
         120.0, gt=0, description="How long a server may take to be ready, in seconds."
     )
     lifetime_h: float = Field(
-        0.0, ge=0, description="Hours after which the servers of `up` stop; 0: they run until they are stopped."
+        0.0,
+        ge=0,
+        description="Hours after which the servers of `up` stop; 0: they run until they are stopped.",
     )
 
     def given_ports(self) -> dict[str, int]:

@@ -117,12 +117,18 @@ class StreamingSettings(Section):
     restart_budget: int = Field(
         10,
         ge=0,
-        description="How often a flow is started again within ``restart_window_s`` before its failure ends the job.",
+        description="How often a flow is started again within ``restart_window_s`` before its failure ends the job. A "
+        "server that does not answer counts only with --available-now.",
     )
     restart_window_s: float = Field(
         600.0, gt=0, description="Time over which restarts are counted, in seconds."
     )
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
+    spark_log: Path = Field(
+        Path("build/spark.log"),
+        description="File for what Spark and its Python workers print, where the driver runs on this machine; at 10 MiB "
+        "it becomes <file>.1.",
+    )
     driver_memory: str = Field(
         "2g",
         pattern=r"^[1-9][0-9]*[kmgKMG]$",

@@ -165,7 +165,9 @@ def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(
 ) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)
-    with pytest.raises(TerminalError, match="measured: a message has fields that the table does not know"):
+    with pytest.raises(
+        TerminalError, match="in batch 0: measured: a message has fields that the table does not know"
+    ):
         world.run(declared(evolution="fail"))
     assert world.rows("measured", "n") == []
     world.run(declared())
@@ -178,7 +180,8 @@ def test_too_many_bad_rows_stop_the_job_before_anything_of_the_batch_is_written(
     world = PipelineWorld(spark, tmp_path, on_bad_share="stop", bad_share_limit=0.2, bad_share_min_rows=5)
     world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
     with pytest.raises(
-        TerminalError, match=r"measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%"
+        TerminalError,
+        match=r"measured failed in batch 0: measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%",
     ):
         world.run(declared(limit=4))
     assert world.rows("measured", "n") == [] == world.rows("quarantine", "row")
