@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bridge.settings import StreamingSettings
 
 __all__ = [
+    "GONE",
     "PROPERTIES",
     "Table",
     "add_columns",
@@ -33,6 +34,8 @@ __all__ = [
     "table_of",
 ]
 
+GONE: Final = "_gone"
+"""Column of rows to merge: whether the row of this key is gone."""
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableChangeDataFeed": "true",
     "delta.checkpointInterval": "100",
@@ -97,6 +100,25 @@ class Table:
             writer.saveAsTable(self.sql)
         else:
             writer.save(self.where)
+
+    def merge(self, rows: DataFrame, keys: Sequence[str], *, complete: bool = False) -> None:
+        """Insert or update the rows of these keys, in one commit. A row with ``_gone`` true deletes that of its key, and
+        with ``complete`` a key that ``rows`` lacks is deleted. Merging the same rows twice changes nothing.
+        """
+        names = [quoted(n) for n in rows.columns if n != GONE]
+        rest = [quoted(n) for n in rows.columns if n not in (*keys, GONE)]
+        clauses = ["WHEN MATCHED AND s._gone THEN DELETE"] if GONE in rows.columns else []
+        if rest:
+            differs = " OR ".join(f"NOT (t.{n} <=> s.{n})" for n in rest)
+            sets = ", ".join(f"t.{n} = s.{n}" for n in rest)
+            clauses.append(f"WHEN MATCHED AND ({differs}) THEN UPDATE SET {sets}")
+        new = " AND NOT s._gone" if GONE in rows.columns else ""
+        values = ", ".join(f"s.{n}" for n in names)
+        clauses.append(f"WHEN NOT MATCHED{new} THEN INSERT ({', '.join(names)}) VALUES ({values})")
+        if complete:
+            clauses.append("WHEN NOT MATCHED BY SOURCE THEN DELETE")
+        statement = f"MERGE INTO {self.sql} t USING {{rows}} s ON {same(keys)} {' '.join(clauses)}"
+        rows.sparkSession.sql(statement, rows=rows).collect()
 
     def overwrite(self, rows: DataFrame) -> None:
         """Replace rows and columns, in one commit; the table is made unless it is there."""
