@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import TerminalError
+from bridge.killpoints import TABLE_KILL_POINTS
 from bridge.settings.tables import Decoding
 from streaming import pipelines as dp
 from streaming import writing
 from streaming.reading import Reader
+from tests.support import killed_batches
 from tests.support.pipelines import PipelineWorld
 from tests.support.source_messages import ARRIVAL, frame, sent
 
@@ -94,6 +97,35 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
     good = [n for (n,) in world.rows("measured", "n")]
     bad = [int(payload) for (payload,) in world.rows("quarantine", "payload")]
     assert sorted(good + bad) == list(range(10)), (good, bad)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "point", [*TABLE_KILL_POINTS, *(f"{p}:2" for p in TABLE_KILL_POINTS if p.startswith("table."))]
+)
+def test_h18_a_driver_killed_at_each_step_of_a_batch_goes_on_by_other_rules(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    rows = [(n, f"d{n % 3}", float(n)) for n in range(10)]
+    world.fill("source", rows, killed_batches.SOURCE)
+    killed_batches.killed_at(point, tmp_path, 6)  # ":2": in the table with keys
+    for more in ([], [(10, "d1", 1.0), (11, "d1", 11.0)], []):
+        if more:
+            world.fill("source", more, killed_batches.SOURCE)
+        world.run(killed_batches.declared(limit=3))
+    for name in ("appended", "keyed"):
+        good = [n for (n,) in world.rows(name, "n")]
+        bad = [
+            int(payload) for table, payload in world.rows("quarantine", "table", "payload") if table == name
+        ]
+        assert sorted(good + bad) == list(range(12)), name
+        assert {0, 1, 2, 3, 10} <= set(good), name
+        assert {7, 8, 9, 11} <= set(bad), name
+    by_device = Counter(device for (device,) in world.rows("appended", "device"))
+    assert world.rows("counted", "device", "n") == sorted(by_device.items())
+    latest = {device: n for n, device in sorted(world.rows("keyed", "n", "device"))}
+    assert world.rows("newest", "device", "n") == sorted(latest.items())
 
 
 def test_h17_of_rows_with_one_key_the_first_is_kept_however_late_the_others_come(
