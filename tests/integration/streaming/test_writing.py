@@ -30,7 +30,7 @@ SOURCE = "n int, device string, value double, fault string, rescued string, pos 
 
 
 def declared(
-    *, limit: float = 1e9, keys: tuple[str, ...] = (), evolution: str = "rescue", position: bool = True
+    *, limit: float = 1e9, keys: tuple[str, ...] = (), evolution: str = "rescue", position: bool | str = True
 ) -> Callable[[], None]:
     """Declare a table of measurements; a value beyond the limit does not decode, for want of a suite."""
 
@@ -42,7 +42,7 @@ def declared(
             rows = dp.read_stream("source")
             place = F.struct(
                 F.lit("t").alias("topic"), F.lit(0).alias("partition"), F.lit(1).cast("bigint").alias("ledger"),
-                F.col("pos").cast("bigint").alias("entry"), F.lit(0).alias("index"), F.lit(0).alias("element"),
+                (F.col("pos") / (2 if position == "shared" else 1)).cast("bigint").alias("entry"), F.lit(0).alias("index"), F.lit(0).alias("element"),
             )  # fmt: skip
             fault = F.when(F.col("value") > limit, F.lit("too much")).otherwise(F.col("fault"))
             found = rows.select(
@@ -74,12 +74,14 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
     assert world.counts == [("measured", 2, 1)]
 
 
-@pytest.mark.parametrize("position", [True, False], ids=["by position", "by row"])
+@pytest.mark.parametrize(
+    "position", [True, "shared", False], ids=["by position", "by shared position", "by row"]
+)
 @pytest.mark.parametrize("keys", [(), ("device", "n")], ids=["appended", "merged"])
 @pytest.mark.parametrize("step", ["table.judged", "table.written", "table.quarantined"])
 def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exactly_one_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, keys: tuple[str, ...],
-    position: bool,
+    position: bool | str,
 ) -> None:  # fmt: skip
     world = PipelineWorld(spark, tmp_path, restart_budget=0)
     world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
