@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
 
     from bridge.settings import StreamingSettings
@@ -63,15 +63,18 @@ class Table:
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether it is there, as a Delta table."""
+        return self.detail(spark) is not None
+
+    def detail(self, spark: SparkSession) -> Row | None:
+        """Return what DESCRIBE DETAIL says of it, None if it is not there."""
         from pyspark.errors import AnalysisException
 
         try:
-            spark.sql(f"DESCRIBE DETAIL {self.sql}").collect()
+            return spark.sql(f"DESCRIBE DETAIL {self.sql}").first()
         except AnalysisException as e:
             if is_missing(e):
-                return False
+                return None
             raise
-        return True
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return its rows."""
@@ -205,22 +208,33 @@ def create(
     partition_cols: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Create the table, or add the columns that it lacks. Raises Spark's AnalysisException for a declaration that will
-    not do.
+    """Create the table, or give it the columns, properties and clustering that it lacks. Raises Spark's AnalysisException
+    for a declaration that will not do.
     """
-    if table.exists(spark):
+    layout = f"CLUSTER BY ({', '.join(map(quoted, cluster_by))})" if cluster_by else ""
+    there = table.detail(spark)
+    if there is not None:
         add_columns(spark, table, schema)
+        new = {
+            name: value
+            for name, value in (properties or {}).items()
+            if there["properties"].get(name) != value
+        }
+        if new:
+            spark.sql(f"ALTER TABLE {table.sql} SET {_tblproperties(new)}")
+        if layout and list(cluster_by) != there["clusteringColumns"]:
+            spark.sql(f"ALTER TABLE {table.sql} {layout}")
         return
-    pairs = {**PROPERTIES, **(properties or {})}
-    layout = ""
-    if cluster_by:
-        layout = f" CLUSTER BY ({', '.join(map(quoted, cluster_by))})"
-    elif partition_cols:
-        layout = f" PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
+    if partition_cols and not layout:
+        layout = f"PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA{layout} COMMENT {text(comment)} "
-        f"TBLPROPERTIES ({', '.join(f'{text(k)} = {text(v)}' for k, v in pairs.items())})"
+        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA {layout} COMMENT {text(comment)} "
+        + _tblproperties({**PROPERTIES, **(properties or {})})
     )
+
+
+def _tblproperties(pairs: Mapping[str, str]) -> str:
+    return f"TBLPROPERTIES ({', '.join(f'{text(k)} = {text(v)}' for k, v in pairs.items())})"
 
 
 def add_columns(spark: SparkSession, table: Table, schema: StructType) -> None:

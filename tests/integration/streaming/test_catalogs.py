@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streaming.tables import Table, create, struct_of
 from tests.support.catalog_world import catalogued, upkept
 from tests.support.waiting import patient
 
@@ -56,6 +57,24 @@ def test_delta_catalog(spark: SparkSession, tmp_path: Path, schema: str) -> None
         assert copied["properties"][name] == "false"
         assert feature not in copied["tableFeatures"]
     assert not list(tmp_path.rglob("_delta_log")), "the catalog says where the tables are"
+
+
+def test_a_declaration_that_changes_changes_the_table(spark: SparkSession, schema: str) -> None:
+    table = Table(f"{schema}.t", True)
+    spark.sql(f"CREATE SCHEMA {schema}")
+    create(spark, table, struct_of("a int, b int"), cluster_by=["a"])
+    changed = {"delta.deletedFileRetentionDuration": "interval 1 day"}
+    for columns in ("a int, b int, c int", "a int, b int"):
+        create(spark, table, struct_of(columns), cluster_by=["b", "a"], properties=changed)
+    found = table.detail(spark)
+    assert found is not None
+    assert found["clusteringColumns"] == ["b", "a"]
+    assert found["properties"]["delta.deletedFileRetentionDuration"] == "interval 1 day"
+    assert found["properties"]["delta.enableChangeDataFeed"] == "true"
+    assert table.read(spark).columns == ["a", "b", "c"]
+    versions = spark.sql(f"DESCRIBE HISTORY {table.sql}").count()
+    create(spark, table, struct_of("a int"), cluster_by=["b", "a"], properties=changed)
+    assert spark.sql(f"DESCRIBE HISTORY {table.sql}").count() == versions
 
 
 def test_upkeep_in_delta_catalog(spark: SparkSession, tmp_path: Path, schema: str) -> None:
