@@ -107,8 +107,7 @@ TABLE_KILL_POINTS: Final = (
 
 UPKEEP_KILL_POINTS: Final = (
     "upkeep.taken",  # a request has an owner, nothing is done
-    "upkeep.messages",  # the messages of a rebuild or a replay are stored
-    "upkeep.rows",  # their new rows are stored as well
+    "upkeep.messages",  # which messages a rebuild or a replay concerns is stored
     "upkeep.staged",  # the log of requests says so
     "upkeep.table",  # the table has the new rows
     "upkeep.quarantine",  # quarantine as well

@@ -110,8 +110,14 @@ class StreamPlanner:
     def latest_offset(self, start: Offset, limits: Limits) -> Offset:
         """Return where the next trigger ends: ``start`` itself when there is nothing new."""
         self._resume(start)
-        if self._ceiling is not None:  # Trigger.AvailableNow: no data would mean that all is read
-            return _patiently(lambda: self._plan(start, limits))
+        if self._ceiling is not None:  # Trigger.AvailableNow: no data means that all is read
+            end = _patiently(lambda: self._plan(start, limits))
+            new = self._initial is not None and start.positions == self._initial.positions
+            if end.positions == start.positions and not new:
+                self.commit(
+                    start
+                )  # Spark plans a batch after the last one is committed, and ends without a commit
+            return end
         try:
             end = self._plan(start, limits)
         except TransientError as e:

@@ -29,7 +29,7 @@ from bridge import logs
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.settings import Settings
 from bridge.settings.loading import load
-from streaming.failures import Cause, EndsBriefly, cause_of
+from streaming.failures import Batches, Cause, cause_of
 from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
@@ -64,7 +64,8 @@ class Job:
     counted: Callable[[str, int, int], object] | None = None
     """Called with a table's name and the numbers of good and bad rows of each batch."""
     queries: dict[str, list[StreamingQuery]] = field(default_factory=dict)
-    _failures: dict[str, deque[float]] = field(default_factory=dict)
+    _failures: dict[str, deque[tuple[float, bool]]] = field(default_factory=dict)
+    """By flow: when it failed, and whether that counts against the budget."""
     _due: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -226,7 +227,7 @@ class Job:
                 for query in queries:
                     failure = None if query.isActive else query.exception()
                     if failure is not None:
-                        self._failed(name, cause_of(failure))
+                        self._failed(name, cause_of(failure, query.lastProgress))
                         break
             if not self._available_now:
                 self._upkeep.poll()
@@ -239,28 +240,41 @@ class Job:
         return False
 
     def _failed(self, name: str, cause: Cause) -> None:
-        """Plan the next start of a flow that failed; raise TerminalError where that cannot help, or helped too often."""
+        """Plan the next start of a flow that failed. Raises TerminalError if that cannot help, or did not help for as
+        often as ``streaming.restart_budget`` allows; a transient cause may last, unless the job is to end by itself.
+        """
         for query in self.queries.pop(name, ()):
             query.stop()
         streaming = self.settings.streaming
         now = time.monotonic()
         failures = self._failures.setdefault(name, deque())
-        while failures and now - failures[0] > streaming.restart_window_s:
+        while failures and now - failures[0][0] > streaming.restart_window_s:
             failures.popleft()
         if not cause.free:
-            failures.append(now)
-        if cause.terminal or len(failures) > streaming.restart_budget:
-            raise TerminalError(f"{name} failed{cause.where}: {cause.text}", remedy=cause.remedy)
+            failures.append((now, not cause.transient or self._available_now))
+        if cause.terminal or sum(counts for _, counts in failures) > streaming.restart_budget:
+            target = self.pipeline.flows[name].target
+            into = "" if target == name else f" (table {target})"
+            raise TerminalError(
+                f"{name}{into} failed{cause.where}: {cause.text}",
+                remedy=cause.remedy
+                or f"correct the cause and start the job again, nothing is lost; see also {streaming.spark_log}",
+            )
         wait = min(_BACKOFF_S[0] * 2 ** max(0, len(failures) - 1), _BACKOFF_S[1])
-        self._due[name] = now + (0.0 if cause.free else wait)
+        self._due[name] = now + wait
         say = _log.info if cause.free else _log.warning
-        say("flow failed and is started again; see the error if it repeats", flow=name, error=cause.text)
+        say(
+            f"a flow failed{cause.where} and is started again. Action: see the error if it repeats",
+            flow=name,
+            error=cause.text,
+            after_s=wait,
+        )
 
     def _again(self, name: str) -> None:
         try:
             self._start(self.pipeline.flows[name], available_now=self._available_now)
         except TransientError as e:
-            self._failed(name, Cause(str(e), terminal=False))
+            self._failed(name, Cause(str(e), terminal=False, transient=True))
 
     _available_now: bool = False
 
@@ -284,7 +298,7 @@ class Job:
                 **sink_options(pulsar, self.settings.max_name_bytes)
             )
         else:
-            writer = writer.foreachBatch(EndsBriefly(batches))
+            writer = writer.foreachBatch(Batches(batches))
         if available_now:
             writer = writer.trigger(availableNow=True)
         else:

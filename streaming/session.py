@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
+from streaming.spark_log import printing_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,18 +58,19 @@ def delta_jars(cache_dir: Path | None = None) -> list[Path]:
 def job_session(settings: Settings) -> SparkSession:
     """Return the session of the job: that of spark-submit or of a Spark Connect server, else one of this process.
 
-    Raises ConfigError where Delta is not on the class path, MissingExtraError without pyspark.
+    A session of this process prints to ``streaming.spark_log``. Raises ConfigError where Delta is not on the class path,
+    MissingExtraError without pyspark.
     """
     streaming = settings.streaming
     if "SPARK_REMOTE" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
         spark: SparkSession = _builder().getOrCreate()
         _register(spark)
     else:
-        spark = local_session(
-            jars=delta_jars(settings.local.cache_dir),
-            master=streaming.master,
-            more={"spark.driver.memory": streaming.driver_memory},
-        )
+        jars = delta_jars(settings.local.cache_dir)
+        with printing_to(streaming.spark_log):
+            spark = local_session(
+                jars=jars, master=streaming.master, more={"spark.driver.memory": streaming.driver_memory}
+            )
     _check_delta(spark)
     return spark
 

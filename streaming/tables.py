@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final
 from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
 
     from bridge.settings import StreamingSettings
 
 __all__ = [
+    "GONE",
     "PROPERTIES",
     "Table",
     "add_columns",
@@ -33,6 +34,8 @@ __all__ = [
     "table_of",
 ]
 
+GONE: Final = "_gone"
+"""Column of rows to merge: whether the row of this key is gone."""
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableChangeDataFeed": "true",
     "delta.checkpointInterval": "100",
@@ -60,15 +63,18 @@ class Table:
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether it is there, as a Delta table."""
+        return self.detail(spark) is not None
+
+    def detail(self, spark: SparkSession) -> Row | None:
+        """Return what DESCRIBE DETAIL says of it, None if it is not there."""
         from pyspark.errors import AnalysisException
 
         try:
-            spark.sql(f"DESCRIBE DETAIL {self.sql}").collect()
+            return spark.sql(f"DESCRIBE DETAIL {self.sql}").first()
         except AnalysisException as e:
             if is_missing(e):
-                return False
+                return None
             raise
-        return True
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return its rows."""
@@ -97,6 +103,25 @@ class Table:
             writer.saveAsTable(self.sql)
         else:
             writer.save(self.where)
+
+    def merge(self, rows: DataFrame, keys: Sequence[str], *, complete: bool = False) -> None:
+        """Insert or update the rows of these keys, in one commit. A row with ``_gone`` true deletes that of its key, and
+        with ``complete`` a key that ``rows`` lacks is deleted. Merging the same rows twice changes nothing.
+        """
+        names = [quoted(n) for n in rows.columns if n != GONE]
+        rest = [quoted(n) for n in rows.columns if n not in (*keys, GONE)]
+        clauses = ["WHEN MATCHED AND s._gone THEN DELETE"] if GONE in rows.columns else []
+        if rest:
+            differs = " OR ".join(f"NOT (t.{n} <=> s.{n})" for n in rest)
+            sets = ", ".join(f"t.{n} = s.{n}" for n in rest)
+            clauses.append(f"WHEN MATCHED AND ({differs}) THEN UPDATE SET {sets}")
+        new = " AND NOT s._gone" if GONE in rows.columns else ""
+        values = ", ".join(f"s.{n}" for n in names)
+        clauses.append(f"WHEN NOT MATCHED{new} THEN INSERT ({', '.join(names)}) VALUES ({values})")
+        if complete:
+            clauses.append("WHEN NOT MATCHED BY SOURCE THEN DELETE")
+        statement = f"MERGE INTO {self.sql} t USING {{rows}} s ON {same(keys)} {' '.join(clauses)}"
+        rows.sparkSession.sql(statement, rows=rows).collect()
 
     def overwrite(self, rows: DataFrame) -> None:
         """Replace rows and columns, in one commit; the table is made unless it is there."""
@@ -183,22 +208,33 @@ def create(
     partition_cols: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Create the table, or add the columns that it lacks. Raises Spark's AnalysisException for a declaration that will
-    not do.
+    """Create the table, or give it the columns, properties and clustering that it lacks. Raises Spark's AnalysisException
+    for a declaration that will not do.
     """
-    if table.exists(spark):
+    layout = f"CLUSTER BY ({', '.join(map(quoted, cluster_by))})" if cluster_by else ""
+    there = table.detail(spark)
+    if there is not None:
         add_columns(spark, table, schema)
+        new = {
+            name: value
+            for name, value in (properties or {}).items()
+            if there["properties"].get(name) != value
+        }
+        if new:
+            spark.sql(f"ALTER TABLE {table.sql} SET {_tblproperties(new)}")
+        if layout and list(cluster_by) != there["clusteringColumns"]:
+            spark.sql(f"ALTER TABLE {table.sql} {layout}")
         return
-    pairs = {**PROPERTIES, **(properties or {})}
-    layout = ""
-    if cluster_by:
-        layout = f" CLUSTER BY ({', '.join(map(quoted, cluster_by))})"
-    elif partition_cols:
-        layout = f" PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
+    if partition_cols and not layout:
+        layout = f"PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA{layout} COMMENT {text(comment)} "
-        f"TBLPROPERTIES ({', '.join(f'{text(k)} = {text(v)}' for k, v in pairs.items())})"
+        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA {layout} COMMENT {text(comment)} "
+        + _tblproperties({**PROPERTIES, **(properties or {})})
     )
+
+
+def _tblproperties(pairs: Mapping[str, str]) -> str:
+    return f"TBLPROPERTIES ({', '.join(f'{text(k)} = {text(v)}' for k, v in pairs.items())})"
 
 
 def add_columns(spark: SparkSession, table: Table, schema: StructType) -> None:

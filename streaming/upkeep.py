@@ -7,13 +7,13 @@ A rebuild and a replay, with the flows of the table stopped:
 
 1. *messages*: the messages concerned are stored. A flow reads a partition in order, so it has taken all messages up to
    the last one of which the table or quarantine has a row. No others are concerned.
-2. *rows*: what today's declaration and suite make of these messages of bronze is stored. No table is changed so far.
-3. *staged*: the log says so. From here on the request is completed from the stored rows, whoever completes it.
-4. *table*: one commit replaces the rows of these messages in the table.
-5. *quarantine*: one commit replaces them in quarantine.
-6. *newest*: tables that keep the newest rows of the table are made again.
+2. *staged*: the log says so. No table is changed so far; from here on the request is completed, whoever completes it.
+3. *table*: one commit replaces the rows of these messages in the table by what today's declaration and suite make of
+   the messages in bronze.
+4. *quarantine*: one commit replaces them in quarantine.
+5. *newest*: tables that keep the newest rows of the table are made again.
 
-Steps 4 to 6 give the same result however often they run. A job completes what is staged before it starts a flow. Views
+Steps 3 to 5 give the same result however often they run. A job completes what is staged before it starts a flow. Views
 follow the change data feed by themselves.
 """
 
@@ -36,6 +36,7 @@ from streaming.pipelines import Flow
 from streaming.reading import QUARANTINE, Reader
 from streaming.tables import Table, quoted, same
 from streaming.upkeep_log import Log, Request, Standing
+from streaming.views import newest
 from streaming.writing import judged, quarantined
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ __all__ = ["Upkeep", "selected"]
 
 _LOG: Final = "_upkeep"
 _MESSAGES: Final = "_upkeep_messages"
-_ROWS: Final = "_upkeep_rows"
 _BRONZE: Final = "bronze"
 _PLACE: Final = {
     "__topic": "topic", "partition": "partition", "ledger_id": "ledger", "entry_id": "entry", "batch_index": "index",
@@ -232,24 +232,24 @@ class Upkeep:
         ]
         with self._job.paused([flow.name for flow in (*flows, *newest)]):
             if request.state != "staged":
-                self._stage(request, flows)
-                self.log.add("staged", self._has(self._owner, request), id=request.id)
-                reach("upkeep.staged")
-            done = self._apply(request, flows[0])
+                self._store_messages(request, single=len(flows) == 1)
+            rows = self._rows(request, flows).persist()
+            try:
+                done = self._replace_all(request, flows, rows)
+            finally:
+                rows.unpersist()
             self._check(request)
             for flow in newest:
                 self._whole(flow)
             reach("upkeep.newest")
-        for staged in (_MESSAGES, _ROWS):
-            self._spark.sql(f"DELETE FROM {self._reader.table(staged).sql}").collect()
+        self._spark.sql(f"DELETE FROM {self._reader.table(_MESSAGES).sql}").collect()
         return f"{name}: {done}"
 
-    def _stage(self, request: Request, flows: Sequence[Flow]) -> None:
-        """Store the messages concerned, and the rows that they give now."""
+    def _store_messages(self, request: Request, *, single: bool) -> None:
+        """Store which messages are concerned. Raises ConfigError for a table that cannot be rebuilt."""
         from pyspark.sql import functions as F
 
-        bronze = self._reader.table(_BRONZE)
-        if not bronze.exists(self._spark):
+        if not self._reader.table(_BRONZE).exists(self._spark):
             raise ConfigError(
                 "there is no table bronze", remedy="name it in streaming.built_in and run the job"
             )
@@ -258,11 +258,15 @@ class Upkeep:
                 f"{request.table} has no column _position and cannot be rebuilt",
                 remedy="select it in the table's function; bronze needs no rebuild",
             )
-        own = F.lit(request.id).alias("request")
-        chosen = self._chosen(request, single=len(flows) == 1)
-        self._reader.table(_MESSAGES).overwrite(chosen.select(own, *_PLACE))
+        chosen = self._chosen(request, single=single)
+        self._reader.table(_MESSAGES).overwrite(chosen.select(F.lit(request.id).alias("request"), *_PLACE))
         reach("upkeep.messages")
-        stored = bronze.read(self._spark).join(self._staged(_MESSAGES, request), list(_PLACE), "left_semi")
+
+    def _rows(self, request: Request, flows: Sequence[Flow]) -> DataFrame:
+        """Return the rows that the messages give now, validated, with the name of their flow."""
+        from pyspark.sql import functions as F
+
+        stored = self._read(_BRONZE).join(self._messages(request), list(_PLACE), "left_semi")
         parts = []
         for flow in flows:
             rows, reader = self._batch(flow, stored)
@@ -270,17 +274,9 @@ class Upkeep:
                 raise ConfigError(
                     f"flow {flow.name!r} does not read messages", remedy="rebuild the table that it reads"
                 )
-            parts.append(self._judged(flow, reader, rows).withColumn("_flow", F.lit(flow.name)))
-        rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
-        empty = [f.name for f in rows.schema.fields if f.dataType.typeName() == "void"]  # Delta stores none
-        self._reader.table(_ROWS).overwrite(rows.drop(*empty).select(own, "*"))
-        reach("upkeep.rows")
-        each = _places(self._staged(_ROWS, request), "_flow").groupBy(*_PLACE)
-        if not each.agg(F.countDistinct("_flow").alias("n")).where("n > 1").isEmpty():
-            raise ConfigError(
-                f"flows into {request.table} share a message, and no column says which of them have taken it",
-                remedy="make one flow of them",
-            )
+            batches = self._job.batches(flow, reader)
+            parts.append(judged(rows, batches.declared, batches.suite).withColumn("_flow", F.lit(flow.name)))
+        return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
     def _chosen(self, request: Request, *, single: bool) -> DataFrame:
         """Return the messages of bronze that are meant, of those that the flow has taken."""
@@ -311,13 +307,22 @@ class Upkeep:
             there = named.unionByName(there.join(its, place, "left_semi"))
         return there.select(*_PLACE).distinct()
 
-    def _apply(self, request: Request, flow: Flow) -> str:
-        """Replace the rows of the stored messages by the stored rows; a second time changes nothing."""
+    def _replace_all(self, request: Request, flows: Sequence[Flow], rows: DataFrame) -> str:
+        """Replace the rows of the messages in the table and in quarantine; a second time changes nothing."""
         from pyspark.sql import functions as F
 
-        batches = self._job.batches(flow, self._reader)
-        rows, messages = self._staged(_ROWS, request).drop("_flow"), self._staged(_MESSAGES, request)
+        each = _places(rows, "_flow").groupBy(*_PLACE).agg(F.countDistinct("_flow").alias("n"))
+        if len(flows) > 1 and not each.where("n > 1").isEmpty():
+            raise ConfigError(
+                f"flows into {request.table} share a message, and no column says which of them have taken it",
+                remedy="make one flow of them",
+            )
+        batches, messages = self._job.batches(flows[0], self._reader), self._messages(request)
+        rows = rows.drop("_flow")
         batches.evolve(rows)
+        if request.state != "staged":
+            self.log.add("staged", self._has(self._owner, request), id=request.id)
+            reach("upkeep.staged")
         if "_failed_rules" not in rows.columns:
             rows = rows.withColumn("_failed_rules", F.array().cast("array<string>"))
         bad = quarantined(rows.where("size(_failed_rules) > 0"), batches.declared)
@@ -355,30 +360,11 @@ class Upkeep:
 
     def _whole(self, flow: Flow) -> None:
         """Make all rows of a view, or of a table that keeps the newest rows, again, in one commit."""
-        from pyspark.sql import functions as F
-
         rows, table = self._batch(flow, None)[0], self._reader.table(flow.target)
-        names = [name for name in table.read(self._spark).columns if name in rows.columns]
-        rows = rows.select(*map(quoted, names))
         if flow.kind == "cdc":
-            newest = F.max_by(F.struct("*"), F.expr(flow.sequence_by or "")).alias("_newest")
-            rows = (
-                rows.where(f"({flow.sequence_by}) IS NOT NULL").groupBy(*map(quoted, flow.keys)).agg(newest)
-            )
-            rows = rows.select("_newest.*")
-        every, rest = [quoted(n) for n in names], [quoted(n) for n in names if n not in flow.keys]
-        differs = " OR ".join(f"NOT (t.{name} <=> s.{name})" for name in rest) or "false"
-        self._spark.sql(
-            f"MERGE INTO {table.sql} t USING {{rows}} s ON {same(flow.keys)} "
-            f"WHEN MATCHED AND ({differs}) THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in every)} "
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(every)}) VALUES ({', '.join('s.' + n for n in every)}) "
-            "WHEN NOT MATCHED BY SOURCE THEN DELETE",
-            rows=rows,
-        ).collect()
-
-    def _judged(self, flow: Flow, reader: Reader, rows: DataFrame) -> DataFrame:
-        batches = self._job.batches(flow, reader)
-        return judged(rows, batches.declared, batches.suite)
+            rows = newest(rows, flow.keys, flow.sequence_by or "")
+        names = [quoted(name) for name in table.read(self._spark).columns if name in rows.columns]
+        table.merge(rows.select(*names), flow.keys, complete=True)
 
     def _batch(self, flow: Flow, stored: DataFrame | None) -> tuple[DataFrame, Reader]:
         """Return what a flow gives of stored messages and of tables, as a batch, and what it read that by."""
@@ -390,9 +376,9 @@ class Upkeep:
     def _read(self, name: str) -> DataFrame:
         return self._reader.table(name).read(self._spark)
 
-    def _staged(self, name: str, request: Request) -> DataFrame:
-        """Return the stored rows of this request and of no other."""
-        return self._read(name).where(f"request = '{request.id}'").drop("request")
+    def _messages(self, request: Request) -> DataFrame:
+        """Return the messages that are stored for this request."""
+        return self._read(_MESSAGES).where(f"request = '{request.id}'").drop("request")
 
     # --- deletion of a device, optimise -----------------------------------------------------------------------
 
@@ -407,7 +393,7 @@ class Upkeep:
             deleted = self._delete(str(request.arguments["device"]))
             if request.arguments.get("vacuum"):
                 self._job.drain()  # views have read the deletions: the files may go
-                for name, table in self._tables(_MESSAGES, _ROWS).items():
+                for name, table in self._tables(_MESSAGES).items():
                     if name != _LOG:  # others read it now
                         self._vacuum(table, " RETAIN 0 HOURS")
                         reach("upkeep.vacuumed")

@@ -7,13 +7,12 @@ changed rows names the keys concerned; what it gives of the table now, for these
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.killpoints import reach
 from streaming.pipelines import Flow
-from streaming.tables import Table, quoted, same
+from streaming.tables import GONE, Table, quoted, same
 from streaming.writing import quarantined
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from streaming.reading import Reader
     from streaming.suites import Suite
 
-__all__ = ["NewestBatches", "ViewBatches"]
+__all__ = ["NewestBatches", "ViewBatches", "newest"]
 
 
 @dataclass
@@ -59,17 +58,18 @@ class ViewBatches:
                 .join(F.broadcast(touched).alias("k"), F.expr(same(keys, "s", "k")), "left_semi")
             )
             now = self._passed(now)
-            columns = [c for c in now.columns if c != "_there"]
             found = touched.alias("k").join(
-                now.withColumn("_there", F.lit(True)).alias("s"), F.expr(same(keys, "k", "s")), "left"
+                now.withColumn(GONE, F.lit(False)).alias("s"), F.expr(same(keys, "k", "s")), "left"
             )
-            rest = [c for c in columns if c not in keys]
-            kept = found.select(
-                *(F.col(f"k.{quoted(k)}") for k in keys),
-                *(F.col(f"s.{quoted(c)}") for c in rest),
-                F.expr("s._there").alias("_there"),
+            rest = [c for c in now.columns if c not in keys]
+            self.table.merge(
+                found.select(
+                    *(F.col(f"k.{quoted(k)}") for k in keys),
+                    *(F.col(f"s.{quoted(c)}") for c in rest),
+                    F.coalesce(F.col(GONE), F.lit(True)).alias(GONE),
+                ),
+                keys,
             )
-            self._merge(kept, columns)
             reach("view.merged")
         finally:
             touched.unpersist()
@@ -128,20 +128,6 @@ class ViewBatches:
             whole = whole.alias("s").join(near, F.expr(same(plain, "s", "k")), "left_semi")
         return whole
 
-    def _merge(self, rows: DataFrame, columns: Sequence[str]) -> None:
-        names = [quoted(c) for c in columns]
-        rest = [quoted(c) for c in columns if c not in self.flow.keys]
-        differs = " OR ".join(f"NOT (t.{n} <=> s.{n})" for n in rest) or "false"
-        sets = ", ".join(f"t.{n} = s.{n}" for n in rest)
-        rows.sparkSession.sql(
-            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(self.flow.keys)} "
-            f"WHEN MATCHED AND s._there IS NULL THEN DELETE "
-            + (f"WHEN MATCHED AND ({differs}) THEN UPDATE SET {sets} " if rest else "")
-            + f"WHEN NOT MATCHED AND s._there THEN INSERT ({', '.join(names)}) "
-            f"VALUES ({', '.join('s.' + n for n in names)})",
-            rows=rows,
-        ).collect()
-
 
 @dataclass
 class NewestBatches:
@@ -156,22 +142,20 @@ class NewestBatches:
         from pyspark.sql import functions as F
 
         known = self.table.read(batch.sparkSession)
-        names = [c for c in known.columns if c in batch.columns]
-        keys = [quoted(k) for k in self.keys]
-        rows = batch.where(F.expr(f"({self.sequence_by}) IS NOT NULL")).select(*map(quoted, names))
+        names = [quoted(c) for c in known.columns if c in batch.columns]
+        rows = batch.select(*names)
         # With what is there already: whatever the sequence is, it is compared by one expression, in one place.
-        there = known.select(*map(quoted, names)).join(
-            F.broadcast(rows.select(*keys).distinct()), list(self.keys), "left_semi"
+        there = known.select(*names).join(
+            F.broadcast(rows.select(*map(quoted, self.keys)).distinct()), list(self.keys), "left_semi"
         )
-        newest = F.max_by(F.struct(*map(quoted, names)), F.expr(self.sequence_by)).alias("_newest")
-        rows = rows.unionByName(there).groupBy(*keys).agg(newest).select("_newest.*")
-        rest = [quoted(n) for n in names if n not in self.keys]
-        every = [quoted(n) for n in names]
-        rows.sparkSession.sql(
-            f"MERGE INTO {self.table.sql} t USING {{rows}} s ON {same(self.keys)} "
-            f"WHEN MATCHED AND ({' OR '.join(f'NOT (t.{n} <=> s.{n})' for n in rest)}) "
-            f"THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in rest)} "
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(every)}) VALUES ({', '.join('s.' + n for n in every)})",
-            rows=rows,
-        ).collect()
+        self.table.merge(newest(rows.unionByName(there), self.keys, self.sequence_by), self.keys)
         reach("newest.merged")
+
+
+def newest(rows: DataFrame, keys: tuple[str, ...], sequence_by: str) -> DataFrame:
+    """Return of each key the row with the greatest sequence; a row without one is left out."""
+    from pyspark.sql import functions as F
+
+    row = F.max_by(F.struct("*"), F.expr(sequence_by)).alias("_newest")
+    found = rows.where(f"({sequence_by}) IS NOT NULL").groupBy(*map(quoted, keys)).agg(row)
+    return found.select("_newest.*")

@@ -16,6 +16,7 @@ before, by other rules perhaps, puts into quarantine whatever of it is not in th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,8 @@ NO_KEY: Final = "no_key"
 """Rule that a row fails when a column of its table's keys is null."""
 EARLIER: Final = "earlier_rules"
 """Rule of a row that an earlier run of the batch, by the rules of then, left out of the table."""
+_NO_ORDER: Final = re.compile("map<|variant")
+"""Types whose values Spark does not compare."""
 _MOST_DAYS: Final = 64
 """Days of a batch's times that are looked for one by one; beyond, from the first to the last."""
 
@@ -217,10 +220,21 @@ class TableBatches:
 
         there = self.table.read(judged.sparkSession)
         keys = list(self.declared.keys)
-        by = ["_position"] if "_position" in judged.columns else keys
-        by = by or [n for n in judged.columns if n in there.columns and n != "_warnings"]
+        place = "_position" in judged.columns
+        if place and judged.groupBy("_position").count().where("count > 1").isEmpty():
+            by = ["_position"]
+        elif keys and not place:
+            by = keys
+        else:  # a message of several rows that nothing else tells apart
+            by = [
+                n
+                for n, kind in there.dtypes
+                if n in judged.columns
+                and n not in ("_warnings", "_rescued_data")
+                and not _NO_ORDER.search(kind)
+            ]
         its = there
-        if by == ["_position"]:
+        if place:
             ends = judged.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
             if ends is not None and ends[0] is not None:  # literals let Delta skip files
                 its = there.where(F.col("_position.ledger").between(*ends))

@@ -115,12 +115,18 @@ class StreamingSettings(Section):
     restart_budget: int = Field(
         10,
         ge=0,
-        description="Most restarts of a failed flow within ``restart_window_s``; then its failure ends the job.",
+        description="Most restarts of a failed flow within ``restart_window_s``; then its failure ends the job. A server "
+        "that does not answer counts only with --available-now.",
     )
     restart_window_s: float = Field(
         600.0, gt=0, description="Time in which restarts are counted, in seconds."
     )
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
+    spark_log: Path = Field(
+        Path("build/spark.log"),
+        description="File for what Spark and its Python workers print, where the driver runs on this machine; at 10 MiB "
+        "it becomes <file>.1.",
+    )
     driver_memory: str = Field(
         "2g",
         pattern=r"^[1-9][0-9]*[kmgKMG]$",

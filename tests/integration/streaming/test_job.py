@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from bridge import contract
 from bridge.local.ports import free_ports
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
+from sources.subscriptions import held_topics
 from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import patient, poll_for
@@ -33,6 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RULES = {"alerts": [{"name": "hot", "metric": "temperature", "kind": "above", "limit": 30}]}
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d \[(info|warning) ")
 LEAVES = 5
 """Fields of a message: its id, temperature, humidity, battery and last_seen."""
 SUITE = {
@@ -54,7 +57,11 @@ class Driver:
 
     def __init__(self, pulsar: PulsarSettings, folder: Path) -> None:
         self.pulsar, self.folder = pulsar, folder
-        self.root, self.log = folder / "lakehouse", folder / "driver.log"
+        self.root, self.log, self.spark_log = (
+            folder / "lakehouse",
+            folder / "driver.log",
+            folder / "spark.log",
+        )
         (port,) = free_ports(1)
         self.endpoint = Endpoint(port)
         project = folder / "gx"
@@ -70,6 +77,7 @@ class Driver:
             "metrics": {"port": port},
             "streaming": {
                 "root": str(self.root),
+                "spark_log": str(self.spark_log),
                 "topics": ["climate"],
                 "modules": [str(EXAMPLES / "climate.py"), str(EXAMPLES / "hourly.py")],
                 "expectations": str(folder),
@@ -211,7 +219,10 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     assert commands(namespaces).keys() == {row["command_id"] for row in alerts}
     assert sum(row["readings"] for row in driver.rows("hourly")) == 3 * len(sent)
     assert driver.rows("quarantine") == []
-    assert "StackOverflowError" not in driver.log.read_text()
+    assert "StackOverflowError" not in driver.log.read_text() + driver.spark_log.read_text()
+    assert "TransformWithStateInPandas Python worker" in driver.spark_log.read_text()
+    others = [line for line in driver.log.read_text().splitlines() if not LOG_LINE.match(line)]
+    assert others == [], "the console has the job's own log alone"
 
 
 @pytest.mark.long
@@ -227,6 +238,11 @@ def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(
     assert {name: len(rows) for name, rows in found.items()} == {
         "bronze": 50, "readings": 50 * LEAVES, "climate": 50, "hourly": 3, "alerts": 5,
     }  # fmt: skip
+    with PulsarAdmin(namespaces) as admin:
+        held = held_topics(admin, [namespaces.readings_topic("climate")])
+    assert {of.subscription: (of.entries, of.committed) for of in held} == {
+        f"pulsebridge-{flow}": (0, True) for flow in ("bronze", "readings", "climate", "alerts")
+    }
     versions = {name: DeltaTable(str(driver.root / name)).version() for name in tables}
     assert driver.ended("--available-now") == 0, driver.log.read_text()
     assert {name: DeltaTable(str(driver.root / name)).version() for name in tables} == versions
@@ -245,8 +261,10 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
         ({"module": MODULE.format("", "dp.messages('a/+', fields='x intt')")}, "Spark refuses a decoding"),
         ({"module": MODULE.format("", "42")}, "returns int, which is no frame"),
         ({"rule": {"name": "hot", "table": "nothing", "kind": "sql", "condition": "true"}}, "'nothing'"),
+        ({"rule": {"name": "hot", "table": "climate", "kind": "sql", "condition": "wet > 3"}}, "`wet`"),
+        ({"rule": {"name": "hot", "table": "climate", "kind": "above", "column": "wet", "limit": 3}}, "wet"),
     ],
-    ids=["no file", "import", "suite", "schema", "fields", "no frame", "rule"],
+    ids=["no file", "import", "suite", "schema", "fields", "no frame", "rule", "condition", "column"],
 )
 def test_what_is_wrong_is_said_in_one_line_and_ends_it(
     driver: Driver, wrong: dict[str, Any], says: str
@@ -262,3 +280,17 @@ def test_what_is_wrong_is_said_in_one_line_and_ends_it(
     assert "Traceback" not in text, text
     said = [line for line in text.splitlines() if says in line]
     assert len(said) == 1, text
+
+
+def test_a_batch_that_cannot_be_written_ends_it_with_one_line(
+    driver: Driver, namespaces: PulsarSettings
+) -> None:
+    publish(namespaces, range(3))
+    (driver.folder / "mine.py").write_text(
+        MODULE.format("(schema_evolution='fail')", "dp.messages('#', fields='temperature double')"), "utf-8"
+    )
+    assert driver.ended("--only", "mine", modules=[str(driver.folder / "mine.py")]) == 1
+    (line,) = [text for text in driver.log.read_text().splitlines() if "error" in text]
+    assert "mine failed in batch 0: mine: a message has fields that the table does not know" in line
+    assert " — declare them, or set schema_evolution" in line
+    assert "Traceback" not in driver.log.read_text()

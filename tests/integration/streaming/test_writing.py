@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import TerminalError
+from bridge.killpoints import TABLE_KILL_POINTS
 from bridge.settings.tables import Decoding
 from streaming import pipelines as dp
 from streaming import writing
 from streaming.reading import Reader
+from tests.support import killed_batches
 from tests.support.pipelines import PipelineWorld
 from tests.support.source_messages import ARRIVAL, frame, sent
 
@@ -27,7 +30,7 @@ SOURCE = "n int, device string, value double, fault string, rescued string, pos 
 
 
 def declared(
-    *, limit: float = 1e9, keys: tuple[str, ...] = (), evolution: str = "rescue", position: bool = True
+    *, limit: float = 1e9, keys: tuple[str, ...] = (), evolution: str = "rescue", position: bool | str = True
 ) -> Callable[[], None]:
     """Declare a table of measurements; a value beyond the limit does not decode, for want of a suite."""
 
@@ -39,7 +42,7 @@ def declared(
             rows = dp.read_stream("source")
             place = F.struct(
                 F.lit("t").alias("topic"), F.lit(0).alias("partition"), F.lit(1).cast("bigint").alias("ledger"),
-                F.col("pos").cast("bigint").alias("entry"), F.lit(0).alias("index"), F.lit(0).alias("element"),
+                (F.col("pos") / (2 if position == "shared" else 1)).cast("bigint").alias("entry"), F.lit(0).alias("index"), F.lit(0).alias("element"),
             )  # fmt: skip
             fault = F.when(F.col("value") > limit, F.lit("too much")).otherwise(F.col("fault"))
             found = rows.select(
@@ -71,12 +74,14 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
     assert world.counts == [("measured", 2, 1)]
 
 
-@pytest.mark.parametrize("position", [True, False], ids=["by position", "by row"])
+@pytest.mark.parametrize(
+    "position", [True, "shared", False], ids=["by position", "by shared position", "by row"]
+)
 @pytest.mark.parametrize("keys", [(), ("device", "n")], ids=["appended", "merged"])
 @pytest.mark.parametrize("step", ["table.judged", "table.written", "table.quarantined"])
 def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exactly_one_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, keys: tuple[str, ...],
-    position: bool,
+    position: bool | str,
 ) -> None:  # fmt: skip
     world = PipelineWorld(spark, tmp_path, restart_budget=0)
     world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
@@ -94,6 +99,35 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
     good = [n for (n,) in world.rows("measured", "n")]
     bad = [int(payload) for (payload,) in world.rows("quarantine", "payload")]
     assert sorted(good + bad) == list(range(10)), (good, bad)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "point", [*TABLE_KILL_POINTS, *(f"{p}:2" for p in TABLE_KILL_POINTS if p.startswith("table."))]
+)
+def test_h18_a_driver_killed_at_each_step_of_a_batch_goes_on_by_other_rules(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    rows = [(n, f"d{n % 3}", float(n)) for n in range(10)]
+    world.fill("source", rows, killed_batches.SOURCE)
+    killed_batches.killed_at(point, tmp_path, 6)  # ":2": in the table with keys
+    for more in ([], [(10, "d1", 1.0), (11, "d1", 11.0)], []):
+        if more:
+            world.fill("source", more, killed_batches.SOURCE)
+        world.run(killed_batches.declared(limit=3))
+    for name in ("appended", "keyed"):
+        good = [n for (n,) in world.rows(name, "n")]
+        bad = [
+            int(payload) for table, payload in world.rows("quarantine", "table", "payload") if table == name
+        ]
+        assert sorted(good + bad) == list(range(12)), name
+        assert {0, 1, 2, 3, 10} <= set(good), name
+        assert {7, 8, 9, 11} <= set(bad), name
+    by_device = Counter(device for (device,) in world.rows("appended", "device"))
+    assert world.rows("counted", "device", "n") == sorted(by_device.items())
+    latest = {device: n for n, device in sorted(world.rows("keyed", "n", "device"))}
+    assert world.rows("newest", "device", "n") == sorted(latest.items())
 
 
 def test_h17_of_rows_with_one_key_the_first_is_kept_however_late_the_others_come(
@@ -165,7 +199,9 @@ def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(
 ) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)
-    with pytest.raises(TerminalError, match="measured: a message has fields that the table does not know"):
+    with pytest.raises(
+        TerminalError, match="in batch 0: measured: a message has fields that the table does not know"
+    ):
         world.run(declared(evolution="fail"))
     assert world.rows("measured", "n") == []
     world.run(declared())
@@ -178,7 +214,8 @@ def test_too_many_bad_rows_stop_the_job_before_anything_of_the_batch_is_written(
     world = PipelineWorld(spark, tmp_path, on_bad_share="stop", bad_share_limit=0.2, bad_share_min_rows=5)
     world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
     with pytest.raises(
-        TerminalError, match=r"measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%"
+        TerminalError,
+        match=r"measured failed in batch 0: measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%",
     ):
         world.run(declared(limit=4))
     assert world.rows("measured", "n") == [] == world.rows("quarantine", "row")

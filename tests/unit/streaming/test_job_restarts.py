@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from structlog.testing import capture_logs
 from bridge.errors import TerminalError, TransientError
 from bridge.settings import Settings
 from streaming import pipelines as dp
-from streaming.failures import Cause
+from streaming.failures import Batches, Cause, cause_of
 from streaming.job import Job
 from streaming.pipelines import Flow
 
@@ -59,6 +61,48 @@ def test_a_worker_that_is_late_on_a_busy_machine_ends_no_driver_and_another_fail
         job._failed("t", Cause("the disk is full", terminal=False))
 
 
-def test_what_cannot_be_helped_ends_the_job_at_once(job: _Waiting) -> None:
-    with pytest.raises(TerminalError, match="t failed: too many bad rows"):
-        job._failed("t", Cause("too many bad rows", terminal=True))
+def test_what_cannot_be_helped_ends_the_job_at_once_with_table_batch_and_remedy(job: _Waiting) -> None:
+    cause = Cause("too many bad rows", terminal=True, remedy="correct the suite", where=" in batch 7")
+    with pytest.raises(TerminalError) as caught:
+        job._failed("t", cause)
+    assert str(caught.value) == "t failed in batch 7: too many bad rows — correct the suite"
+
+
+def test_a_server_that_is_away_for_hours_ends_no_job_but_one_that_is_to_end_by_itself(job: _Waiting) -> None:
+    away = Cause("the broker does not answer", terminal=False, transient=True)
+    for _ in range(5 * job.settings.streaming.restart_budget):
+        job._failed("t", away)
+    job._available_now, job._failures = True, {}
+    for _ in range(job.settings.streaming.restart_budget):
+        job._failed("t", away)
+    with pytest.raises(TerminalError, match="t failed: the broker does not answer"):
+        job._failed("t", away)
+
+
+def _traceback(raise_it: Any) -> str:
+    """Return what Spark has of an error in a batch: its own words and the traceback of Python."""
+    try:
+        Batches(raise_it)(None, 12)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 whatever is raised
+        return f"[STREAM_FAILED] Query [id = 1] terminated with exception:\n{traceback.format_exc()}"
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (TransientError("no answer"), Cause("no answer", False, transient=True, where=" in batch 12")),
+        (TerminalError("wrong", remedy="fix"), Cause("wrong", True, "fix", where=" in batch 12")),
+        (ValueError("of a user"), Cause("ValueError: of a user", False, where=" in batch 12")),
+    ],
+)
+def test_the_cause_of_a_failed_batch_names_the_batch(error: Exception, cause: Cause) -> None:
+    def raise_it(_: object, __: int) -> None:
+        raise error
+
+    assert cause_of(_traceback(raise_it)) == cause
+
+
+def test_an_error_outside_of_a_batch_names_the_batch_before_it() -> None:
+    found = cause_of("java.lang.IllegalStateException: x", SimpleNamespace(batchId=3))
+    assert found == Cause("java.lang.IllegalStateException: x", False, where=" after batch 3")
