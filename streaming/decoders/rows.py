@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 from bridge.settings.tables import Decoding
 from bridge.topic_templates import Filter
 from streaming.decoders.sql import by_number, captured
+from streaming.decoders.times import as_timestamp, words_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ARRIVAL", "POSITION", "captures", "device", "message_columns", "row_id"]
+__all__ = ["ARRIVAL", "POSITION", "captures", "device", "message_columns", "row_id", "time_columns"]
 
 POSITION: Final = (
     "named_struct('topic', __topic, 'partition', partition, 'ledger', ledger_id, 'entry', entry_id, "
@@ -51,3 +52,10 @@ def row_id(given: str, shared: str) -> str:
     place = f"concat_ws(':', ledger_id, entry_id, batch_index), {element}"
     own = f"concat({given}, CASE WHEN {shared} THEN {element} ELSE '' END)"
     return f"coalesce({own}, concat({place}))"
+
+
+def time_columns(decodings: Sequence[Decoding]) -> tuple[str, str]:
+    """Return the time that the text ``_time`` says, and what is wrong with it where that, as ``_read``, is null."""
+    times = by_number([as_timestamp("_time", one.time_unit, one.time_zone) for one in decodings])
+    words = by_number([words_for("_time", one.time_unit) for one in decodings])
+    return times, f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {words} END"
