@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bridge.discovery.proposing import propose
+from bridge.discovery.tree import TopicTree
 from bridge.settings import Settings
 from bridge.settings.presets import load_preset
 from streaming.reading import Reader
@@ -213,3 +215,40 @@ def test_the_things_stack(spark: SparkSession) -> None:
     assert row["_id"] == "as:up:01E0WZGT6Y7657CPFPE5WEYDSQ"
     assert (row["_rescued_data"], row["_fault"]) == (None, None)
     assert at(row) == datetime(2020, 2, 12, 15, 15, 45, 787_000, tzinfo=timezone.utc)
+
+
+def test_the_table_that_discovery_proposes_takes_all_that_it_saw(spark: SparkSession) -> None:
+    words = (
+        "interval",
+        "order",
+        "struct",
+        "timestamp",
+        "array",
+        "map",
+        "select",
+        "value",
+        "partition",
+        "null",
+        "time",
+        "payload",
+    )
+    bodies: list[dict[str, Any]] = [
+        {word: n for n, word in enumerate(words)}, {"a b": 1, "a`b": {"x": 1.5}, "ünit": "C", "1st": True, "_id": 7, "device": "d"},
+        {"s": {"in": 1, "y": [{"k": 1}, {"k": 2.5}]}, "odd": {"x y": [1]}, "mixed": 1}, {"mixed": {"deep": [1]}, "list": [[1], [2]]},
+        {"ts": "2026-01-01T00:00:00Z", "at": {"lat": 1}, "none": None, "empty": {}},
+    ]  # fmt: skip
+    tree = TopicTree()
+    for n, body in enumerate(bodies * 2):
+        tree.add(f"plant/press-{n}/m{n % 2}", json.dumps(body).encode())
+    (table,) = propose(tree, {}).tables
+    messages = [SentMessage(n, json.dumps(body).encode(), f"plant/p/m{n}") for n, body in enumerate(bodies)]
+    rows = Reader(spark, Settings(), stored=frame(spark, messages)).decoded(table.decoding).collect()
+    rows.sort(key=lambda row: row["_position"]["entry"])
+    assert [(row["_fault"], row["_rescued_data"]) for row in rows[:4]] == [(None, None)] * 4
+    assert (rows[0]["interval"], rows[1]["field_a_b"], rows[1]["payload_device"], rows[1]["field_id"]) == (
+        0,
+        1,
+        "d",
+        7,
+    )
+    assert (rows[2]["s"]["in"], rows[2]["s"]["y"][1]["k"], rows[3]["mixed"]) == (1, 2.5, '{"deep":[1]}')
