@@ -73,7 +73,7 @@ class Fields:
             known = {name.lower(): name for name in self.below}
             for name, one in list(value.items())[:_MOST]:
                 kept = known.get(name.lower())
-                if kept is None and 0 < len(name) <= _LONGEST and len(self.below) < _MOST and room.take():
+                if kept is None and _is_kept(name) and len(self.below) < _MOST and room.take():
                     kept = known[name.lower()] = name
                     self.below[name] = Fields()
                 if kept == name:
@@ -138,6 +138,10 @@ class Fields:
         else:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             self.iso = self.iso and number and _EPOCH[0] <= abs(value) <= _EPOCH[1]
+
+
+def _is_kept(name: str) -> bool:
+    return 0 < len(name) <= _LONGEST and name.isprintable()
 
 
 def _kind(value: Any) -> str:

@@ -105,8 +105,8 @@ def meter(payload, message):
     if payload == b"hello":
         return None
     return [
-        {"register": pair[:2], "count": int(pair[2:], 16), "plant": message.captures["plant"],
-         "of": message.topic, "since": (message.arrival_time.year, message.device)}
+        {"register": pair[:2], "count": int(pair[2:], 16), "at": message.captures["plant"], "of": message.topic,
+         "since": (message.arrival_time.year, message.device)}
         for pair in payload.decode().split()
     ]
 
@@ -115,7 +115,7 @@ def meter(payload, message):
 def meters():
     return dp.messages(
         "meters/+plant/+device", format="python", function=meter,
-        fields="register string, count bigint, plant string",
+        fields="register string, count bigint, at string",
     )
 '''
 
@@ -162,8 +162,8 @@ def test_walk_b_typed_tables_by_examples_presets_and_a_decoder_of_ones_own(
     assert (row["temperature"], row["dew_point"], row["event_time"].isoformat()[:19]) == (
         22.6, 5.0, "2026-03-02T17:25:03",
     )  # fmt: skip
-    assert [(row["register"], row["count"], row["plant"]) for row in way.rows("meters")] == [
-        ("01", 16, "north"), ("02", 255, "north"),
+    assert [(row["register"], row["count"], row["plant"], row["at"]) for row in way.rows("meters")] == [
+        ("01", 16, "north", "north"), ("02", 255, "north", "north"),
     ]  # fmt: skip
 
     readings = way.rows("readings")
