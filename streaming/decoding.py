@@ -20,8 +20,18 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, p
 from bridge.topic_templates import Filter
 from streaming.decoders.fields import MAP, JsonFields, TextFields, ddl_of
 from streaming.decoders.message import Message
-from streaming.decoders.places import Path, said, top_names
-from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id, time_columns
+from streaming.decoders.rows import (
+    ARRIVAL,
+    POSITION,
+    Path,
+    captures,
+    device,
+    message_columns,
+    row_id,
+    said,
+    time_columns,
+    top_names,
+)
 from streaming.decoders.sql import by_number, json_path, literal, matches, quoted
 from streaming.decoders.times import in_known_zone
 from streaming.decoders.unpacking import needs_python, unpack_rows, with_descriptor

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Final, Literal
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding
 from streaming.decoders.fields import MAP, TextFields
-from streaming.decoders.places import Path, metric_of, said
-from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id, time_columns
+from streaming.decoders.rows import (
+    ARRIVAL,
+    POSITION,
+    Path,
+    captures,
+    device,
+    message_columns,
+    metric_of,
+    row_id,
+    said,
+    time_columns,
+)
 from streaming.decoders.sql import by_number, json_path, literal, quoted
 from streaming.decoders.times import in_known_zone
 

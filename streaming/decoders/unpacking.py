@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Unpacked", "needs_python", "unpack_rows", "unpacker", "with_descriptor"]
 
-_ADDED: Final = "_body binary, _document string, _broken string"
+_ADDED: Final = (("_body", "binary"), ("_document", "string"), ("_broken", "string"))
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _ASKED_ROWS: Final = 256
 _ASKED_BYTES: Final = 2 * 1024 * 1024
@@ -220,8 +220,8 @@ def _package(name: str) -> Any:
         ) from e
 
 
-_Recipe = Sequence[tuple[Mapping[str, Any], bytes | None]]
-"""What executors get of decodings: their settings, and their functions."""
+_Recipe = Sequence[tuple[Decoding, bytes | None]]
+"""What executors get: decodings, and the code of their functions."""
 
 
 def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
@@ -239,26 +239,16 @@ def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
 
     dumps: Any = cloudpickle.dumps
     # A function of a module that was loaded from its file goes along by its code.
-    recipe: _Recipe = [
-        (
-            one.model_dump(mode="json", exclude_defaults=True),
-            dumps(_function(one)) if one.format == "python" else None,
-        )
-        for one in decodings
-    ]
-    schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _added())).schema
+    recipe = [(one, dumps(_function(one)) if one.format == "python" else None) for one in decodings]
+    schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _ADDED)).schema
     return rows.mapInArrow(functools.partial(_unpack_batches, recipe), schema)
-
-
-def _added() -> list[tuple[str, str]]:
-    return [(name, kind) for name, _, kind in (one.partition(" ") for one in _ADDED.split(", "))]
 
 
 _of_worker: tuple[object, DecoderProcess] | None = None
 """A Python worker of Spark works for one task after the other, mostly of one query; the process stays with it."""
 
 
-def _process_of(recipe: _Recipe, decodings: Sequence[Decoding]) -> DecoderProcess:
+def _process_of(recipe: _Recipe) -> DecoderProcess:
     global _of_worker
     if _of_worker is not None:
         known, process = _of_worker
@@ -268,9 +258,9 @@ def _process_of(recipe: _Recipe, decodings: Sequence[Decoding]) -> DecoderProces
     process = DecoderProcess(
         {
             n: unpacker(one, None if code is None else pickle.loads(code))
-            for n, (one, (_, code)) in enumerate(zip(decodings, recipe, strict=True))
+            for n, (one, code) in enumerate(recipe)
         },
-        {n: Limits(one.max_seconds, one.max_memory_mb) for n, one in enumerate(decodings)},
+        {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(recipe)},
     )
     _of_worker = recipe, process
     return process
@@ -278,9 +268,8 @@ def _process_of(recipe: _Recipe, decodings: Sequence[Decoding]) -> DecoderProces
 
 def _unpack_batches(recipe: _Recipe, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Called by Spark on an executor for a partition. Gives more batches than it takes, as small payloads grow."""
-    decodings = [Decoding.model_validate(one) for one, _ in recipe]
-    process = _process_of(recipe, decodings)
-    filters = [Filter.parse(one.filter) for one in decodings]
+    process = _process_of(recipe)
+    filters = [Filter.parse(one.filter) for one, _ in recipe]
     for batch in batches:
         found: list[Unpacked] = []
         size = start = 0
@@ -325,5 +314,5 @@ def _with(batch: pa.RecordBatch, found: Sequence[Unpacked]) -> pa.RecordBatch:
         pa.array([one.fault for one in found], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(
-        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _added())]
+        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _ADDED)]
     )
