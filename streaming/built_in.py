@@ -34,8 +34,11 @@ def _bronze(settings: Settings) -> None:
 
 
 def _readings(settings: Settings) -> None:
+    from bridge.settings.presets import declared_readings
+
+    decodings = declared_readings(settings)
     # Only what carries an id of its own can come twice under one.
-    with_ids = any(rule.reading_id for rule in settings.ingest.all_rules)
+    with_ids = any(rule.reading_id for rule in settings.ingest.all_rules) or any(one.id for one in decodings)
 
     @dp.table(
         comment="What devices say, a row for each field of a payload",
@@ -43,7 +46,7 @@ def _readings(settings: Settings) -> None:
         keys=["device", "_id", "metric", "event_time"] if with_ids else [],
     )
     def readings() -> DataFrame:
-        return dp.messages("#", format="json")
+        return dp.decoded(decodings)
 
 
 def _gold(settings: Settings) -> None:

@@ -20,10 +20,20 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, p
 from bridge.topic_templates import Filter
 from streaming.decoders.fields import MAP, JsonFields, TextFields, ddl_of
 from streaming.decoders.message import Message
-from streaming.decoders.places import Path, said, top_names
-from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id
+from streaming.decoders.rows import (
+    ARRIVAL,
+    POSITION,
+    Path,
+    captures,
+    device,
+    message_columns,
+    row_id,
+    said,
+    time_columns,
+    top_names,
+)
 from streaming.decoders.sql import by_number, json_path, literal, matches, quoted
-from streaming.decoders.times import as_timestamp, words_for
+from streaming.decoders.times import in_known_zone
 from streaming.decoders.unpacking import needs_python, unpack_rows, with_descriptor
 from streaming.readings import long_rows
 
@@ -63,17 +73,15 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     """
     from pyspark.errors import PySparkException
 
-    problem = filter_problem(decodings) if decodings else "no decoding is given"
-    if problem is None and len({one.fields is None for one in decodings}) > 1:
+    giving = [with_descriptor(one) for one in decodings if one.format != "none"]
+    problem = filter_problem(decodings) if giving else "no decoding is given"
+    if problem is None and len({one.fields is None for one in giving}) > 1:
         problem = "decodings with fields and without cannot fill one table"
     if problem is not None:
         raise ConfigError(problem, remedy="correct the table's decoding")
-    decodings = [with_descriptor(one) for one in decodings]
     try:
-        if decodings[0].fields is None:
-            found = long_rows(documents(messages, decodings), decodings, rules)
-        else:
-            found = _typed_rows(documents(messages, decodings), decodings, rules)
+        rows = documents(taken(messages, decodings), giving)
+        found = (long_rows if giving[0].fields is None else _typed_rows)(rows, giving, rules)
         found.schema  # noqa: B018 — Spark Connect analyses when it is asked
     except PySparkException as e:
         first = str(e).strip().splitlines()[0]
@@ -86,14 +94,21 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
 # --- messages into documents ---
 
 
-def documents(messages: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
-    """Return the messages that are taken, a row for each document: ``_n`` says of which decoding it is.
+def taken(messages: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
+    """Return the messages that give rows; ``_n`` is the number of their decoding among those that do."""
+    cases, number = "", 0
+    for one in decodings:
+        reads = one.format != "none"
+        cases += f" WHEN {matches(Filter.parse(one.filter))} THEN {number if reads else 'NULL'}"
+        number += reads
+    return messages.selectExpr("*", f"CASE{cases} END AS _n").where("_n IS NOT NULL")
+
+
+def documents(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
+    """Return messages with the number ``_n`` of their decoding, a row for each document.
 
     ``_text`` is the document, ``_whole`` that of the message around it, ``_element`` its place, ``_fault`` what is wrong.
     """
-    filters = [Filter.parse(one.filter) for one in decodings]
-    which = " ".join(f"WHEN {matches(of)} THEN {n}" for n, of in enumerate(filters))
-    rows = messages.selectExpr("*", f"CASE {which} END AS _n").where("_n IS NOT NULL")
     if any(map(needs_python, decodings)):
         rows = unpack_rows(rows, decodings)
     else:
@@ -236,8 +251,8 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
         for n, one in enumerate(decodings)
     ]
     rows = rows.selectExpr("*", *(f"{one.here(one.fields.parsed('_text'))} AS {one.parsed}" for one in typed))
-    taken = by_number([one.fields.all_taken(one.parsed, "_text") for one in typed])
-    rows = rows.selectExpr("*", f"{taken} AS _taken")
+    whole = by_number([one.fields.all_taken(one.parsed, "_text") for one in typed])
+    rows = rows.selectExpr("*", f"{whole} AS _taken")
     is_text = [isinstance(one.fields, TextFields) for one in typed]
     again = by_number(["CAST(NULL AS VARIANT)" if text else _AGAIN for text in is_text])
     rows = rows.selectExpr("*", f"CASE WHEN NOT _taken AND _fault IS NULL THEN {again} END AS _again")
@@ -313,10 +328,12 @@ def _finished(rows: DataFrame, typed: Sequence[_Typed], more: Sequence[str]) -> 
             found.append(f"_columns{one.n}.{quoted(name)}" if name in own else none)
         return f"{by_number(found)} AS {quoted(name)}"
 
-    times = [as_timestamp(f"_time{t.n}", t.decoding.time_unit, t.decoding.time_zone) for t in typed]
-    read = by_number([f"coalesce(_given{t.n}, {time})" for t, time in zip(typed, times, strict=True)])
-    rows = rows.selectExpr("*", f"{read} AS _read", f"{by_number([f'_time{t.n}' for t in typed])} AS _time")
-    unread = f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {by_number([words_for('_time', t.decoding.time_unit) for t in typed])} END"
+    known = by_number([in_known_zone(f"_time{t.n}", t.decoding.time_zone) for t in typed])
+    rows = rows.selectExpr("*", f"{known} AS _time")
+    found_time, unread = time_columns([t.decoding for t in typed])
+    rows = rows.selectExpr(
+        "*", f"coalesce({by_number([f'_given{t.n}' for t in typed])}, {found_time}) AS _read"
+    )
     return rows.selectExpr(
         "device",
         *map(quoted, more),

@@ -43,10 +43,7 @@ def pipeline_of(settings: Settings) -> dp.Pipeline:
 
 def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:
     def rows() -> DataFrame:
-        from streaming.pipelines import _reader
-
-        found: DataFrame = _reader().decoded(table.decoding)
-        return found
+        return dp.decoded(table.decoding)
 
     # A row without an id of its own is known by its place in Pulsar, of which there is one: nothing is looked up.
     said = [one for one in table.decoding if one.id is not None] or any(r.reading_id for r in rules)

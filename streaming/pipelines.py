@@ -22,6 +22,8 @@ from bridge.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from bridge.settings.tables import Decoding
+
 __all__ = [
     "Declared",
     "Flow",
@@ -31,6 +33,7 @@ __all__ = [
     "create_auto_cdc_flow",
     "create_streaming_table",
     "declaring",
+    "decoded",
     "materialized_view",
     "messages",
     "read",
@@ -392,6 +395,12 @@ def messages(filter: str = "#", **declared: Any) -> DataFrame:
     declaration that will not do.
     """
     found: DataFrame = _reader().messages(filter, declared)
+    return found
+
+
+def decoded(decodings: Sequence[Decoding]) -> DataFrame:
+    """Return the stream of the messages of several declarations, each decoded by the first whose filter matches."""
+    found: DataFrame = _reader().decoded(decodings)
     return found
 
 

@@ -122,6 +122,11 @@ class Reader:
 
         from streaming.decoding import decoded
 
+        zone = self.settings.streaming.time_zone
+        decodings = [
+            one if one.time_zone or not zone else one.model_copy(update={"time_zone": zone})
+            for one in decodings
+        ]
         rows = self._source(*(one.filter for one in decodings))
         skew = f"make_dt_interval(0, 0, 0, CAST({self.settings.streaming.clock_skew_s} AS DECIMAL(18, 6)))"
         # Ingest's clock may be ahead as well (H45).

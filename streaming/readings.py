@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Final, Literal
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding
 from streaming.decoders.fields import MAP, TextFields
-from streaming.decoders.places import Path, metric_of, said
-from streaming.decoders.rows import ARRIVAL, POSITION, captures, device, message_columns, row_id
+from streaming.decoders.rows import (
+    ARRIVAL,
+    POSITION,
+    Path,
+    captures,
+    device,
+    message_columns,
+    metric_of,
+    row_id,
+    said,
+    time_columns,
+)
 from streaming.decoders.sql import by_number, json_path, literal, quoted
-from streaming.decoders.times import as_timestamp, words_for
+from streaming.decoders.times import in_known_zone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["READINGS", "long_rows"]
 
 READINGS: Final = Decoding(filter="#")
-"""How the table ``readings`` takes every message."""
+"""How the table ``readings`` takes every message of which no setting says anything else."""
 _LEVELS: Final = 4
 _EXACT: Final = 2**53
 """Whole numbers from here on may lose digits as a double; their text is kept as well."""
@@ -54,7 +64,7 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
         f"coalesce(_fault, CASE WHEN _root IS NULL AND _json RLIKE {_BROKEN} THEN {literal(_NOT_JSON)} END) AS _wrong",
         f"{by_number([metric_of(one, rules) for one in decodings])} AS _metric",
         f"{by_number([_said(one, 'id', rules) for one in decodings])} AS _own_id",
-        f"{by_number([_said(one, 'time', rules) for one in decodings])} AS _time",
+        f"{by_number([_time(one, rules) for one in decodings])} AS _time",
         *(f"{column} AS {quoted(name)}" for name, column in more.items()),
     )
     plain = "array(named_struct('metric', _metric, 'json', CAST(NULL AS VARIANT), 'plain', _json))"
@@ -62,11 +72,8 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     rows = rows.selectExpr("*", f"CASE WHEN _wrong IS NULL THEN {wanted} END AS _fields")
     most = by_number([str(one.max_elements) for one in decodings])
     beyond = f"CASE WHEN size(_fields) > {most} THEN concat('more fields than max_elements, ', {most}) END"
-    times = [as_timestamp("_time", one.time_unit, one.time_zone) for one in decodings]
-    words = by_number([words_for("_time", one.time_unit) for one in decodings])
-    rows = rows.selectExpr(
-        "* EXCEPT (_wrong)", f"coalesce(_wrong, {beyond}) AS _wrong", f"{by_number(times)} AS _read"
-    )
+    time, unread = time_columns(decodings)
+    rows = rows.selectExpr("* EXCEPT (_wrong)", f"coalesce(_wrong, {beyond}) AS _wrong", f"{time} AS _read")
     rows = rows.where("_wrong IS NOT NULL OR size(_fields) > 0")
     kept = [quoted(name) for name in rows.columns if name not in ("_fields", "_element")]
     rows = rows.selectExpr(
@@ -85,7 +92,6 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     )
     untyped = by_number([str(one.format == "csv").lower() for one in decodings])
     rows = rows.selectExpr("*", f"{_number(untyped)} AS value")
-    unread = f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {words} END"
     return rows.selectExpr(
         f"{device(decodings, 'mqtt_topic')} AS device",
         *map(quoted, more),
@@ -106,6 +112,10 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
 
 def _said(decoding: Decoding, part: Literal["id", "time"], rules: Sequence[TopicRule]) -> str:
     return f"CAST({said(decoding, part, rules, _in_row)} AS STRING)"
+
+
+def _time(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
+    return in_known_zone(_said(decoding, "time", rules), decoding.time_zone)
 
 
 def _in_row(path: Path) -> str:

@@ -15,12 +15,13 @@ from pydantic import Field
 from bridge.settings.base import Section
 from bridge.settings.files import conf_path
 from bridge.settings.rules import TopicRule
-from bridge.settings.tables import TableDeclaration
+from bridge.settings.tables import Decoding, TableDeclaration
+from bridge.topic_templates import Filter
 
 if TYPE_CHECKING:
     from bridge.settings.root import Settings
 
-__all__ = ["Preset", "declared_tables", "load_preset", "preset_names"]
+__all__ = ["Preset", "declared_readings", "declared_tables", "load_preset", "preset_names"]
 
 
 class Preset(Section):
@@ -32,6 +33,9 @@ class Preset(Section):
     )
     rules: tuple[TopicRule, ...] = Field(min_length=1, description="The rules, in order.")
     tables: tuple[TableDeclaration, ...] = Field((), description="The typed tables.")
+    readings: tuple[Decoding, ...] = Field(
+        (), description="How the table readings takes its messages, like streaming.readings."
+    )
 
 
 @cache
@@ -55,3 +59,13 @@ def declared_tables(settings: Settings) -> tuple[TableDeclaration, ...]:
         for table in load_preset(name).tables:
             found.setdefault(table.name.lower(), table)
     return tuple(found.values())
+
+
+def declared_readings(settings: Settings) -> tuple[Decoding, ...]:
+    """Return how the table ``readings`` takes messages: one's own decodings, those of the presets, then all as they are."""
+    found = list(settings.streaming.readings)
+    presets = [one for name in settings.ingest.presets for one in load_preset(name).readings]
+    for one in (*presets, Decoding(filter="#")):
+        if not any(Filter.parse(own.filter).covers(Filter.parse(one.filter)) for own in found):
+            found.append(one)
+    return tuple(found)

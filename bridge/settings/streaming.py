@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 from pydantic import Field, field_validator
 
 from bridge.settings.base import Section
-from bridge.settings.tables import TableDeclaration
+from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, known_zone
 
 __all__ = ["BUILT_IN", "BuiltIn", "StreamingSettings"]
 
@@ -40,6 +40,16 @@ class StreamingSettings(Section):
     tables: tuple[TableDeclaration, ...] = Field(
         (),
         description="Typed tables, beside those of ``ingest.presets``. A table of the same name replaces that of a preset.",
+    )
+    readings: tuple[Decoding, ...] = Field(
+        (),
+        description="How the table readings takes some messages, like the decoding of a table without ``fields``: a function "
+        "of one's own, a time zone, or ``format: none`` for what is not a reading. All others are taken as they are.",
+    )
+    time_zone: str | None = Field(
+        None,
+        description="IANA name of the zone of times that name none, as Europe/Berlin; none: a row with such a time has its "
+        "time of arrival.",
     )
     topics: tuple[str, ...] = Field(
         (),
@@ -139,3 +149,18 @@ class StreamingSettings(Section):
         if len({table.name.lower() for table in tables}) < len(tables):
             raise ValueError("two tables have the same name")
         return tables
+
+    @field_validator("readings")
+    @classmethod
+    def _long(cls, decodings: tuple[Decoding, ...]) -> tuple[Decoding, ...]:
+        if any(one.fields is not None for one in decodings):
+            raise ValueError("readings has a row for each field: declare fields under tables")
+        problem = filter_problem(decodings)
+        if problem is not None:
+            raise ValueError(problem)
+        return decodings
+
+    @field_validator("time_zone")
+    @classmethod
+    def _zone(cls, name: str | None) -> str | None:
+        return name if name is None else known_zone(name)

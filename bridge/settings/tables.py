@@ -18,9 +18,9 @@ from bridge.message_fields import MessageField
 from bridge.settings.base import Section
 from bridge.topic_templates import Filter
 
-__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "path_steps"]
+__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "known_zone", "path_steps"]
 
-Format = Literal["json", "csv", "avro", "protobuf", "cbor", "raw", "python"]
+Format = Literal["json", "csv", "avro", "protobuf", "cbor", "raw", "python", "none"]
 TimeUnit = Literal["iso", "s", "ms", "us", "ns", "auto"]
 
 _OF_FORM: Final = {
@@ -40,6 +40,15 @@ _RAISES: Final = re.compile(r"(?<!try_)\bcast\s*\((?!.*\bas\s+string\s*\))|::(?!
 def path_steps(text: str) -> tuple[str | int, ...]:
     """Return the steps of ``$.a['b'][0]``, none for ``$``. Raises ValueError for what is no path."""
     return () if text == "$" else MessageField.parse("json", text).steps
+
+
+def known_zone(name: str) -> str:
+    """Return the IANA name of a time zone. Raises ValueError for one that is not known."""
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as e:
+        raise ValueError(f"there is no time zone {name!r}; give one like Europe/Berlin") from e
+    return name
 
 
 class Decoding(Section):
@@ -70,7 +79,8 @@ class Decoding(Section):
     )
     format: Format = Field(
         "json",
-        description="Format of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``.",
+        description="Format of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``; "
+        "none: these messages are not readings and give no rows.",
     )
     names: tuple[str, ...] = Field(
         (), description="csv: names of a line's fields, in order; default: those of ``fields``."
@@ -85,8 +95,9 @@ class Decoding(Section):
     function: str | None = Field(
         None,
         pattern=r"^[\w.]+:[\w.]+$",
-        description="python: module:function, called with the payload and its Message; it returns a row as a mapping, any "
-        "number of rows, or None for a message that is not a reading.",
+        description="python: module:function, in Python also the function itself: ``decode(payload: bytes, message: Message)``. "
+        "It returns a row as a mapping, any number of rows, or None for a message that is not a reading "
+        "(``streaming.decoders.message``).",
     )
     compression: Literal["gzip", "zstd"] | None = Field(None, description="Compression of the payloads.")
     elements: str | None = Field(
@@ -105,7 +116,10 @@ class Decoding(Section):
         "auto",
         description="Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the value.",
     )
-    time_zone: str = Field("UTC", description="IANA time zone of times without one, like Europe/Berlin.")
+    time_zone: str | None = Field(
+        None,
+        description="IANA time zone of times without one, like Europe/Berlin; none: ``streaming.time_zone``.",
+    )
     ignored: tuple[str, ...] = Field(
         (), description="Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."
     )
@@ -179,14 +193,15 @@ class Decoding(Section):
             raise ValueError(f"{expression!r} may raise for what a device sends: write try_cast(… AS …)")
         return expression
 
+    @field_validator("function", mode="before")
+    @classmethod
+    def _named(cls, function: Any) -> Any:
+        return f"{function.__module__}:{function.__qualname__}" if callable(function) else function
+
     @field_validator("time_zone")
     @classmethod
-    def _zone(cls, name: str) -> str:
-        try:
-            ZoneInfo(name)
-        except (KeyError, ValueError, OSError) as e:
-            raise ValueError(f"there is no time zone {name!r}; give one like Europe/Berlin") from e
-        return name
+    def _zone(cls, name: str | None) -> str | None:
+        return name if name is None else known_zone(name)
 
     @model_validator(mode="after")
     def _of_one_form(self) -> Decoding:
@@ -198,6 +213,8 @@ class Decoding(Section):
             raise ValueError(f"format {self.format} needs {needed}")
         if self.format == "protobuf" and (self.descriptor is None) == (self.descriptor_set is None):
             raise ValueError("format protobuf needs descriptor or descriptor_set, one of them")
+        if self.format == "none" and self.model_fields_set - {"filter", "format"}:
+            raise ValueError("format none gives no rows: it has a filter and nothing else")
         if self.format in ("csv", "raw") and self.fields is None and not self.names:
             raise ValueError(f"format {self.format} needs fields")
         if self.format in ("raw", "python") and self.elements is not None:

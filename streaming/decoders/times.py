@@ -13,7 +13,7 @@ from typing import Final
 from bridge.settings.tables import TimeUnit
 from streaming.decoders.sql import literal
 
-__all__ = ["AUTO_BOUNDS", "MICROS", "as_timestamp", "words_for"]
+__all__ = ["AUTO_BOUNDS", "MICROS", "as_timestamp", "in_known_zone", "words_for"]
 
 AUTO_BOUNDS: Final = (("s", 10**11), ("ms", 10**14), ("us", 10**17))
 """``auto`` takes a number whose absolute value is below the bound to be of the unit, others to be ns: seconds as far as
@@ -26,6 +26,7 @@ MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _FIRST, _LAST = MICROS
 _DATE: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}($|[^\d])'"
 _LOCAL: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0-9:.]+)?\s*$'"
+_MINUTES: Final = r"r'([T ]\d{1,2}:\d{1,2})$'"
 _ONLY_DATE: Final = 10
 """Characters of a date at most."""
 _WORDS: Final = {
@@ -38,7 +39,12 @@ _WORDS: Final = {
 }
 
 
-def as_timestamp(text: str, unit: TimeUnit, zone: str = "UTC") -> str:
+def in_known_zone(text: str, zone: str | None) -> str:
+    """Return the text of a time, null where it is a local time and no ``zone`` was declared for those."""
+    return text if zone is not None else f"CASE WHEN NOT {text} RLIKE {_LOCAL} THEN {text} END"
+
+
+def as_timestamp(text: str, unit: TimeUnit, zone: str | None) -> str:
     """Return the time that a column of text says, null where it says none; ``zone`` is that of times that name none."""
     number = f"try_cast({text} AS DECIMAL(30, 9))"
     if unit == "iso":
@@ -57,12 +63,13 @@ def words_for(text: str, unit: TimeUnit) -> str:
     return f"concat('the time ', left({text}, 60), {literal(f' is no {_WORDS[unit]}')})"
 
 
-def _iso(text: str, zone: str) -> str:
+def _iso(text: str, zone: str | None) -> str:
     bare = f"trim({text})"
+    # Spark takes a zone behind seconds alone.
     midnight = f"CASE WHEN length({bare}) <= {_ONLY_DATE} THEN ' 00:00:00 ' ELSE ' ' END"
-    whole = (
-        f"CASE WHEN {text} RLIKE {_LOCAL} THEN concat({bare}, {midnight}, {literal(zone)}) ELSE {bare} END"
-    )
+    seconds = f"regexp_replace({bare}, {_MINUTES}, '$1:00')"
+    local = f"concat({seconds}, {midnight}, {literal(zone or 'UTC')})"
+    whole = f"CASE WHEN {text} RLIKE {_LOCAL} THEN {local} ELSE {bare} END"
     time = f"try_cast({whole} AS TIMESTAMP_LTZ)"
     within = f"{time} BETWEEN timestamp_micros({_FIRST}) AND timestamp_micros({_LAST})"
     return f"CASE WHEN {text} RLIKE {_DATE} AND {within} THEN {time} END"

@@ -13,6 +13,7 @@ import importlib
 import io
 import itertools
 import json
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Unpacked", "needs_python", "unpack_rows", "unpacker", "with_descriptor"]
 
-_ADDED: Final = "_body binary, _document string, _broken string"
+_ADDED: Final = (("_body", "binary"), ("_document", "string"), ("_broken", "string"))
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _ASKED_ROWS: Final = 256
 _ASKED_BYTES: Final = 2 * 1024 * 1024
@@ -44,7 +45,7 @@ Reader = Callable[[bytes, Message], object]
 
 def needs_python(decoding: Decoding) -> bool:
     """Whether its payloads go through Python."""
-    return decoding.compression is not None or decoding.format in _READERS
+    return decoding.compression is not None or decoding.format in (*_READERS, "python")
 
 
 def with_descriptor(decoding: Decoding) -> Decoding:
@@ -63,16 +64,21 @@ def with_descriptor(decoding: Decoding) -> Decoding:
     )
 
 
-def unpacker(decoding: Decoding) -> Callable[[bytes, Message], Unpacked]:
-    """Return what decodes one payload, given with its message.
+def unpacker(
+    decoding: Decoding, function: Callable[..., Any] | None = None
+) -> Callable[[bytes, Message], Unpacked]:
+    """Return what decodes one payload, given with its message; ``function``: that of the decoding, already imported.
 
     Raises MissingExtraError for a package that is not installed, ConfigError for a message or a function that is not
     there. What is returned raises MemoryError alone.
     """
     if decoding.compression == "zstd":
         _package("zstandard")
-    make = _READERS.get(decoding.format)
-    read = None if make is None else make(decoding)
+    read: Reader | None = None
+    if decoding.format == "python":
+        read = _rows_of(decoding, function or _function(decoding))
+    elif decoding.format in _READERS:
+        read = _READERS[decoding.format](decoding)
 
     def unpack(payload: bytes, message: Message) -> Unpacked:
         what = decoding.compression or decoding.format
@@ -165,7 +171,7 @@ def _protobuf(decoding: Decoding) -> Reader:
     return read
 
 
-def _function(decoding: Decoding) -> Reader:
+def _function(decoding: Decoding) -> Callable[..., Any]:
     module, _, name = (decoding.function or "").partition(":")
     try:
         call = functools.reduce(getattr, name.split("."), importlib.import_module(module))
@@ -176,7 +182,11 @@ def _function(decoding: Decoding) -> Reader:
         ) from e
     if not callable(call):
         raise ConfigError(f"function {decoding.function!r} is no function", remedy="give module:function")
+    found: Callable[..., Any] = call
+    return found
 
+
+def _rows_of(decoding: Decoding, call: Callable[..., Any]) -> Reader:
     def read(body: bytes, message: Message) -> object:
         given = call(body, message)
         if given is None or isinstance(given, Mapping):
@@ -196,7 +206,6 @@ _READERS: Final[Mapping[str, Callable[[Decoding], Reader]]] = {
     "avro": _avro,
     "cbor": _cbor,
     "protobuf": _protobuf,
-    "python": _function,
 }
 _EXTRAS: Final = {"fastavro": "avro"}
 
@@ -211,6 +220,10 @@ def _package(name: str) -> Any:
         ) from e
 
 
+_Recipe = Sequence[tuple[Decoding, bytes | None]]
+"""What executors get: decodings, and the code of their functions."""
+
+
 def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
     """Add ``_body`` (the payload, expanded), ``_document`` (JSON) or ``_broken`` (what is wrong with it) to rows with the
     number ``_n`` of their decoding. All rows go through Python, so that a stream is read once.
@@ -222,20 +235,20 @@ def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
             unpacker(one)
         except (ConfigError, MissingExtraError) as e:
             raise type(e)(f"filter {one.filter}: {e.what}", remedy=e.remedy) from e
-    recipe = [one.model_dump(mode="json", exclude_defaults=True) for one in decodings]
-    schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _added())).schema
+    from pyspark import cloudpickle
+
+    dumps: Any = cloudpickle.dumps
+    # A function of a module that was loaded from its file goes along by its code.
+    recipe = [(one, dumps(_function(one)) if one.format == "python" else None) for one in decodings]
+    schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _ADDED)).schema
     return rows.mapInArrow(functools.partial(_unpack_batches, recipe), schema)
-
-
-def _added() -> list[tuple[str, str]]:
-    return [(name, kind) for name, _, kind in (one.partition(" ") for one in _ADDED.split(", "))]
 
 
 _of_worker: tuple[object, DecoderProcess] | None = None
 """A Python worker of Spark works for one task after the other, mostly of one query; the process stays with it."""
 
 
-def _process_of(recipe: Sequence[Mapping[str, Any]], decodings: Sequence[Decoding]) -> DecoderProcess:
+def _process_of(recipe: _Recipe) -> DecoderProcess:
     global _of_worker
     if _of_worker is not None:
         known, process = _of_worker
@@ -243,20 +256,20 @@ def _process_of(recipe: Sequence[Mapping[str, Any]], decodings: Sequence[Decodin
             return process
         process.close()
     process = DecoderProcess(
-        {n: unpacker(one) for n, one in enumerate(decodings)},
-        {n: Limits(one.max_seconds, one.max_memory_mb) for n, one in enumerate(decodings)},
+        {
+            n: unpacker(one, None if code is None else pickle.loads(code))
+            for n, (one, code) in enumerate(recipe)
+        },
+        {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(recipe)},
     )
     _of_worker = recipe, process
     return process
 
 
-def _unpack_batches(
-    recipe: Sequence[Mapping[str, Any]], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _unpack_batches(recipe: _Recipe, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Called by Spark on an executor for a partition. Gives more batches than it takes, as small payloads grow."""
-    decodings = [Decoding.model_validate(one) for one in recipe]
-    process = _process_of(recipe, decodings)
-    filters = [Filter.parse(one.filter) for one in decodings]
+    process = _process_of(recipe)
+    filters = [Filter.parse(one.filter) for one, _ in recipe]
     for batch in batches:
         found: list[Unpacked] = []
         size = start = 0
@@ -301,5 +314,5 @@ def _with(batch: pa.RecordBatch, found: Sequence[Unpacked]) -> pa.RecordBatch:
         pa.array([one.fault for one in found], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(
-        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _added())]
+        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _ADDED)]
     )

@@ -216,7 +216,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
     decimal = b"\xa1\x61t\xc4\x82\x01\xc2\x5a" + (10**6).to_bytes(4, "big") + b"\xff" * 10**6
     payloads: list[tuple[str, bytes]] = [
         ("json", b'{"t":1}'), ("json", b" " * (2**20 + 1)), ("gz", gzip.compress(b'{"t":2}')), ("gz", gzip.compress(bytes(2000))),
-        ("gz", b"x"), ("zstd", zstandard.compress(b"3")), ("cbor", cbor2.dumps({"t": 4, "id": "i", "more": [1]})),
+        ("gz", b"xx"), ("zstd", zstandard.compress(b"3")), ("cbor", cbor2.dumps({"t": 4, "id": "i", "more": [1]})),
         ("cbor", decimal), ("pb", encoded("r", "2026-01-02T11:00:00Z", 5.0)), ("pb", b"\x0b" * 10_000),
         ("py/q", b"6 7"), ("py/q", b"hello"), ("py/q", b"eight"), ("slow", b"forever"), ("slow", b"ff"),
         ("avro", b"\x00" * 6 + b"\xf0\x3f" + b"\x02\x00"), ("avro", many),

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bridge.discovery.proposing import propose
+from bridge.discovery.tree import TopicTree
+from bridge.settings import Settings
 from bridge.settings.presets import load_preset
-from streaming.decoding import decoded
+from streaming.reading import Reader
 from tests.support.source_messages import ARRIVAL, SentMessage, frame
 
 if TYPE_CHECKING:
@@ -18,17 +21,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def rows_of(spark: SparkSession, preset: str, table: str, *given: tuple[str, str | None, Any]) -> list[Any]:
+def rows_of(
+    spark: SparkSession, preset: str, table: str, *given: tuple[str, str | None, Any], zone: str | None = None
+) -> list[Any]:
     """Return the rows of what was published: topic, device as the preset's rule names it, payload."""
     from pyspark.sql import functions as F
 
-    known = load_preset(preset)
-    declaration = next(one for one in known.tables if one.name == table)
+    declaration = next(one for one in load_preset(preset).tables if one.name == table)
     messages = [
         SentMessage(n, (body if isinstance(body, str) else json.dumps(body)).encode(), topic, device)
         for n, (topic, device, body) in enumerate(given)
     ]
-    found = decoded(frame(spark, messages), declaration.decoding, known.rules)
+    settings = Settings.model_validate({"ingest": {"presets": [preset]}, "streaming": {"time_zone": zone}})
+    found = Reader(spark, settings, stored=frame(spark, messages)).decoded(declaration.decoding)
     assert set(declaration.cluster_by) | set(declaration.keys) <= set(found.columns)
     found = found.withColumn("event_time", F.unix_micros("event_time"))
     return sorted(found.collect(), key=lambda row: row["_position"]["entry"])
@@ -94,7 +99,7 @@ def test_tasmota(spark: SparkSession) -> None:
     }
     first, second = rows_of(
         spark, "tasmota", "tasmota_sensor", ("tele/TH16/SENSOR", "TH16", am2301), ("tele/plug/SENSOR", "plug", other),
-        ("tele/TH16/LWT", "TH16", "Online"),
+        ("tele/TH16/LWT", "TH16", "Online"), zone="UTC",
     )  # fmt: skip
     assert (first["device"], first["temperature"], first["humidity"], first["temp_unit"]) == (
         "TH16",
@@ -110,6 +115,12 @@ def test_tasmota(spark: SparkSession) -> None:
         12.3,
     )
     assert second["_rescued_data"] == '{"ANALOG":{"A0":5}}'
+    (local,) = rows_of(
+        spark, "tasmota", "tasmota_sensor", ("tele/TH16/SENSOR", "TH16", am2301), zone="Europe/Berlin"
+    )
+    assert at(local) == datetime(2018, 3, 2, 17, 25, 3, tzinfo=timezone.utc)
+    (unknown,) = rows_of(spark, "tasmota", "tasmota_sensor", ("tele/TH16/SENSOR", "TH16", am2301))
+    assert (at(unknown), unknown["_fault"]) == (ARRIVAL, None)
     wifi = {"AP": 1, "SSId": "net", "BSSId": "E6:8D:8C:4B:BE:F7", "Channel": 3, "Mode": "11n", "RSSI": 44, "Signal": -78,
             "LinkCount": 1, "Downtime": "0T00:00:05"}  # fmt: skip
     state = {"Time": "2024-02-24T22:20:38", "Uptime": "0T00:10:11", "UptimeSec": 611, "Heap": 24, "SleepMode": "Dynamic",
@@ -204,3 +215,40 @@ def test_the_things_stack(spark: SparkSession) -> None:
     assert row["_id"] == "as:up:01E0WZGT6Y7657CPFPE5WEYDSQ"
     assert (row["_rescued_data"], row["_fault"]) == (None, None)
     assert at(row) == datetime(2020, 2, 12, 15, 15, 45, 787_000, tzinfo=timezone.utc)
+
+
+def test_the_table_that_discovery_proposes_takes_all_that_it_saw(spark: SparkSession) -> None:
+    words = (
+        "interval",
+        "order",
+        "struct",
+        "timestamp",
+        "array",
+        "map",
+        "select",
+        "value",
+        "partition",
+        "null",
+        "time",
+        "payload",
+    )
+    bodies: list[dict[str, Any]] = [
+        {word: n for n, word in enumerate(words)}, {"a b": 1, "a`b": {"x": 1.5}, "ünit": "C", "1st": True, "_id": 7, "device": "d"},
+        {"s": {"in": 1, "y": [{"k": 1}, {"k": 2.5}]}, "odd": {"x y": [1]}, "mixed": 1}, {"mixed": {"deep": [1]}, "list": [[1], [2]]},
+        {"ts": "2026-01-01T00:00:00Z", "at": {"lat": 1}, "none": None, "empty": {}},
+    ]  # fmt: skip
+    tree = TopicTree()
+    for n, body in enumerate(bodies * 2):
+        tree.add(f"plant/press-{n}/m{n % 2}", json.dumps(body).encode())
+    (table,) = propose(tree, {}).tables
+    messages = [SentMessage(n, json.dumps(body).encode(), f"plant/p/m{n}") for n, body in enumerate(bodies)]
+    rows = Reader(spark, Settings(), stored=frame(spark, messages)).decoded(table.decoding).collect()
+    rows.sort(key=lambda row: row["_position"]["entry"])
+    assert [(row["_fault"], row["_rescued_data"]) for row in rows[:4]] == [(None, None)] * 4
+    assert (rows[0]["interval"], rows[1]["field_a_b"], rows[1]["payload_device"], rows[1]["field_id"]) == (
+        0,
+        1,
+        "d",
+        7,
+    )
+    assert (rows[2]["s"]["in"], rows[2]["s"]["y"][1]["k"], rows[3]["mixed"]) == (1, 2.5, '{"deep":[1]}')

@@ -12,14 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bridge.settings import Settings
+from bridge.settings.presets import declared_readings
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding
 from streaming.decoding import decoded
+from streaming.reading import Reader
 from streaming.readings import READINGS
 from tests.support.source_messages import ARRIVAL, SentMessage, frame, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from streaming.decoders.message import Message
 
 pytestmark = pytest.mark.spark
 
@@ -127,6 +132,60 @@ def test_other_forms_give_the_same_rows(spark: SparkSession) -> None:
     assert {
         datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=row["event_time"]) for row in found
     } == {datetime(1970, 1, 1, 0, 0, 30, tzinfo=timezone.utc)}
+
+
+def told(payload: bytes, message: Message) -> Any:
+    """A decoder of a user's own: any number of metrics, of what is beside the payload as well."""
+    if payload == b"hello":
+        return None
+    assert message.arrival_time is not None
+    return [
+        {"n": n, message.captures["unit"]: float(one), "year": message.arrival_time.year}
+        for n, one in enumerate(payload.split())
+    ]
+
+
+def test_settings_say_what_is_no_reading_how_others_are_read_and_in_which_zone(spark: SparkSession) -> None:
+    own = [
+        {"filter": "gw/logs/#", "format": "none"}, {"filter": "py/+unit", "format": "python", "function": f"{__name__}:told"},
+        {"filter": "local/#", "time": "$.Time", "time_zone": "America/New_York"},
+    ]  # fmt: skip
+    settings = Settings.model_validate(
+        {"ingest": {"presets": ["zigbee2mqtt"]}, "streaming": {"readings": own, "time_zone": "Europe/Berlin"}}
+    )
+    body = {"Time": "2026-01-01T12:00:00"}
+    payloads: list[tuple[str, Any]] = [
+        ("gw/logs/x", {"a": 1}), ("py/kWh", b"1.5 2"), ("py/kWh", b"hello"), ("py/kWh", b"x"), ("local/d", body),
+        ("gw/d", body), ("zigbee2mqtt/bridge/state", {"state": "online"}), ("zigbee2mqtt/lamp", {"state": "ON"}),
+    ]  # fmt: skip
+    messages = [sent(one, topic=topic, more={"entry_id": n})[0] for n, (topic, one) in enumerate(payloads)]
+    rules = [TopicRule(name="r", filter="gw/+d", reading_time="{json:$.Time}")]
+    settings = settings.model_copy(
+        update={"ingest": settings.ingest.model_copy(update={"rules": tuple(rules)})}
+    )
+    reader = Reader(spark, settings, stored=frame(spark, messages))
+    found = (
+        reader.decoded(declared_readings(settings)).selectExpr("*", "unix_micros(event_time) AS us").collect()
+    )
+    rows = sorted(found, key=lambda row: (row["_position"]["entry"], row["_position"]["element"]))
+    assert short(rows) == [
+        (1, "kWh", 1.5, None), (1, "n", 0.0, None), (1, "year", 2026.0, None), (1, "kWh", 2.0, None), (1, "n", 1.0, None),
+        (1, "year", 2026.0, None), (3, None, None, None), (4, "Time", None, body["Time"]), (5, "Time", None, body["Time"]),
+        (7, "state", None, "ON"),
+    ]  # fmt: skip
+    assert [row["_fault"] for row in rows if row["_fault"]] == [
+        "python: ValueError: could not convert string to float: b'x'"
+    ]
+    hours = {row["_position"]["entry"]: row["us"] // 3_600_000_000 % 24 for row in rows}
+    assert (hours[4], hours[5], hours[7]) == (17, 11, ARRIVAL.hour)
+
+
+def test_a_local_time_without_a_declared_zone_is_no_time_and_no_fault(spark: SparkSession) -> None:
+    texts = ["2026-01-01T12:00:00", "2026-01-01", "2026-01-01T10:00:00Z", "1700000000", "soon"]
+    rows = rows_of(spark, sent(*({"t": text} for text in texts)), Decoding(filter="gw/+", time="$.t"))
+    now = int(ARRIVAL.timestamp())
+    assert [row["event_time"] // 10**6 for row in rows] == [now, now, 1_767_261_600, 1_700_000_000, now]
+    assert [row["_fault"] is None for row in rows] == [True] * 4 + [False]
 
 
 leaves = (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bridge.settings import Settings
-from bridge.settings.presets import declared_tables, load_preset, preset_names
+from bridge.settings.presets import declared_readings, declared_tables, load_preset, preset_names
 from bridge.settings.tables import Decoding, TableDeclaration, path_steps
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="'\"[]"), min_size=1)
@@ -49,6 +50,7 @@ def test_what_is_no_path_is_refused(name: str, text: str) -> None:
         ({"fields": "a string", "columns": {"b": "CAST(a AS DOUBLE)"}}, "write try_cast"),
         ({"fields": "a string", "columns": {"b": "a::int"}}, "write try_cast"),
         ({"fields": "a string", "where": "cast(a as int) > 1"}, "write try_cast"),
+        ({"format": "none", "fields": "a int"}, "it has a filter and nothing else"),
         ({"colour": "red"}, "Extra inputs are not permitted"),
     ],
 )
@@ -87,6 +89,25 @@ def test_tables_are_ones_own_then_those_of_the_presets_that_none_replaces() -> N
     assert found[0].decoding[0].fields == "t double"
     with pytest.raises(ValidationError, match="two tables have the same name"):
         Settings.model_validate({"streaming": {"tables": [own, own]}})
+
+
+def test_readings_are_taken_by_ones_own_decodings_then_by_those_of_presets_then_as_they_are() -> None:
+    own = [{"filter": "a/b", "format": "none"}, {"filter": "zigbee2mqtt/#", "time": "$.t"}]
+    settings = Settings.model_validate(
+        {"ingest": {"presets": ["zigbee2mqtt", "tasmota"]}, "streaming": {"readings": own}}
+    )
+    assert [one.filter for one in declared_readings(settings)] == [
+        "a/b",
+        "zigbee2mqtt/#",
+        "tasmota/discovery/#",
+        "#",
+    ]
+    for wrong, words in (
+        ([{"filter": "a/+"}, {"filter": "a/+x"}], "two decodings have the filter a/+"),
+        ([{"filter": "a", "fields": "t int"}], "declare fields under tables"),
+    ):
+        with pytest.raises(ValidationError, match=re.escape(words)):
+            Settings.model_validate({"streaming": {"readings": wrong}})
 
 
 @pytest.mark.parametrize("name", preset_names())
