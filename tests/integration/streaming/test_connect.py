@@ -45,7 +45,15 @@ RULES: Final = {
     ]
 }
 TABLES: Final = ("bronze", "readings", "gold", "device_latest", "alerts", "quarantine", "comfort", "hourly")
-OF_THE_RUN: Final = {"stored_at", "judged_at", "created_at", "expires_at", "run_at"}
+OF_THE_RUN: Final = {
+    "stored_at",
+    "judged_at",
+    "created_at",
+    "expires_at",
+    "run_at",
+    "rows_since",
+    "rows_until",
+}
 """Columns that say when a run was."""
 BODIES: Final = (
     {"temperature": 21.5, "humidity": 45, "occupied": True},
@@ -139,6 +147,7 @@ def config(namespaces: PulsarSettings, tmp_path: Path) -> dict[str, Any]:
         "pulsar": {name: getattr(namespaces, name) for name in names},
         "streaming": {
             "topics": ["rooms"],
+            "built_in": ["bronze", "readings", "gold", "device_latest", "alerts"],
             "modules": [str(EXAMPLES / "comfort.py"), str(EXAMPLES / "hourly.py")],
             "expectations": str(tmp_path),
             "rules": str(tmp_path / "rules.yaml"),
@@ -164,16 +173,30 @@ def publish(settings: PulsarSettings) -> None:
     client.close()
 
 
-def run_job(config: dict[str, Any], folder: Path, **more: str) -> dict[str, list[str]]:
-    """Run the job to the end of what is there; return the rows of each table, but for the time of the run."""
+def job(config: dict[str, Any], folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the job to the end of what is there."""
     folder.mkdir(exist_ok=True)
     streaming = {**config["streaming"], "root": str(folder / "lakehouse"), "subscription": folder.name}
     (folder / "pulsebridge.yaml").write_text(yaml.safe_dump({**config, "streaming": streaming}), "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "streaming.job", "--config", str(folder / "pulsebridge.yaml"), "--available-now"],
-        env=environment(**more), cwd=folder, timeout=patient(300), check=False, capture_output=True, text=True,
+    command = [
+        sys.executable,
+        "-m",
+        "streaming.job",
+        "--config",
+        str(folder / "pulsebridge.yaml"),
+        "--available-now",
+    ]
+    return subprocess.run(
+        [*command, *words], env=environment(**more), cwd=folder, timeout=patient(300), check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+def tables_of(config: dict[str, Any], folder: Path, **more: str) -> dict[str, list[str]]:
+    """Run the job; return the rows of each table, but for the time of the run."""
+    done = job(config, folder, **more)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "expect_column_mean_to_be_between(humidity)" in done.stdout, "a verdict only is named"
     return {name: rows_of(folder / "lakehouse" / name) for name in (*TABLES, "quality_results")}
 
 
@@ -186,7 +209,7 @@ def rows_of(table: Path) -> list[str]:
 def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
     config: dict[str, Any], remote: str, tmp_path: Path
 ) -> None:
-    here = run_job(config, tmp_path / "here")
+    here = tables_of(config, tmp_path / "here")
     good = [json.loads(row) for row in here["comfort"]]
     assert len(good) == 2 * (len(BODIES) - 1)
     cold = "expect_column_values_to_be_between(temperature)#2"
@@ -212,12 +235,25 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
     assert (tmp_path / "gx/uncommitted/data_docs/local_site/index.html").is_file()
     assert {json.loads(row)["rule"] for row in here["alerts"]} == {"hot", "damp", "each"}
 
-    there = run_job(config, tmp_path / "there", SPARK_REMOTE=remote)
+    there = tables_of(config, tmp_path / "there", SPARK_REMOTE=remote)
     assert {name: rows for name, rows in here.items() if not rows} == {}
     for name, rows in here.items():
         assert there[name] == rows, name
-    again = run_job(config, tmp_path / "there", SPARK_REMOTE=remote)
+    again = tables_of(config, tmp_path / "there", SPARK_REMOTE=remote)
     assert {name: again[name] for name in TABLES} == {name: there[name] for name in TABLES}
+
+
+@pytest.mark.timeout(400)
+def test_what_ends_the_job_is_one_line_through_spark_connect(
+    config: dict[str, Any], remote: str, tmp_path: Path
+) -> None:
+    config["streaming"] |= {"on_bad_share": "stop", "bad_share_limit": 0.0, "bad_share_min_rows": 1}
+    done = job(config, tmp_path / "stop", "--only", "comfort", SPARK_REMOTE=remote)
+    assert done.returncode == 1, done.stdout[-6000:]
+    (line,) = [line for line in done.stdout.splitlines() if "rows of a batch failed a rule" in line]
+    assert "comfort failed: comfort: 3 of 13 rows" in line
+    assert "Traceback" not in done.stdout
+    assert rows_of(tmp_path / "stop" / "lakehouse" / "comfort") == []
 
 
 @pytest.mark.timeout(900)
@@ -229,7 +265,7 @@ def test_walk_e_the_source_in_a_spark_declarative_pipeline(config: dict[str, Any
 
     def run() -> list[str]:
         done = subprocess.run(
-            [spark_command("spark-pipelines"), "run", "--master", "local[2]", *spark_options(tmp_path)],
+            [spark_command("spark-pipelines"), "run", *spark_options(tmp_path)],
             env=environment(PULSEBRIDGE_CONFIG=str(tmp_path / "pulsebridge.yaml"), SPARK_LOCAL_IP="127.0.0.1"),
             cwd=tmp_path, timeout=patient(300), check=False, capture_output=True, text=True,
         )  # fmt: skip
