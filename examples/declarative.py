@@ -1,4 +1,4 @@
-"""The same source in a Spark Declarative Pipeline: a table and a flow. See spark-pipeline.yml beside this file."""
+"""The same source in a Spark Declarative Pipeline: a table and a flow. Settings: spark-pipeline.yml."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridge.errors import ConfigError, PulsebridgeError
 from streaming import built_in
 from streaming import pipelines as dp
+from streaming.modules import import_module
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,7 +29,7 @@ def pipeline_of(settings: Settings) -> dp.Pipeline:
         for table in declared_tables(settings):
             _declare(table, settings.ingest.all_rules)
         for name in settings.streaming.modules:
-            _import(name)
+            import_module(name)
         if "alerts" in chosen:
             built_in.declare(settings, ["alerts"])
     pipeline.check()
@@ -59,33 +54,3 @@ def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:
         suite=table.suite,
         schema_evolution=table.schema_evolution,
     )
-
-
-def _import(name: str) -> None:
-    """Import a module of the user's, by name or by its file. What it declares counts each time."""
-    where = f"streaming.modules: {name!r}"
-    try:
-        if name.endswith(".py"):
-            path = Path(name).expanduser().absolute()
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            if spec is None or spec.loader is None or not path.is_file():
-                raise ConfigError(f"{where}: there is no such file", remedy="correct the path")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module
-            spec.loader.exec_module(module)
-            from pyspark import cloudpickle
-
-            by_value: Any = cloudpickle.register_pickle_by_value
-            by_value(module)  # Spark's workers cannot import it by its name
-        elif name in sys.modules:
-            importlib.reload(sys.modules[name])
-        else:
-            importlib.import_module(name)
-    except PulsebridgeError:
-        raise
-    except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)[-1]
-        raise ConfigError(
-            f"{where} cannot be imported: {type(e).__name__}: {e} ({at.filename}:{at.lineno})",
-            remedy="correct the module, or install what it needs on the driver",
-        ) from e

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from streaming.checkpoints import RESULT_COLUMNS, Verdict, result_rows, run_checkpoint
 from streaming.reading import QUARANTINE, Reader
-from streaming.suites import RESULT_COLUMNS, Suite, Verdict, result_rows, run_checkpoint
+from streaming.suites import Suite
 from streaming.tables import Table, create, quoted, struct_of
 
 if TYPE_CHECKING:

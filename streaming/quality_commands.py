@@ -12,7 +12,7 @@ from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 from streaming.tables_commands import job_of
 
 if TYPE_CHECKING:
-    from streaming.suites import Verdict
+    from streaming.checkpoints import Verdict
 
 __all__ = ["register"]
 
@@ -61,9 +61,12 @@ def _rules(
 
     Example: pulsebridge quality rules measurements
     """
+    from streaming.loading import pipeline_of
     from streaming.suites import Suites
 
-    suites = Suites(settings_from(config, sets).streaming.expectations)
+    settings = settings_from(config, sets)
+    pipeline_of(settings)  # expectations of the user's own are in modules
+    suites = Suites(settings.streaming.expectations)
     rules = [
         (name, rule) for name in ([suite] if suite else suites.names()) for rule in suites.suite(name).rules
     ]

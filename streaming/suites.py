@@ -7,7 +7,7 @@ The project is a folder that Great Expectations itself and notebooks open with
 * ``Suite.judged`` marks the rows of a batch, by the conditions that Great Expectations itself makes for its map
   expectations. Severity decides: ``critical`` goes to ``_failed_rules``, ``warning`` to ``_warnings``, and ``info``
   marks nothing. ``mostly`` does not change a row's marks.
-* ``run_checkpoint`` runs the table's Checkpoint on rows, with its actions (Data Docs, notifications).
+* ``streaming.checkpoints`` runs the table's Checkpoint on rows.
 
 Great Expectations is imported when a suite is first read.
 """
@@ -20,30 +20,28 @@ import logging
 import os
 import re
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError, MissingExtraError
+from streaming.modules import load_again, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = [
     "FAILED",
-    "RESULT_COLUMNS",
     "WARNINGS",
     "Rule",
     "Suite",
     "Suites",
-    "Verdict",
-    "result_rows",
-    "run_checkpoint",
+    "great_expectations",
+    "line_of",
+    "project_folder",
 ]
 
 FAILED: Final = "_failed_rules"
@@ -51,31 +49,9 @@ FAILED: Final = "_failed_rules"
 WARNINGS: Final = "_warnings"
 """Column ``array<string>``, never null: the same for rules with severity ``warning``."""
 
-RESULT_COLUMNS: Final = (
-    ("run_at", "timestamp", "when the verdict was made"),
-    ("table", "string", "the table that was validated"),
-    ("suite", "string", "name of the suite"),
-    ("rule", "string", "name of the rule"),
-    ("expectation", "string", "type of the expectation"),
-    ("columns", "array<string>", "columns that it reads"),
-    ("severity", "string", "critical, warning or info"),
-    ("splits_rows", "boolean", "whether it also marks rows of a batch"),
-    ("success", "boolean", "the verdict"),
-    ("evaluated", "bigint", "rows validated, null for a rule on the table"),
-    ("unexpected", "bigint", "rows that failed, null for a rule on the table"),
-    ("observed", "string", "the observed value, or why there is no verdict"),
-    ("rows_since", "timestamp", "the rows were processed after this"),
-    ("rows_until", "timestamp", "and not after this"),
-)
-"""Columns of the Delta table of results: name, Spark SQL type, comment."""
-
-_SOURCE: Final = "pulsebridge"
-_BATCH: Final = "rows"
 _COLUMN_KEYS: Final = ("column", "column_A", "column_B", "column_list")
 _MOST_DOUBLING: Final = 4
 """Each rule with a window over some of the rows doubles the plan of a batch."""
-_lock = threading.Lock()
-"""Great Expectations keeps global state; verdicts of one process are made one after the other."""
 _built: dict[tuple[Any, ...], tuple[_Mark, ...]] = {}
 """Conditions by suite, schema and Spark context, so that a batch costs no work of Great Expectations."""
 
@@ -110,6 +86,8 @@ class Suite:
     rules: tuple[Rule, ...]
     modules: tuple[str, ...] = ()
     """Modules of custom expectations, imported again in another process."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """Text of those that another process cannot import: files of ``streaming.modules``."""
 
     @property
     def unsplit(self) -> tuple[str, ...]:
@@ -170,7 +148,7 @@ class Suites:
         """Return the names of the suites; none without a folder. Raises ConfigError when it has no project."""
         if self.folder is None:
             return ()
-        found = _project(self.folder) / "expectations"
+        found = project_folder(self.folder) / "expectations"
         return tuple(sorted(p.relative_to(found).as_posix()[: -len(".json")] for p in found.rglob("*.json")))
 
     def suite(self, name: str) -> Suite:
@@ -186,73 +164,7 @@ class Suites:
                 f"there is no suite {name!r} in {self.folder}, only {', '.join(names) or 'no suite at all'}",
                 remedy="save it with ExpectationSuite.save()",
             )
-        return _parsed(name, _project(self.folder) / "expectations" / f"{name}.json")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result of one rule on a table. ``evaluated`` and ``unexpected`` are None for a rule on the whole table."""
-
-    rule: Rule
-    success: bool
-    evaluated: int | None
-    unexpected: int | None
-    observed: str
-    """The observed value of a rule on the table, or the error that left the rule without a verdict."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON and for a row of a table."""
-        return {
-            "rule": self.rule.name,
-            "expectation": self.rule.expectation,
-            "splits_rows": self.rule.splits,
-            "success": self.success,
-            "evaluated": self.evaluated,
-            "unexpected": self.unexpected,
-            "observed": self.observed,
-        }
-
-
-def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> list[Verdict]:
-    """Run the Checkpoint with the table's name on rows, with its actions, and return the verdicts in suite order.
-
-    A project without such a Checkpoint gets one, with a ValidationDefinition and the action that updates the Data
-    Docs; it keeps no values of rows. Edit it with Great Expectations to add actions. A suite without ids, which was
-    written by hand, is saved with ids. It takes seconds and runs jobs; persist the rows before.
-    Raises ConfigError when Great Expectations cannot use the project, and what an action raises.
-    """
-    with _lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gx = _gx(suite.modules)
-        try:
-            context = gx.get_context(mode="file", context_root_dir=str(_project(folder)))
-            stored = context.suites.get(suite.name)
-            if stored.id is None or any(e.id is None for e in stored.expectations):
-                stored.save()  # written by hand: Great Expectations gives the ids that results have
-            checkpoint = _checkpoint(gx, context, table, stored)
-            context.variables.progress_bars = {"globally": False}  # set after the additions, so never saved
-        except gx.exceptions.GreatExpectationsError as e:
-            raise ConfigError(
-                f"the Great Expectations project {folder} cannot validate {table}: {_line(e)}",
-                remedy="correct the project's files",
-            ) from e
-        results = checkpoint.run(batch_parameters={"dataframe": rows}).run_results.values()
-    entries = {e.expectation_config.id: e for result in results for e in result.results}
-    current = Suites(folder).suite(suite.name)  # Great Expectations validated what the file says now
-    return [_verdict(rule, entries[rule.id]) for rule in current.rules if rule.id in entries]
-
-
-def result_rows(
-    verdicts: Sequence[Verdict], suite: Suite, table: str, since: datetime | None, until: datetime | None
-) -> list[tuple[Any, ...]]:
-    """Return the verdicts as rows of ``RESULT_COLUMNS``. The rows were processed after ``since``, until ``until``."""
-    now = datetime.now(timezone.utc)
-    rows: list[tuple[Any, ...]] = []
-    for v in verdicts:
-        rule = (v.rule.name, v.rule.expectation, list(v.rule.columns), v.rule.severity, v.rule.splits)
-        found = (v.success, v.evaluated, v.unexpected, v.observed)
-        rows.append((now, table, suite.name, *rule, *found, since, until))
-    return rows
+        return _parsed(name, project_folder(self.folder) / "expectations" / f"{name}.json")
 
 
 @dataclass(frozen=True)
@@ -297,7 +209,7 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    _gx(suite.modules)
+    great_expectations(suite)
     from streaming.row_conditions import load_expectation, row_condition
 
     marks: list[_Mark] = []
@@ -316,7 +228,7 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
                 _ = mark.added(rows, "_flag").schema
             marks.append(mark)
         except Exception as e:  # noqa: BLE001 — Spark's, Great Expectations' or a custom metric's: the suite is wrong
-            problems.append(f"rule {rule.name!r}: {_line(e)}")
+            problems.append(f"rule {rule.name!r}: {line_of(e)}")
     doubling = [mark.rule.name for mark in marks if mark.doubles]
     if len(doubling) > _MOST_DOUBLING:
         problems.append(f"at most {_MOST_DOUBLING} rules can have a window and a row condition: {doubling}")
@@ -330,7 +242,7 @@ def _failures(marks: Sequence[_Mark], row: DataFrame) -> Iterable[str]:
         try:
             mark.added(row, "_flag").select("_flag").collect()
         except Exception as e:  # noqa: BLE001 — an error of any kind would end a batch
-            yield f"rule {mark.rule.name!r} raises an error for the text 'x': {_line(e)}"
+            yield f"rule {mark.rule.name!r} raises an error for the text 'x': {line_of(e)}"
 
 
 def _sample(name: str, kind: str) -> str:
@@ -347,7 +259,8 @@ def _sample(name: str, kind: str) -> str:
     return f"CAST({value} AS {kind}) AS `{quoted}`"
 
 
-def _project(folder: Path) -> Path:
+def project_folder(folder: Path) -> Path:
+    """Return the folder with ``great_expectations.yml``: this one or its ``gx``. Raises ConfigError where there is none."""
     for found in (folder, folder / "gx"):
         if (found / "great_expectations.yml").is_file():
             return found
@@ -370,7 +283,7 @@ def _parsed(name: str, path: Path) -> Suite:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _gx(())
+        great_expectations()
         from streaming.row_conditions import has_row_condition, load_expectation
 
         rules: list[Rule] = []
@@ -387,7 +300,7 @@ def _parsed(name: str, path: Path) -> Suite:
             else:
                 modules.add(type(made).__module__)
     custom = sorted(m for m in modules if m.partition(".")[0] not in ("great_expectations", "__main__"))
-    suite = Suite(name, str(path), json.dumps(entries), tuple(rules), tuple(custom))
+    suite = Suite(name, str(path), json.dumps(entries), tuple(rules), tuple(custom), sources_of(custom))
     if problems:
         raise suite._error(problems, "correct the file, and keep what Great Expectations saves")
     return suite
@@ -405,56 +318,7 @@ def _rule(expectation: Any, splits: bool, taken: set[str]) -> Rule:
     return Rule(name, kind, tuple(columns), expectation.severity.value, splits, expectation.id)
 
 
-def _checkpoint(gx: Any, context: Any, table: str, suite: Any) -> Any:
-    """Return the Checkpoint of the table; what is missing of it is added to the project."""
-    from great_expectations.checkpoint import UpdateDataDocsAction
-    from great_expectations.exceptions import DataContextError
-
-    def got(find: Callable[[str], Any], name: str, add: Callable[[], Any]) -> Any:
-        try:
-            return find(name)
-        except (LookupError, DataContextError):
-            return add()
-
-    def definition() -> Any:
-        sources = context.data_sources
-        source = got(sources.get, _SOURCE, lambda: sources.add_spark(_SOURCE, persist=False))
-        asset = got(source.get_asset, table, lambda: source.add_dataframe_asset(table))
-        whole = asset.add_batch_definition_whole_dataframe
-        batch = got(asset.get_batch_definition, _BATCH, lambda: whole(_BATCH))
-        return context.validation_definitions.add(
-            gx.ValidationDefinition(name=table, data=batch, suite=suite)
-        )
-
-    def checkpoint() -> Any:
-        return context.checkpoints.add(
-            gx.Checkpoint(
-                name=table,
-                validation_definitions=[got(context.validation_definitions.get, table, definition)],
-                actions=[UpdateDataDocsAction(name="data_docs")],
-                result_format={"result_format": "BASIC", "partial_unexpected_count": 0},
-            )
-        )
-
-    return got(context.checkpoints.get, table, checkpoint)
-
-
-def _verdict(rule: Rule, entry: Any) -> Verdict:
-    found, failure = entry.result or {}, entry.exception_info or {}
-    # One dictionary, or one for each metric that failed.
-    errors = [failure, *(v for v in failure.values() if isinstance(v, Mapping))]
-    error = next((e["exception_message"] for e in errors if e.get("exception_message")), None)
-    observed = found.get("observed_value")
-    return Verdict(
-        rule,
-        bool(entry.success),
-        found.get("element_count"),
-        found.get("unexpected_count"),
-        error or ("" if observed is None else str(observed)),
-    )
-
-
-def _line(e: Exception) -> str:
+def line_of(e: Exception) -> str:
     """Return the line of an error that says most, at most 300 characters."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [type(e).__name__]
     # An error of a Python worker begins with a sentence and ends with the error.
@@ -462,8 +326,8 @@ def _line(e: Exception) -> str:
     return (raised[-1] if raised and lines[0].endswith(":") else lines[0])[:300]
 
 
-def _gx(modules: Sequence[str]) -> Any:
-    """Return Great Expectations, after the import of modules that add expectations to it."""
+def great_expectations(suite: Suite | None = None) -> Any:
+    """Return Great Expectations, after the import of the modules that add a suite's expectations to it."""
     # Read when the package is imported: nothing is sent anywhere.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     # Its loggers set levels of their own; what matters of it is raised, or is in the verdict.
@@ -473,14 +337,16 @@ def _gx(modules: Sequence[str]) -> Any:
         log.addHandler(logging.NullHandler())
     try:
         with _main_with_file():
-            import great_expectations
+            import great_expectations as gx
     except ModuleNotFoundError as e:
         raise MissingExtraError(
             "a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'"
         ) from e
-    for module in modules:
-        importlib.import_module(module)
-    return great_expectations
+    if suite is not None:
+        load_again(suite.sources)
+        for module in suite.modules:
+            importlib.import_module(module)
+    return gx
 
 
 @contextmanager

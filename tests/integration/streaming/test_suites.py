@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import ConfigError
-from streaming.suites import FAILED, RESULT_COLUMNS, WARNINGS, Suite, Suites, result_rows, run_checkpoint
+from streaming.checkpoints import RESULT_COLUMNS, result_rows, run_checkpoint
+from streaming.suites import FAILED, WARNINGS, Suite, Suites
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -512,7 +513,7 @@ REMOTE = """
 import pickle, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from streaming.suites import run_checkpoint
+from streaming.checkpoints import run_checkpoint
 
 suite, columns, schema, rows, folder = pickle.loads(Path(sys.argv[1]).read_bytes())
 spark = SparkSession.builder.remote("local[1]").getOrCreate()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bridge.errors import ConfigError
-from streaming.suites import RESULT_COLUMNS, Suite, Suites, Verdict, result_rows
+from streaming.checkpoints import RESULT_COLUMNS, Verdict, result_rows
+from streaming.suites import Suite, Suites
 
 NULL, BETWEEN = "expect_column_values_to_not_be_null", "expect_column_values_to_be_between"
 
