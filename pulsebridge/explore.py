@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from bridge import logs
 from bridge.errors import TransientError
 from bridge.settings import Settings
 from bridge.settings.loading import CONFIG_VARIABLE, conf_path, load
+from bridge.settings.log import LogSettings
 from pulsebridge.plots import Chart, data_docs, plot_commands, show_both
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from bridge.local.stack import LocalStack
     from pulsebridge.demo.recordings import VirtualDevice
@@ -36,6 +38,7 @@ __all__ = ["Chart", "Feed", "Lab", "data_docs", "plot_commands"]
 
 _SERVERS: Final = "PULSEBRIDGE_PULSAR__SERVICE_URL"
 _WAIT_S: Final = 120.0
+_LEAVE_S: Final = 20.0
 _SESSION_S: Final = 60
 """How long a broker keeps the session of a lab that is gone, in seconds."""
 
@@ -47,7 +50,7 @@ class Lab:
     ``measurements`` with a suite, its alert rules. Servers that neither the file nor the environment names are started
     on this machine. Where the file names Pulsar, a Pulsebridge runs there already: only Spark is started.
 
-    While the lab is there, ``pipelines.messages`` and ``pipelines.read`` take its settings.
+    While the lab is there, ``pipelines.read`` finds its tables.
     """
 
     def __init__(self, config: str | Path | None = None) -> None:
@@ -57,6 +60,7 @@ class Lab:
         self._desk: CommandDesk | None = None
         self._spark: SparkSession | None = None
         self._feeds: list[Feed] = []
+        self._holds: list[str] = []
         self._config_before = os.environ.get(CONFIG_VARIABLE)
         self.folder = Path(tempfile.mkdtemp(prefix="pulsebridge-lab-"))
         (self.folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")  # as the local stack does
@@ -71,6 +75,7 @@ class Lab:
 
     def start(self) -> Lab:
         """Start what is missing. Raises ConfigError for settings that will not do, and what the local stack raises."""
+        logs.configure(LogSettings(level="warning"))
         show_both()
         try:
             body = self._own_settings()
@@ -94,10 +99,13 @@ class Lab:
         if self._desk is not None:
             self._desk.close()
         if self._spark is not None:
+            for query in self._spark.streams.active:
+                query.stop()
             self._spark.stop()
         if self._ingest is not None:
             self._ingest.ask()
             self._ingest.wait()
+        own = self._stack
         if self._stack is not None:
             self._stack.stop()
         self._desk = self._spark = self._ingest = self._stack = None
@@ -106,6 +114,8 @@ class Lab:
         else:
             os.environ[CONFIG_VARIABLE] = self._config_before
         shutil.rmtree(self.folder, ignore_errors=True)
+        if own is None:
+            self._drop_holds()
 
     @property
     def spark(self) -> SparkSession:
@@ -127,6 +137,18 @@ class Lab:
 
         with PulsarAdmin(self.settings.pulsar) as admin:
             return self._options(",".join(topics_to_read(self.settings, admin.topics)))
+
+    def messages(self, filter: str = "#", **declared: Any) -> DataFrame:
+        """Return the stream of the MQTT messages that a filter matches, from the first that Pulsar has, decoded as
+        ``pipelines.messages`` of a module does. Its subscription goes with the lab.
+        """
+        from streaming.reading import Reader
+
+        hold = f"notebook-{uuid.uuid4().hex[:8]}"
+        self._holds.append(hold)
+        streaming = self.settings.streaming.model_copy(update={"subscription": hold})
+        settings = self.settings.model_copy(update={"streaming": streaming})
+        return Reader(self.spark, settings).messages(filter, declared)
 
     @property
     def root(self) -> str:
@@ -183,8 +205,8 @@ class Lab:
         ]
         return self._feed(_messages(devices, readings, fault_every), rate)
 
-    def process(self, at_least: int = 0) -> None:
-        """Run the pipeline on what has arrived, until bronze has ``at_least`` rows.
+    def process(self, *flows: str, at_least: int = 0) -> None:
+        """Run flows of the pipeline, or all, on what has arrived, until bronze has ``at_least`` rows.
 
         Raises TransientError when they do not arrive within two minutes.
         """
@@ -195,7 +217,7 @@ class Lab:
         deadline = time.monotonic() + _WAIT_S
         while True:
             self._check_servers()
-            job = Job(self.spark, self.settings, pipeline_of(self.settings))
+            job = Job(self.spark, self.settings, pipeline_of(self.settings), flows)
             job.prepare()
             job.run(threading.Event(), available_now=True)
             stored = table_of("bronze", self.settings.streaming).read(self.spark).count()
@@ -249,6 +271,30 @@ class Lab:
         command = pulsebridge_command("ingest", "--config", str(self._file))
         self._ingest = Child("ingest", command, self.folder / "ingest.log", _environment())
         self._ingest.start()
+
+    def _drop_holds(self) -> None:
+        """Delete the subscriptions of this notebook, which would keep messages for nobody."""
+        from bridge.pulsar_admin import PulsarAdmin
+        from bridge.readings_topics import topics_to_read
+        from sources.subscriptions import delete, held_topics
+
+        deadline = time.monotonic() + _LEAVE_S
+        while self._holds:
+            with PulsarAdmin(self.settings.pulsar) as admin:
+                topics = topics_to_read(self.settings, admin.topics)
+                held = [one for one in held_topics(admin, topics) if one.subscription in self._holds]
+                free = [one for one in held if not one.in_use]
+                if free:
+                    delete(admin, free)
+            left = {one.subscription for one in held if one.in_use}
+            self._holds = [name for name in self._holds if name in left]
+            if self._holds and time.monotonic() > deadline:
+                raise TransientError(
+                    f"queries still use the subscriptions {', '.join(self._holds)}",
+                    remedy="stop them, and run pulsebridge subscriptions delete",
+                )
+            if self._holds:
+                time.sleep(0.2)
 
     def _options(self, topics: str) -> dict[str, str]:
         from sources import connection_options

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +33,9 @@ class Chart:
     """A chart below its choices, drawn again when one changes; with a query each second while it runs, beside a button
     that stops the query.
 
-    ``draw`` is called with each choice by its name, and returns the chart. A choice is a list, a function that returns one
-    (asked again at each drawing: devices come while a stream runs), or any widget with a value.
+    ``draw`` is called with each choice by its name, and returns the chart. A choice is a list, any widget with a value, or a
+    function that returns a list: it is called at each drawing, since devices come while a stream runs, with the choices
+    before it by their names.
     """
 
     def __init__(
@@ -104,12 +106,14 @@ class Chart:
         """Bring the lists up to date, without a drawing for each."""
         self._choosing = True
         try:
-            for name, ask in self._asked.items():
-                choice, options = self.choices[name], tuple(ask())
-                if options != choice.options:
+            before: dict[str, Any] = {}
+            for name, choice in self.choices.items():
+                options = tuple(self._asked[name](**before)) if name in self._asked else None
+                if options is not None and options != choice.options:
                     value = choice.value
                     choice.options = options
                     choice.value = value if value in options else next(iter(options), None)
+                before[name] = choice.value
         finally:
             self._choosing = False
 
@@ -118,7 +122,7 @@ class Chart:
 
 
 def data_docs(project: str | Path, height: int = 600) -> Any:
-    """Return the newest page of a Great Expectations project's Data Docs, to be shown inline.
+    """Return the newest page of a Great Expectations project's Data Docs, to be shown inline, without its scripts.
 
     Raises ConfigError when no checkpoint has run.
     """
@@ -129,9 +133,8 @@ def data_docs(project: str | Path, height: int = 600) -> Any:
     )
     if not pages:
         raise ConfigError(f"{project} has no Data Docs", remedy="run a checkpoint first")
-    page = html.escape(pages[-1].read_text(encoding="utf-8"))
-    # Its scripts run, in a place of their own.
-    frame = f'<iframe srcdoc="{page}" sandbox="allow-scripts" width="100%" height="{height}"></iframe>'
+    page = re.sub(r"<script.*?</script>", "", pages[-1].read_text(encoding="utf-8"), flags=re.S | re.I)
+    frame = f'<iframe srcdoc="{html.escape(page)}" sandbox width="100%" height="{height}"></iframe>'
     made: Any = display.HTML
     return made(f"<div>{frame}</div>")
 

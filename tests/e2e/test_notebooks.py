@@ -157,7 +157,7 @@ class TestRun:
             named = {name: value for name, value in servers.items() if "MQTT" not in name}
             notebook = executed("your_broker_and_tables", tmp_path, named, change)
         assert "STRUCT<at: STRING, battery: STRUCT<percent: BIGINT>" in shown(notebook, "schema_of_json")
-        assert "battery.percent" in shown(notebook, 'dp.messages("#"')
+        assert "battery.percent" in shown(notebook, 'lab.messages("#"')
         (chart,) = charts(notebook, "chart = ")
         assert points(chart) == [3]
         table = shown(notebook, 'lab.root}/my_rooms")  # or')
