@@ -6,12 +6,13 @@ from pyspark.sql import DataFrame, SparkSession
 from streaming import pipelines as pulsebridge
 
 spark = SparkSession.active()
+# Here, not in the function of a table: there Spark allows nothing that needs the columns of a frame.
+climate = pulsebridge.messages("zigbee2mqtt/+device", fields="temperature double, humidity double")
 
 
 @dp.table(comment="Climate of rooms")
 def rooms() -> DataFrame:
-    rows = pulsebridge.messages("zigbee2mqtt/+device", fields="temperature double, humidity double")
-    return rows.where("_fault IS NULL").select("device", "event_time", "temperature", "humidity")
+    return climate.where("_fault IS NULL").select("device", "event_time", "temperature", "humidity")
 
 
 dp.create_streaming_table("damp")
