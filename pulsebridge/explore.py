@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from bridge import logs
-from bridge.errors import TransientError
+from bridge.errors import FencedError, TransientError
 from bridge.settings import Settings
 from bridge.settings.loading import CONFIG_VARIABLE, conf_path, load
 from bridge.settings.log import LogSettings
@@ -38,7 +39,6 @@ __all__ = ["Chart", "Feed", "Lab", "data_docs", "plot_commands"]
 
 _SERVERS: Final = "PULSEBRIDGE_PULSAR__SERVICE_URL"
 _WAIT_S: Final = 120.0
-_LEAVE_S: Final = 20.0
 _SESSION_S: Final = 60
 """How long a broker keeps the session of a lab that is gone, in seconds."""
 
@@ -66,12 +66,6 @@ class Lab:
         (self.folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")  # as the local stack does
         self._file = self.folder / "pulsebridge.yaml"
         self.settings = Settings()
-
-    def __enter__(self) -> Lab:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def start(self) -> Lab:
         """Start what is missing. Raises ConfigError for settings that will not do, and what the local stack raises."""
@@ -105,7 +99,7 @@ class Lab:
         if self._ingest is not None:
             self._ingest.ask()
             self._ingest.wait()
-        own = self._stack
+        theirs = self._stack is None
         if self._stack is not None:
             self._stack.stop()
         self._desk = self._spark = self._ingest = self._stack = None
@@ -114,7 +108,7 @@ class Lab:
         else:
             os.environ[CONFIG_VARIABLE] = self._config_before
         shutil.rmtree(self.folder, ignore_errors=True)
-        if own is None:
+        if theirs and self._holds:
             self._drop_holds()
 
     @property
@@ -278,23 +272,17 @@ class Lab:
         from bridge.readings_topics import topics_to_read
         from sources.subscriptions import delete, held_topics
 
-        deadline = time.monotonic() + _LEAVE_S
-        while self._holds:
-            with PulsarAdmin(self.settings.pulsar) as admin:
-                topics = topics_to_read(self.settings, admin.topics)
-                held = [one for one in held_topics(admin, topics) if one.subscription in self._holds]
-                free = [one for one in held if not one.in_use]
-                if free:
-                    delete(admin, free)
-            left = {one.subscription for one in held if one.in_use}
-            self._holds = [name for name in self._holds if name in left]
-            if self._holds and time.monotonic() > deadline:
-                raise TransientError(
-                    f"queries still use the subscriptions {', '.join(self._holds)}",
-                    remedy="stop them, and run pulsebridge subscriptions delete",
-                )
-            if self._holds:
-                time.sleep(0.2)
+        # A query that has just ended may still be connected.
+        patient = Retrying(
+            retry=retry_if_exception_type(FencedError), stop=stop_after_delay(20), wait=wait_fixed(0.2),
+            reraise=True,
+        )  # fmt: skip
+        with PulsarAdmin(self.settings.pulsar) as admin:
+            topics = topics_to_read(self.settings, admin.topics)
+            for hold in self._holds:
+                for held in held_topics(admin, topics, hold):
+                    patient(delete, admin, [held])
+        self._holds.clear()
 
     def _options(self, topics: str) -> dict[str, str]:
         from sources import connection_options

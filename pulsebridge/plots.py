@@ -122,7 +122,7 @@ class Chart:
 
 
 def data_docs(project: str | Path, height: int = 600) -> Any:
-    """Return the newest page of a Great Expectations project's Data Docs, to be shown inline, without its scripts.
+    """Return the newest page of a Great Expectations project's Data Docs, to be shown inline, without scripts and pictures.
 
     Raises ConfigError when no checkpoint has run.
     """
@@ -133,7 +133,7 @@ def data_docs(project: str | Path, height: int = 600) -> Any:
     )
     if not pages:
         raise ConfigError(f"{project} has no Data Docs", remedy="run a checkpoint first")
-    page = re.sub(r"<script.*?</script>", "", pages[-1].read_text(encoding="utf-8"), flags=re.S | re.I)
+    page = re.sub(r"<script.*?</script>|<img[^>]*>", "", pages[-1].read_text(encoding="utf-8"), flags=re.S)
     frame = f'<iframe srcdoc="{html.escape(page)}" sandbox width="100%" height="{height}"></iframe>'
     made: Any = display.HTML
     return made(f"<div>{frame}</div>")
