@@ -26,6 +26,8 @@ __all__ = ["JAVA_OPTIONS", "delta_jars", "job_session", "local_session", "spark_
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 """Name of the setting with the options of the driver's JVM."""
+_CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
+"""Name of the setting with the class that writes checkpoints."""
 
 
 def spark_settings(master: str) -> dict[str, str]:
@@ -67,10 +69,11 @@ def job_session(settings: Settings) -> SparkSession:
         _register(spark)
     else:
         jars = delta_jars(settings.local.cache_dir)
+        more: dict[str, str | None] = {"spark.driver.memory": streaming.driver_memory}
+        if "://" in streaming.root:
+            more[_CHECKPOINTS] = None
         with printing_to(streaming.spark_log):
-            spark = local_session(
-                jars=jars, master=streaming.master, more={"spark.driver.memory": streaming.driver_memory}
-            )
+            spark = local_session(jars=jars, master=streaming.master, more=more)
     _check_delta(spark)
     return spark
 
@@ -80,23 +83,36 @@ def local_session(
     *,
     jars: Sequence[Path] | None = None,
     master: str = "local[2]",
-    more: Mapping[str, str] | None = None,
+    more: Mapping[str, str | None] | None = None,
 ) -> SparkSession:
-    """Return a session whose driver is this process, with Delta's jars from the cache."""
+    """Return a session whose driver is this process, with Delta's jars from the cache. ``more``: settings that replace
+    those of the files; None: Spark's own default.
+    """
     # The workers must be this very Python, with the same packages.
     os.environ.setdefault(
         "PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable
     )
-    pairs = spark_settings(master)
-    pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
-    pairs.update(more or {})
     builder = _builder().appName(name).master(master)
-    for key, value in pairs.items():
-        builder = builder.config(key, value)
+    pairs = {
+        **spark_settings(master),
+        "spark.jars": ",".join(map(str, delta_jars() if jars is None else jars)),
+    }
+    if _spark_version() < (4, 1) and _CHECKPOINTS in pairs:
+        pairs[_CHECKPOINTS] = pairs[_CHECKPOINTS].replace(".checkpointing.", ".")
+    for key, value in {**pairs, **(more or {})}.items():
+        if value is not None:
+            builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     _register(spark)
     return spark
+
+
+def _spark_version() -> tuple[int, int]:
+    from pyspark import __version__
+
+    major, minor = __version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _check_delta(spark: SparkSession) -> None:
