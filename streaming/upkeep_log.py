@@ -154,15 +154,18 @@ class Log:
 
     def forget_arguments(self) -> None:
         """Delete the arguments of finished requests: they may name a device that was deleted."""
-        while settled := [r.id for r in self.read().requests.values() if r.kind and not r.open]:
-            ids = ", ".join(f"'{id}'" for id in settled)
-            delete = f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({ids})"
+        settled = ", ".join(f"'{r.id}'" for r in self.read().requests.values() if r.kind and not r.open)
+        while settled:
             try:
-                with self._lock:  # the thread of signs of life appends as well
-                    self._spark.sql(delete).collect()
+                with self._lock:
+                    self._spark.sql(
+                        f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({settled})"
+                    ).collect()
             except Exception as e:
-                if "Concurrent" not in str(e):  # another process appended meanwhile
+                if "Concurrent" not in str(e):  # another process has added an event meanwhile
                     raise
+            else:
+                return
 
     def remove_if_dead(self, now: Standing) -> None:
         """Wait a moment, and remove the processes in the log if it has not changed for long."""
