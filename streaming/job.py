@@ -223,10 +223,13 @@ class Job:
     def _watch(self, stop: threading.Event) -> bool:
         """Return True when all queries have ended, False when somebody asked to stop."""
         while not stop.wait(0.2):
+            running = False
             for name, queries in list(self.queries.items()):
                 for query in queries:
-                    failure = None if query.isActive else query.exception()
-                    if failure is not None:
+                    # Asked once: a query that ends meanwhile is looked at in the next turn.
+                    if query.isActive:
+                        running = True
+                    elif (failure := query.exception()) is not None:
                         self._failed(name, cause_of(failure, query.lastProgress))
                         break
             if not self._available_now:
@@ -235,7 +238,8 @@ class Job:
                 if time.monotonic() >= at:
                     del self._due[name]
                     self._again(name)
-            if not self._due and not any(q.isActive for of in self.queries.values() for q in of):
+                    running = True
+            if not self._due and not running:
                 return True
         return False
 

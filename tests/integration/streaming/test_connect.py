@@ -91,7 +91,8 @@ def spark_options(folder: Path) -> list[str]:
     from streaming.session import delta_jars, spark_settings
 
     settings = spark_settings("local[2]") | {
-        "spark.jars": ",".join(map(str, delta_jars())),
+        # Threads of spark-pipelines do not find what spark.jars names.
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, delta_jars())),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "scratch"),
         "spark.driver.host": "127.0.0.1",
