@@ -16,6 +16,7 @@ from typing import Any, Final
 import pulsar
 import pytest
 import yaml
+from pyarrow import parquet
 
 from bridge import contract
 from bridge.local.ports import free_ports
@@ -270,15 +271,17 @@ def test_walk_e_the_source_in_a_spark_declarative_pipeline(config: dict[str, Any
 
     def run() -> list[str]:
         done = subprocess.run(
-            [spark_command("spark-pipelines"), "run", *spark_options(tmp_path)],
+            [spark_command("spark-pipelines"), "run", *spark_options(tmp_path), "--conf", "spark.sql.catalogImplementation=hive"],
             env=environment(PULSEBRIDGE_CONFIG=str(tmp_path / "pulsebridge.yaml"), SPARK_LOCAL_IP="127.0.0.1"),
             cwd=tmp_path, timeout=patient(300), check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-        return [f"{row['device']} {row['humidity']:g}" for row in delta_rows(tmp_path / "warehouse" / "damp")]
+        return [
+            f"{row['device']} {row['humidity']:g}"
+            for row in parquet.read_table(tmp_path / "spark-warehouse" / "damp").to_pylist()
+        ]
 
     assert sorted(run()) == ["bath 95", "hall 95"]
-    rooms = delta_rows(tmp_path / "warehouse" / "rooms")
-    assert len(rooms) == 2 * len(BODIES)
+    assert parquet.read_table(tmp_path / "spark-warehouse" / "rooms").num_rows == 2 * len(BODIES)
     publish(PulsarSettings(**config["pulsar"]))
     assert sorted(run()) == ["bath 95", "bath 95", "hall 95", "hall 95"], "what was read is not read again"
