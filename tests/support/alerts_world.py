@@ -153,11 +153,22 @@ class AlertsWorld:
         return [decode_command(message.properties(), message.data()) for message in found]
 
     def forget_last_commit(self, flow: str) -> None:
-        """As after a crash between the writer and the commit of the batch."""
-        commits = Path(self.settings.streaming.root) / "checkpoints" / flow / "commits"
-        last = max(int(file.name) for file in commits.glob("[0-9]*"))
-        for name in (str(last), f".{last}.crc"):
-            (commits / name).unlink(missing_ok=True)
+        """As after a crash between the writer and the commit of the last batch with rows."""
+        checkpoint = Path(self.settings.streaming.root) / "checkpoints" / flow
+        while True:
+            last = max(int(file.name) for file in (checkpoint / "commits").glob("[0-9]*"))
+            _remove(checkpoint / "commits" / str(last))
+            read, before = (
+                (checkpoint / "offsets" / str(n)).read_text().splitlines()[2:] for n in (last, last - 1)
+            )
+            if read != before:
+                return
+            _remove(checkpoint / "offsets" / str(last))  # it moved the clock alone
+
+
+def _remove(file: Path) -> None:
+    for one in (file, file.with_name(f".{file.name}.crc")):
+        one.unlink(missing_ok=True)
 
 
 def run(spark: SparkSession, settings: Settings) -> None:

@@ -170,7 +170,7 @@ def test_walk_b_typed_tables_by_examples_presets_and_a_decoder_of_ones_own(
     assert {row["metric"] for row in readings if row["device"] == "m1"} == {
         "register",
         "count",
-        "plant",
+        "at",
         "of",
         "since",
     }
