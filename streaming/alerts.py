@@ -135,14 +135,15 @@ class AlertBatches:
         batch = batch.persist()  # its state must be computed once
         try:
             receivers = [row[0] for row in batch.select("to_device").collect()]
+            if not receivers:
+                return
             reach("alerts.found")
             if self.commands is not None and any(to is not None for to in receivers):
                 rows = _as_commands(batch)
                 rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
             reach("alerts.commands")
-            if receivers:
-                self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
-                self.table.append(batch, (self._app, number))
+            self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
+            self.table.append(batch, (self._app, number))
             reach("alerts.table")
         finally:
             batch.unpersist()
