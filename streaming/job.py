@@ -410,6 +410,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_now: bool) -> int:
+
     from bridge.health import Health
     from bridge.metrics import serving
     from bridge.stream_metrics import StreamMetrics

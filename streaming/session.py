@@ -6,6 +6,7 @@ Settings that every deployment wants stand in ``conf/spark-defaults.conf``; what
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,11 @@ def job_session(settings: Settings) -> SparkSession:
         with printing_to(streaming.spark_log):
             spark = local_session(jars=jars, master=streaming.master, more=more)
     _check_delta(spark)
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # Spark prints what it refuses as JSON as well; the job's own line says it.
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return spark
 
 

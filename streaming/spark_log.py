@@ -17,8 +17,8 @@ from bridge.errors import ConfigError
 
 __all__ = ["printing_to"]
 
-_OURS: Final = re.compile(rb'\d\d:\d\d:\d\d \[|\{"')
-"""How a line of our own log begins: the source logs in a Python process of Spark."""
+_OURS: Final = re.compile(rb'\d\d:\d\d:\d\d \[|\{"(?!ts")')
+"""How a line of our own log begins: the source logs in a Python process of Spark, whose own JSON begins with ``ts``."""
 _MOST_BYTES: Final = 10 * 2**20
 _STANDARD: Final = (1, 2)
 
