@@ -3,7 +3,7 @@
 The rules of each table have flows of their own, so that an edit of the rules file never changes what a flow reads: Spark
 refuses a checkpoint whose sources have changed.
 
-Rules that know one row alone (kind ``sql``, ``every: message``) need no state. Two flows read for them: one writes commands
+Rules without state (kind ``sql``, ``every: message``) need no state. Two flows read for them: one writes commands
 as soon as it can, the other the table.
 
 All other rules of a table share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that
@@ -75,7 +75,7 @@ _EMPTY: Final = {"spark.sql.streaming.noDataMicroBatches.enabled": "true"}
 
 
 def declare_alerts(settings: Settings) -> None:
-    """Declare the table and the flows of alerts, unless there is no rule. Raises ConfigError for rules that will not do."""
+    """Declare the table and the flows of alerts, unless there is no rule. Raises ConfigError for invalid rules."""
     path = settings.streaming.rules
     rules = () if path is None else load_rules(path)
     if path is None or not rules:
@@ -161,7 +161,7 @@ class _Rules:
 
     @property
     def each(self) -> list[AlertRule]:
-        """Those that know one row alone."""
+        """Those without state."""
         return [rule for rule in self.all if rule.table == self.table and not rule.stateful]
 
     @property
@@ -170,13 +170,13 @@ class _Rules:
         return [rule for rule in self.all if rule.table == self.table and rule.stateful]
 
     def of_rows(self) -> DataFrame:
-        """Return the alerts of the rules that know one row alone."""
+        """Return the alerts of the rules without state."""
         rows = self._rows(self.each[0])
         found = ", ".join(self._alert(rule, rows) for rule in self.each)
         return _finished(rows.selectExpr(f"inline(array_compact(array({found})))"))
 
     def commands_of_rows(self) -> DataFrame:
-        """Return the commands of the rules that know one row alone."""
+        """Return the commands of the rules without state."""
         return _as_commands(self.of_rows())
 
     def of_devices(self) -> DataFrame:
@@ -269,7 +269,7 @@ class _Rules:
         )
 
     def _alert(self, rule: AlertRule, rows: DataFrame) -> str:
-        """Return the alert of a rule that knows one row alone, null where there is none."""
+        """Return the alert of a rule without state, null where there is none."""
         sql = self._sql(rule, rows)
         id = "_about.reading_id"
         if "metric" in rows.columns and rule.metric is None:  # a message has a row for each of them

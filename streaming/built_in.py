@@ -24,7 +24,7 @@ def declare(settings: Settings, names: Iterable[str]) -> None:
 
 def _bronze(settings: Settings) -> None:
     @dp.table(
-        comment="Every message as Pulsar holds it, once",
+        comment="Each message, as Pulsar stores it, once",
         cluster_by=["device", "arrival_time"],
     )
     def bronze() -> DataFrame:
@@ -41,7 +41,7 @@ def _readings(settings: Settings) -> None:
     with_ids = any(rule.reading_id for rule in settings.ingest.all_rules) or any(one.id for one in decodings)
 
     @dp.table(
-        comment="What devices say, a row for each field of a payload",
+        comment="One row for each field of a payload",
         cluster_by=["device", "event_time"],
         keys=["device", "_id", "metric", "event_time"] if with_ids else [],
     )

@@ -62,7 +62,7 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     ``event_time`` (the payload's time, else that of arrival, else of publishing), ``arrival_time``, ``mqtt_topic``,
     ``command_topic``, the declared columns, and
 
-    - ``_id string``: the payload's id, or ``ledger:entry:index#element``, the message's place in Pulsar;
+    - ``_id string``: the payload's id, or ``ledger:entry:index#element``, the message's position in Pulsar;
     - ``_rescued_data string``: JSON of unknown fields and of values that do not fit their type, null for none;
     - ``_position struct<topic, partition, ledger, entry, index, element>``;
     - ``_payload binary``: the message's payload, of an element of an array the element as JSON;
@@ -318,7 +318,7 @@ def _finished(rows: DataFrame, typed: Sequence[_Typed], more: Sequence[str]) -> 
     names = [name.lower() for name in kinds]
     clash = [name for name in kinds if name.lower() in fixed or names.count(name.lower()) > 1]
     if clash:
-        raise ConfigError(f"column {clash[0]} is there already", remedy="give it another name under columns")
+        raise ConfigError(f"column {clash[0]} exists already", remedy="give it another name under columns")
 
     def column(name: str, kind: DataType) -> str:
         none = f"CAST(NULL AS {ddl_of(kind)})"

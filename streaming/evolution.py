@@ -28,7 +28,7 @@ class NewColumns:
     types: Mapping[str, str]
     """All of them, by name, with the type in SQL."""
     lacking: frozenset[str]
-    """Those that the table has not got yet."""
+    """Columns that the table lacks."""
 
     def as_schema(self) -> StructType:
         """Return the columns that the table lacks."""

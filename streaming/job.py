@@ -221,7 +221,7 @@ class Job:
         return found
 
     def _watch(self, stop: threading.Event) -> bool:
-        """Return True when all queries have ended, False when somebody asked to stop."""
+        """Return True when all queries have ended, False when a stop was requested."""
         while not stop.wait(0.2):
             running = False
             for name, queries in list(self.queries.items()):
@@ -375,7 +375,7 @@ class Job:
 def await_pulsar(settings: Settings, stop: threading.Event) -> None:
     """Wait until Pulsar's admin answers: it may be started after the job.
 
-    Returns early when somebody asked to stop. Raises RefusedError when the admin does not let us look.
+    Returns early when a stop was requested. Raises RefusedError when the admin refuses access.
     """
     from bridge.pulsar_admin import PulsarAdmin
 
@@ -388,7 +388,7 @@ def await_pulsar(settings: Settings, stop: threading.Event) -> None:
             except TransientError as e:
                 if not warned and time.monotonic() - began > _PULSAR_WARN_S:
                     warned = True
-                    _log.warning("Pulsar does not answer yet, waiting: start it", why=e.what)
+                    _log.warning("Pulsar does not answer yet. Action: start it", why=e.what)
             stop.wait(0.25)
 
 

@@ -3,11 +3,11 @@
 Everything is a fold: rules, what was kept, new readings (or how late it is) in; alerts and what is to be kept out.
 
 * Thresholds and rates follow the device's own time. A reading that comes later than a newer one of its metric is not
-  judged: an alert about the past helps nobody, and the newer one was judged already. So neither the order of arrival
+  evaluated: the newer one was evaluated before it. So neither the order of arrival
   within a batch nor a repetition makes a command.
 * Silence follows arrival, as a device's clock may be wrong and what it buffered is no sign of now. What time it is
   comes from outside: the latest arrival of all devices, less a grace. So a batch that is run again says the same, and
-  a pipeline that stood still, or is behind, calls nobody silent.
+  a pipeline that stood still, or is behind, reports no device as silent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceState:
     """The newest reading of each series, by the device's time."""
     watches: Mapping[str, Watch] = field(default_factory=dict)
     """By the rule's name; a rule that has nothing to keep is not there."""
-    heard: Mapping[str, Reading] = field(default_factory=dict)
+    last: Mapping[str, Reading] = field(default_factory=dict)
     """The last reading that came, of any series and of those that a rule of silence names."""
     timer_ms: int | None = None
     """When Spark is to call for this device, where that is set."""
@@ -54,7 +54,7 @@ class DeviceState:
     def to_json(self) -> str:
         """Return the state as text of version 2, with what is empty left out."""
         body: dict[str, Any] = {"v": _VERSION}
-        for name, of in (("newest", self.newest), ("heard", self.heard)):
+        for name, of in (("newest", self.newest), ("last", self.last)):
             if of:
                 body[name] = {series: _reading_body(reading) for series, reading in of.items()}
         if self.watches:
@@ -80,7 +80,7 @@ class DeviceState:
                 )
                 for name, w in body.get("watches", {}).items()
             },
-            {series: Reading(device, *one) for series, one in body.get("heard", {}).items()},
+            {series: Reading(device, *one) for series, one in body.get("last", {}).items()},
             body.get("timer"),
         )
 
@@ -104,8 +104,8 @@ def judge(
         for rule in rules:
             if rule.kind == "silence" or rule.series != reading.key:
                 continue
-            told, watch = _looked_at(rule, watches.get(rule.name, Watch()), previous, reading)
-            alerts += told
+            fired, watch = _looked_at(rule, watches.get(rule.name, Watch()), previous, reading)
+            alerts += fired
             _keep(watches, rule.name, watch)
         newest[reading.key] = reading
     alerts.sort(key=lambda a: (*a.reading.order, a.rule.name))
@@ -114,41 +114,41 @@ def judge(
         state,
         newest={series: reading for series, reading in newest.items() if series in wanted},
         watches=watches,
-        heard=_heard(rules, state, readings),
+        last=_last_readings(rules, state, readings),
     )
 
 
 def silent(
     rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: int
 ) -> tuple[list[Alert], DeviceState]:
-    """Return an alert for each rule whose time without a reading is over at ``now_us``, told once, and what to keep."""
+    """Return an alert for each rule whose time without a reading is over at ``now_us``, once, and the new state."""
     watches = dict(state.watches)
     alerts = []
     for rule in rules:
-        heard = _heard_by(rule, state)
-        if heard is None or _raised(state, rule) or now_us < heard.arrived_us + _after_us(rule):
+        last = _last_reading_for(rule, state)
+        if last is None or _raised(state, rule) or now_us < last.arrived_us + _after_us(rule):
             continue
         watches[rule.name] = Watch(raised=True)
-        alerts.append(Alert(rule, heard, rule.text(heard, None, minutes=rule.after_minutes or 0.0)))
+        alerts.append(Alert(rule, last, rule.text(last, None, minutes=rule.after_minutes or 0.0)))
     return alerts, replace(state, watches=watches)
 
 
 def due_us(rules: Iterable[AlertRule], state: DeviceState, forget_us: int) -> int | None:
-    """Return when somebody has to look at the device though nothing comes: for silence, or to forget it."""
-    last = state.heard.get(WHOLE)
+    """Return when the next timer of the device is due: for silence, or to delete its state."""
+    last = state.last.get(WHOLE)
     if last is None:
         return None
     due = last.arrived_us + forget_us
     for rule in rules:
-        heard = _heard_by(rule, state)
-        if heard is not None and not _raised(state, rule):
-            due = min(due, heard.arrived_us + _after_us(rule))
+        last = _last_reading_for(rule, state)
+        if last is not None and not _raised(state, rule):
+            due = min(due, last.arrived_us + _after_us(rule))
     return due
 
 
 def forgotten(state: DeviceState, now_us: int, forget_us: int) -> bool:
-    """Whether the device has been away for so long that nothing is kept of it any more."""
-    last = state.heard.get(WHOLE)
+    """Whether the device was offline for so long that its state is deleted."""
+    last = state.last.get(WHOLE)
     return last is not None and now_us >= last.arrived_us + forget_us
 
 
@@ -158,39 +158,41 @@ def _speaks_again(
     """Return what is over with the first reading that came after the silence; what came before it says nothing."""
     alerts = []
     for rule in rules:
-        heard = _heard_by(rule, state)
-        if heard is None or not _raised(state, rule):
+        last = _last_reading_for(rule, state)
+        if last is None or not _raised(state, rule):
             continue
-        later = [r for r in readings if rule.looks_at(r) and r.arrived_us > heard.arrived_us]
+        later = [r for r in readings if rule.looks_at(r) and r.arrived_us > last.arrived_us]
         if not later:
             continue
         first = min(later, key=_arrival)
         del watches[rule.name]
         if rule.tells_cleared:
-            minutes = (first.arrived_us - heard.arrived_us) / MINUTE_US
+            minutes = (first.arrived_us - last.arrived_us) / MINUTE_US
             alerts.append(
                 Alert(rule, first, rule.text(first, None, minutes=minutes, cleared=True), cleared=True)
             )
     return alerts
 
 
-def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Reading]:
+def _last_readings(
+    rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]
+) -> dict[str, Reading]:
     wanted = {WHOLE} | {rule.series for rule in rules if rule.kind == "silence"}
-    heard = {series: found for series, found in state.heard.items() if series in wanted}
+    last = {series: found for series, found in state.last.items() if series in wanted}
     for reading in sorted(readings, key=_arrival):
         for series in (WHOLE, reading.key):
-            known = heard.get(series)
+            known = last.get(series)
             if series in wanted and (known is None or _arrival(reading) > _arrival(known)):
-                heard[series] = reading
-    return heard
+                last[series] = reading
+    return last
 
 
 def _arrival(reading: Reading) -> tuple[int, int, str]:
     return (reading.arrived_us, reading.event_us, reading.reading_id)
 
 
-def _heard_by(rule: AlertRule, state: DeviceState) -> Reading | None:
-    return state.heard.get(rule.series) if rule.kind == "silence" else None
+def _last_reading_for(rule: AlertRule, state: DeviceState) -> Reading | None:
+    return state.last.get(rule.series) if rule.kind == "silence" else None
 
 
 def _raised(state: DeviceState, rule: AlertRule) -> bool:
@@ -232,7 +234,7 @@ def _looked_at(
 
 
 def _threshold(rule: AlertRule, was: Watch, reading: Reading) -> Watch:
-    """Between limit and clear nothing changes for what is raised, and what is not yet begins anew."""
+    """Between limit and clear nothing changes for what is raised, and a pending alert restarts."""
     limit, value = rule.limit or 0.0, reading.value or 0.0
     if was.raised:
         clear = limit if rule.clear is None else rule.clear

@@ -19,7 +19,7 @@ __all__ = ["pipeline_of"]
 
 
 def pipeline_of(settings: Settings) -> dp.Pipeline:
-    """Return what the settings declare. Raises ConfigError, in one line, for a module or a declaration that will not do."""
+    """Return what the settings declare. Raises ConfigError, in one line, for an invalid module or declaration."""
     from streaming.decoding import declared_tables
 
     with dp.declaring(dp.Pipeline()) as pipeline:

@@ -110,7 +110,7 @@ class Pipeline:
         self.flows[flow.name] = flow
 
     def check(self) -> None:
-        """Raise ConfigError for a flow into a table that nobody declares, or a table that no flow fills."""
+        """Raise ConfigError for a flow into an undeclared table, or a table that no flow fills."""
         for flow in self.flows.values():
             if flow.kind != "commands" and flow.target not in self.tables:
                 raise ConfigError(
@@ -293,7 +293,7 @@ def materialized_view(
     """Declare a table that is always what the decorated function gives of the tables that it reads (``read``).
 
     ``keys``: the columns by which it groups. Whenever rows of a table that it reads come, change or go, the rows of
-    the keys concerned are computed anew and merged, so that a late reading corrects its window. ``within``: a column of
+    the keys concerned are recomputed and merged, so that a late reading corrects its window. ``within``: a column of
     time and the longest span of it that one key covers, ``("event_time", "1 hour")``: no rows further away are read.
     Raises ConfigError without keys, or where the name is taken.
     """

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 def _run(
     table: _Table, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False
 ) -> None:
-    """Validate all rows of a table, and those of its quarantine, by its suite of now; update the Data Docs.
+    """Validate all rows of a table, and those of its quarantine, by its current suite; update the Data Docs.
 
     Nothing is moved: `pulsebridge tables rebuild` does that. Exit code 1 when an expectation is not met.
 

@@ -1,4 +1,4 @@
-"""Tells Prometheus what the micro-batches of a driver's queries are, rows, time, state and watermark, and the
+"""Exports to Prometheus what the micro-batches of a driver's queries are, rows, time, state and watermark, and the
 driver's health which of them run.
 
 ``spark.streams.addListener(QueryProgress(StreamMetrics()))``, beside ``bridge.metrics.serving``. The figures are read

@@ -155,7 +155,7 @@ class Reader:
         return table_of(name, self.settings.streaming)
 
     def ensure(self, name: str) -> Table:
-        """Return a table of the pipeline, created from its declaration unless it is there."""
+        """Return a table of the pipeline, created from its declaration unless it exists."""
         found = self.table(name)
         if name in self._made:
             return found

@@ -195,7 +195,7 @@ class AlertRule(BaseModel):
         ):
             adds = "every: change" if self.kind == "sql" else "over_minutes"
             raise ValueError(
-                f"clear: {self.kind} from one reading to the next is told each time and is never over, "
+                f"clear: {self.kind} from one reading to the next fires each time and never clears, "
                 f"add {adds}, or take out clear, tell_cleared and cleared_message"
             )
         name, worse = ("per_minute", "more than") if self.kind in _RATES else ("limit", self.kind)
@@ -219,7 +219,7 @@ class AlertRule(BaseModel):
 
     @property
     def lasts(self) -> bool:
-        """Whether an alert is told once and goes on until it is over; otherwise each reading may be one."""
+        """Whether an alert fires once and lasts until it clears; otherwise each reading may be one."""
         return (
             self.every == "change"
             if self.kind == "sql"

@@ -1,4 +1,4 @@
-"""Where a table is, and the statements that make and change it: by Spark's SQL alone, so that Spark Connect will do.
+"""Where a table is, and the statements that make and change it: by Spark's SQL alone, so that it works through Spark Connect.
 
 A table is given as a name (``catalog.schema.table``), a path or URI, or a plain name, which is a table of
 ``streaming.schema`` where that is set, else a folder below ``streaming.root``.
@@ -62,7 +62,7 @@ class Table:
         return f"delta.{quoted(self.where)}"
 
     def exists(self, spark: SparkSession) -> bool:
-        """Whether it is there, as a Delta table."""
+        """Whether it exists, as a Delta table."""
         return self.detail(spark) is not None
 
     def detail(self, spark: SparkSession) -> Row | None:
@@ -124,7 +124,7 @@ class Table:
         rows.sparkSession.sql(statement, rows=rows).collect()
 
     def overwrite(self, rows: DataFrame) -> None:
-        """Replace rows and columns, in one commit; the table is made unless it is there."""
+        """Replace rows and columns, in one commit; the table is created unless it exists."""
         writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         if self.by_name:
             writer.saveAsTable(self.sql)

@@ -220,13 +220,13 @@ class Upkeep:
         if flows[0].kind != "append":
             if request.arguments:
                 raise ConfigError(
-                    f"{name} follows other tables and is made again as a whole",
+                    f"{name} follows other tables and is recomputed as a whole",
                     remedy="leave the options out",
                 )
             with self._job.paused([flow.name for flow in flows]):
                 self._whole(flows[0])
             reach("upkeep.whole")
-            return f"{name}: made again as a whole"
+            return f"{name}: recomputed"
         newest = [
             f for f in pipeline.flows.values() if f.kind == "cdc" and name in self._batch(f, None)[1].seen
         ]

@@ -107,7 +107,7 @@ class Standing:
         return min(waiting, key=lambda r: r.state != "staged", default=None)
 
     def free_for(self, owner: str) -> bool:
-        """Whether this process may carry out a request: nobody else does, and no other job runs."""
+        """Whether this process may carry out a request: no other process does, and no other job runs."""
         return not self.busy and set(self.jobs) <= {owner}
 
 

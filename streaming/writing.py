@@ -42,7 +42,7 @@ CLOCK_SKEW: Final = "clock_skew"
 NO_KEY: Final = "no_key"
 """Rule that a row fails when a column of its table's keys is null."""
 EARLIER: Final = "earlier_rules"
-"""Rule of a row that an earlier run of the batch, by the rules of then, left out of the table."""
+"""Rule of a row that an earlier run of the batch, by the rules in force at that time, left out of the table."""
 _NO_ORDER: Final = re.compile("map<|variant")
 """Types whose values Spark does not compare."""
 _MOST_DAYS: Final = 64
@@ -85,7 +85,7 @@ class BadRows:
                 f"{table}: {bad} of {rows} rows of a batch failed a rule, the limit is {self.limit:.1%}; "
                 "nothing of the batch is written",
                 remedy="correct the declaration or the suite and start again; or raise streaming.bad_share_limit, or "
-                "set streaming.on_bad_share=alert to hold them in quarantine",
+                "set streaming.on_bad_share=alert to store them in quarantine",
             )
 
 
@@ -204,7 +204,7 @@ class TableBatches:
         return rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
 
     def _unknown(self, rows: DataFrame) -> DataFrame:
-        """Return the rows whose keys the table has not got."""
+        """Return the rows whose keys the table lacks."""
         keys = self.declared.keys
         there = self.table.read(rows.sparkSession).select(*map(quoted, keys))
         for key, kind in there.dtypes:
@@ -283,7 +283,7 @@ def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFra
 
 
 def id_of(spark: SparkSession, checkpoint: str) -> str:
-    """Return the id that Spark gave the query of a checkpoint: one that is made anew begins with batch 0 again, and
+    """Return the id that Spark gave the query of a checkpoint: a new checkpoint starts with batch 0, and
     its batches are others.
     """
     row = spark.read.text(f"{checkpoint}/metadata").first()

@@ -1,4 +1,4 @@
-"""What a decoder in Python is told of a message beside its payload."""
+"""The message around a payload, for a decoder in Python."""
 
 from __future__ import annotations
 

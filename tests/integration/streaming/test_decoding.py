@@ -473,7 +473,7 @@ def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark
         ([{"filter": "a", "fields": "t int"}, {"filter": "b"}], "with fields and without"),
         ([{"filter": "a", "fields": "t nothing"}], "Spark refuses a decoding"),
         ([{"filter": "a", "fields": "t int", "columns": {"x": "there_is_none + 1"}}], "there_is_none"),
-        ([{"filter": "a", "fields": "device string"}], "column device is there already"),
+        ([{"filter": "a", "fields": "device string"}], "column device exists already"),
         ([{"filter": "a", "fields": "t int"}, {"filter": "b", "fields": "t string"}], "column t is int and string"),
     ],
 )  # fmt: skip

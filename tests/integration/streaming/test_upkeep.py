@@ -135,7 +135,7 @@ def test_what_cannot_be_done_fails_in_one_line(spark: SparkSession, prepared: Pa
     for table, text in (("nothing", "there is no table"), ("bronze", "bronze has no column _position")):
         with pytest.raises(PulsebridgeError, match=text):
             house.do("rebuild", table)
-    with pytest.raises(PulsebridgeError, match="made again as a whole"):
+    with pytest.raises(PulsebridgeError, match="recomputed"):
         house.do("rebuild", "means", device="a")
     assert house.everything() == before
 
