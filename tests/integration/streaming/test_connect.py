@@ -207,6 +207,7 @@ def rows_of(table: Path) -> list[str]:
     return sorted(json.dumps(row, default=repr, sort_keys=True) for row in kept)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
     config: dict[str, Any], remote: str, tmp_path: Path
@@ -262,6 +263,7 @@ def test_what_ends_the_job_is_one_line_through_spark_connect(
     assert rows_of(tmp_path / "stop" / "lakehouse" / "comfort") == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_walk_e_the_source_in_a_spark_declarative_pipeline(config: dict[str, Any], tmp_path: Path) -> None:
     for name in ("declarative.py", "spark-pipeline.yml"):

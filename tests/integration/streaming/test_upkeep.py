@@ -141,23 +141,41 @@ def test_what_cannot_be_done_fails_in_one_line(spark: SparkSession, prepared: Pa
 
 
 STEPS = ("taken", "messages", "staged", "table", "quarantine", "newest", "done")
+KILLS = [
+    *((f"upkeep.{step}", "rebuild", "keyed", {}) for step in STEPS),
+    *((f"upkeep.{step}", "replay", "plain", {"device": "a"}) for step in STEPS),
+    ("upkeep.whole", "rebuild", "means", {}),
+    ("upkeep.drained", "forget", "", {"device": "a"}),
+    *((f"upkeep.deleted:{n}", "forget", "", {"device": "a"}) for n in range(1, 8)),
+    *((f"upkeep.vacuumed:{n}", "forget", "", {"device": "a", "vacuum": True}) for n in (1, 4)),
+]
+ALWAYS = {("upkeep.table", "rebuild"), ("upkeep.quarantine", "replay"), ("upkeep.deleted:3", "forget")}
+"""One step of each kind; each takes a Spark of its own, and the others are run with the long tests."""
+Tables = dict[str, list[str]]
+
+
+def goes_on(house: House) -> Tables:
+    """Let the flows take the rest; return all rows."""
+    house.take(4, 8, 1)
+    house.take(8, 9, 2)
+    return house.everything()
+
+
+@pytest.fixture(scope="module")
+def uncut() -> dict[tuple[Any, ...], tuple[Tables, Tables]]:
+    """What requests give that are not cut, after them and after the flows went on."""
+    return {}
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("point", "kind", "table", "arguments"),
-    [
-        *((f"upkeep.{step}", "rebuild", "keyed", {}) for step in STEPS),
-        *((f"upkeep.{step}", "replay", "plain", {"device": "a"}) for step in STEPS),
-        ("upkeep.whole", "rebuild", "means", {}),
-        ("upkeep.drained", "forget", "", {"device": "a"}),
-        *((f"upkeep.deleted:{n}", "forget", "", {"device": "a"}) for n in range(1, 8)),
-        *((f"upkeep.vacuumed:{n}", "forget", "", {"device": "a", "vacuum": True}) for n in (1, 4)),
-    ],
+    [pytest.param(*kill, marks=[] if kill[:2] in ALWAYS else pytest.mark.long) for kill in KILLS],
 )
 def test_a_killed_request_is_completed_by_the_next_process(
     spark: SparkSession,
     prepared: Path,
+    uncut: dict[tuple[Any, ...], tuple[Tables, Tables]],
     tmp_path: Path,
     point: str,
     kind: str,
@@ -165,15 +183,15 @@ def test_a_killed_request_is_completed_by_the_next_process(
     arguments: dict[str, Any],
 ) -> None:
     least = 0 if kind == "replay" else 55
-    whole = fresh(spark, prepared, tmp_path / "whole", least)
-    whole.do(kind, table, **arguments)
+    request = (kind, table, *arguments)
+    if request not in uncut:
+        whole = fresh(spark, prepared, tmp_path / "whole", least)
+        whole.do(kind, table, **arguments)
+        uncut[request] = whole.everything(), goes_on(whole)
     house = fresh(spark, prepared, tmp_path / "killed", least)
     killed_at(point, tmp_path / "killed" / "lakehouse", least, kind, table, arguments)
     house.finish()
-    assert house.everything() == whole.everything()
+    assert house.everything() == uncut[request][0]
     assert [r.state for r in Upkeep(house.job).log.read().requests.values()][-1] == "done"
     # And the flows go on as if nothing had been.
-    for each in (house, whole):
-        each.take(4, 8, 1)
-        each.take(8, 9, 2)
-    assert house.everything() == whole.everything()
+    assert goes_on(house) == uncut[request][1]

@@ -103,7 +103,11 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    "point", [*TABLE_KILL_POINTS, *(f"{p}:2" for p in TABLE_KILL_POINTS if p.startswith("table."))]
+    "point",
+    [
+        pytest.param(point, marks=[] if point in ("table.written", "view.merged") else pytest.mark.long)
+        for point in (*TABLE_KILL_POINTS, *(f"{p}:2" for p in TABLE_KILL_POINTS if p.startswith("table.")))
+    ],
 )
 def test_h18_a_driver_killed_at_each_step_of_a_batch_goes_on_by_other_rules(
     spark: SparkSession, tmp_path: Path, point: str
