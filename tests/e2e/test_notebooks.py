@@ -181,7 +181,7 @@ class TestRun:
         (quality,) = charts(notebook, "quality_results")
         (shares,) = quality["datasets"].values()
         by_rule = defaultdict[str, list[float]](list)
-        for row in shares:
+        for row in sorted(shares, key=lambda share: str(share["run_at"])):
             by_rule[row["rule"]].append(row["failed"])
         assert all(len(runs) == 3 for runs in by_rule.values())
         assert sorted(by_rule["value_present"]) == by_rule["value_present"]
