@@ -201,11 +201,11 @@ class TestRun:
     ) -> None:
         notebook = executed("commands_and_receipts", tmp_path, servers)
         assert len(re.findall(r"press-1-\w{4}-\d{3}", shown(notebook, "press.commands(at_least=4)"))) == 4
-        assert shown(notebook, "told = desk").count("delivered") == 4
+        assert shown(notebook, "settled=4").count("delivered") == 4
         assert shown(notebook, "press.leave").count("None") >= 3, "nothing is known of those that wait"
         later = re.findall(r"press-1-\w{4}-\d{3}", shown(notebook, "press.leave"))
         got = re.findall(r"(press-1-\w{4}-\d{3}) .* (True|False)", shown(notebook, "press.come()\n"))
         assert [one[0][-3:] for one in got[:4]] == ["001", "002", "003", "004"]
         assert {repeat for _, repeat in got[4:-3]} <= {"True"}
         assert got[-3:] == [(command, "False") for command in later]
-        assert charts(notebook, "all_told =")
+        assert charts(notebook, "every_receipt =")
