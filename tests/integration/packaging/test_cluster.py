@@ -25,8 +25,8 @@ from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.loading import conf_path
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.submission import Target, line, write_beside
 from streaming.session import delta_jars
-from streaming.submission import Target, line, write_beside
 from tests.support import cluster_job
 from tests.support.bronze_rows import reading
 from tests.support.delta_rows import delta_rows
@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def packed() -> Iterator[Path]:
     """The packed file in a folder of its own."""
-    from streaming.packing import pack
+    from pulsebridge.packing import pack
 
     with own_folder("pack") as folder:
         yield pack(folder / "pulsebridge.pex", compress=False)
@@ -204,7 +204,7 @@ def submitted(
     cluster: Cluster, folder: Path, master: str, packed: Path, options: dict[str, str]
 ) -> dict[str, Any]:
     """Submit the job as the docs say, from a folder with the packed file and the job, and return what it found."""
-    from streaming.packing import submit_words
+    from pulsebridge.packing import submit_words
 
     place = folder / "submit"
     place.mkdir()

@@ -9,7 +9,7 @@ import typer
 from bridge.display import json_text
 from bridge.errors import ConfigError
 from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
-from streaming.tables_commands import job_of
+from pulsebridge.tables_commands import job_of
 
 if TYPE_CHECKING:
     from streaming.checkpoints import Verdict

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streaming.packing import needs_of
-from streaming.session import spark_defaults
-from streaming.submission import (
+from pulsebridge.packing import needs_of
+from pulsebridge.submission import (
     JOB,
     Target,
     databricks_job,
@@ -17,6 +16,7 @@ from streaming.submission import (
     notes,
     write_beside,
 )
+from streaming.session import spark_defaults
 
 PEX = Path("/d/pulsebridge.pex")
 JARS = [Path("/j/delta.jar"), Path("/j/antlr.jar")]

@@ -8,7 +8,7 @@ import typer
 
 from bridge.display import text_of
 from bridge.options import ConfigOption, SetOption, settings_from
-from streaming.tables_commands import carry_out, job_of, moment
+from pulsebridge.tables_commands import carry_out, job_of, moment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

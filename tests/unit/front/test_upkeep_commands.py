@@ -5,8 +5,8 @@ import typer
 from typer.testing import CliRunner
 
 from bridge.errors import ConfigError
-from streaming import quarantine_commands, tables_commands
-from streaming.tables_commands import moment
+from pulsebridge import quarantine_commands, tables_commands
+from pulsebridge.tables_commands import moment
 
 
 def test_a_time_is_utc_unless_it_says_otherwise() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from importlib.metadata import requires
 from pathlib import Path
 
-from streaming.packing import pex_arguments, requirements, submit_words
+from pulsebridge.packing import pex_arguments, requirements, submit_words
 
 METADATA = (
     "structlog>=25.1",

@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from bridge.options import ConfigOption, SetOption
-from streaming.submission import Target
+from pulsebridge.submission import Target
 
 __all__ = ["config_arguments", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this tier to the command line."""
-    from streaming import quality_commands, quarantine_commands, tables_commands
+    from pulsebridge import quality_commands, quarantine_commands, tables_commands
 
     tables_commands.register(app)
     quality_commands.register(app)
@@ -88,10 +88,11 @@ def config_arguments(config: Path | None, sets: list[str] | None) -> list[str]:
 def _stream(arguments: list[str], *, print_only: bool) -> None:
     if print_only:
         from bridge.settings.loading import conf_path
+        from streaming import job
         from streaming.session import delta_jars
 
         words = ["spark-submit", "--properties-file", str(conf_path("spark-defaults.conf"))]
-        words += ["--jars", ",".join(map(str, delta_jars())), str(Path(__file__).with_name("job.py"))]
+        words += ["--jars", ",".join(map(str, delta_jars())), str(Path(job.__file__))]
         typer.echo(shlex.join([*words, *arguments]))
         return
     from streaming.job import main
@@ -101,7 +102,7 @@ def _stream(arguments: list[str], *, print_only: bool) -> None:
 
 def _package(target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
     from bridge.settings.loading import conf_path
-    from streaming import packing, submission
+    from pulsebridge import packing, submission
     from streaming.session import delta_jars, spark_defaults
 
     wanted = extras or packing.EXTRAS

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from streaming.packing import submit_words
+from pulsebridge.packing import submit_words
 
 __all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_beside"]
 
