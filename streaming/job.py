@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -283,11 +283,16 @@ class Job:
     _available_now: bool = False
 
     def _start(self, flow: Flow, *, available_now: bool = False) -> None:
+        from pyspark.errors import AnalysisException, PySparkException
+
         self._available_now = available_now
-        self.queries[flow.name] = [
-            self._started(flow, name, rows, batches, available_now)
-            for name, rows, batches in self._queries_of(flow)
-        ]
+        queries = self.queries[flow.name] = []
+        for name, rows, batches in self._queries_of(flow):
+            try:
+                queries.append(self._started(flow, name, rows, batches, available_now))
+            except PySparkException as e:  # a server of Spark Connect that is slow to start a Python worker
+                self._failed(flow.name, replace(cause_of(e), terminal=isinstance(e, AnalysisException)))
+                return
 
     def _started(
         self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool
