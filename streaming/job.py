@@ -8,6 +8,7 @@ with one line (exit code 1); ``--available-now`` ends it when all that was there
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import threading
@@ -408,6 +409,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load(given.config, given.set)
         logs.configure(settings.log)
+        # It logs what a batch raised, with its traceback; the job says it in one line, and Spark's log has the rest.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         return _run(settings, pipeline_of(settings), given.only, given.available_now)
     except PulsebridgeError as e:
         _log.error(str(e))

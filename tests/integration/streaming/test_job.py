@@ -290,7 +290,9 @@ def test_a_batch_that_cannot_be_written_ends_it_with_one_line(
         MODULE.format("(schema_evolution='fail')", "dp.messages('#', fields='temperature double')"), "utf-8"
     )
     assert driver.ended("--only", "mine", modules=[str(driver.folder / "mine.py")]) == 1
-    (line,) = [text for text in driver.log.read_text().splitlines() if "error" in text]
+    text = driver.log.read_text()
+    assert text.count("[error") == 1, text
+    (line,) = [line for line in text.splitlines() if "[error" in line]
     assert "mine failed in batch 0: mine: a message has fields that the table does not know" in line
     assert " — declare them, or set schema_evolution" in line
-    assert "Traceback" not in driver.log.read_text()
+    assert "Traceback" not in text
