@@ -10,7 +10,6 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 STAMP := $(VENV)/.installed
-WARM := $(VENV)/.warm
 
 # What the caller's shell says of other projects must not leak into this one.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
@@ -47,10 +46,10 @@ demo: $(STAMP) ## Run the demo; ARGS="--quick", ARGS="--no-chaos", ARGS="--keep"
 
 PYTEST = $(BIN)/python -m pytest $(if $(K)$(ARGS),,$(if $(filter-out 1,$(JOBS)),$(PARALLEL))) $(if $(K),-k "$(K)") $(ARGS)
 
-test: $(WARM) ## Run the tests but for the long ones; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
+test: $(STAMP) ## Run the tests but for the long ones; K="expression" chooses some, ARGS="tests/unit" a folder, JOBS=1 spares memory
 	@$(PYTEST)
 
-test-long: $(WARM) ## Run the tests that take long, and those on Mosquitto that run on Artemis as well
+test-long: $(STAMP) ## Run the tests that take long, and those on Mosquitto that run on Artemis as well
 	@$(PYTEST) -m long
 
 test-all: test test-long ## Run all tests
@@ -75,7 +74,7 @@ fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target,
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-notebook: $(WARM) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
+notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab
 	@$(BIN)/jupyter lab notebooks
 
@@ -106,7 +105,3 @@ $(STAMP): requirements.lock pyproject.toml
 	mkdir -p build && echo "{\"packages_s\": $$(( $$(date +%s) - start ))}" > build/setup.json; \
 	touch $@; \
 	echo "Set up in $$(( $$(date +%s) - start )) s."
-
-# Spark starts without that, too.
-$(WARM): $(STAMP)
-	@echo "Warming up Spark, once …"; $(BIN)/pulsebridge warm-up || true; touch $@

@@ -24,6 +24,8 @@ __all__ = [
     "RESUME_KILL_POINTS",
     "SOURCE_KILL_POINTS",
     "SOURCE_TASK_KILL_POINTS",
+    "TABLE_KILL_POINTS",
+    "UPKEEP_KILL_POINTS",
     "reach",
 ]
 
@@ -92,6 +94,31 @@ SOURCE_TASK_KILL_POINTS: Final = (
     "source_after_task",  # Spark has all rows of the task, it does not know that these were all
 )
 """Of Spark's Python workers."""
+
+TABLE_KILL_POINTS: Final = (
+    "table.judged",  # a batch of a flow is validated, nothing of it is written
+    "table.written",  # its valid rows are in the table
+    "table.quarantined",  # the others are in quarantine
+    "view.touched",  # the keys that a batch of changes concerns are known
+    "view.merged",  # their rows are merged
+    "newest.merged",  # the newest rows are merged
+)
+"""Of the driver, in a batch of a table."""
+
+UPKEEP_KILL_POINTS: Final = (
+    "upkeep.taken",  # a request has an owner, nothing is done
+    "upkeep.messages",  # which messages a rebuild or a replay concerns is stored
+    "upkeep.staged",  # the log of requests says so
+    "upkeep.table",  # the table has the new rows
+    "upkeep.quarantine",  # quarantine as well
+    "upkeep.newest",  # and what keeps the newest of the table's rows
+    "upkeep.whole",  # a view was made again
+    "upkeep.drained",  # before a deletion, all flows have processed what was there
+    "upkeep.deleted",  # one table more is without the device
+    "upkeep.vacuumed",  # one table more is without its old files
+    "upkeep.done",  # the log of requests says that it is done
+)
+"""Of the process that carries out a request of ``pulsebridge tables`` or ``pulsebridge quarantine replay``."""
 
 _name, _, _count = os.environ.get("PULSEBRIDGE_KILL_AT", "").partition(":")
 _left = int(_count or 1)

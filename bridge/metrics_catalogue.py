@@ -13,7 +13,6 @@ from bridge.ingest.metrics import IngestMetrics
 from bridge.metrics import HealthCollector
 from bridge.mop_metrics import MopCollector, Traffic
 from bridge.push.metrics import PushMetrics
-from bridge.silver_metrics import SilverMetrics
 from bridge.source_metrics import SourceMetrics
 from bridge.stream_metrics import Figures, StreamMetrics
 
@@ -46,11 +45,9 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push.groups.commands.labels(RECEIPT_STATES[0])
     push.resume_answers.labels("resumed")
     SourceMetrics(registry).query("name")
-    silver = SilverMetrics(registry)
-    silver.judged.labels("passed")
-    silver.unknown_fields.labels("filter")
-    silver.unfit_values.labels("filter")
-    StreamMetrics(registry).progressed("name", Figures(1, 1, 0.0, {"phase": 0.0}, 0.0, 0, 0, 0.0, 0))
+    stream = StreamMetrics(registry)
+    stream.judged("name", 1, 0)
+    stream.progressed("name", Figures(1, 0.0, {"phase": 0.0}, 0, 0, 0.0, 0))
     registry.register(HealthCollector(Health()))
     found = sorted(_families(registry))
     if mop:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from bridge.settings import Settings
-from bridge.topic_patterns import Star
-from bridge.topic_rules import compile_rules
+from bridge.topic_patterns import Star, meet
+from bridge.topic_rules import CompiledRule, compile_rules
+from bridge.topic_templates import Filter
 
 __all__ = ["static_topics", "topics_to_read"]
 
@@ -14,25 +15,41 @@ __all__ = ["static_topics", "topics_to_read"]
 def static_topics(settings: Settings) -> list[str]:
     """Return the full names of the readings topics that rules name without a capture."""
     rules, _ = compile_rules(settings.ingest, settings.pulsar)
-    found = []
-    for rule in rules:
-        parts = rule.local_pattern
-        if not any(isinstance(part, Star) for part in parts):
-            local = "".join(str(part) for part in parts)
-            found += [
-                settings.pulsar.readings_topic(local, name) for name in sorted(rule.namespaces, key=str)
-            ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(name for rule in rules for name in _fixed(rule, settings) or ()))
 
 
-def topics_to_read(settings: Settings, topics_in: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the full names of the topics that a job reads.
+def topics_to_read(
+    settings: Settings, topics_in: Callable[[str], Iterable[str]], filters: Iterable[str] = ("#",)
+) -> list[str]:
+    """Return the full names of the topics that may hold messages of these MQTT filters.
 
-    They are those of ``streaming.topics``, else those that the rules name without a capture, else all that the readings
-    namespaces hold now, as ``topics_in`` tells of each.
+    They are those of ``streaming.topics``, else those of the rules that may take such messages, where each of these rules
+    names one without a capture, else all that the readings namespaces hold now, as ``topics_in`` says of each.
+    Raises ValueError for a filter that is none.
     """
     pulsar = settings.pulsar
-    named = [pulsar.readings_topic(name) for name in settings.streaming.topics] or static_topics(settings)
-    return list(dict.fromkeys(named)) or [
-        topic for namespace in pulsar.readings_namespaces for topic in topics_in(namespace)
-    ]
+    if settings.streaming.topics:
+        return [pulsar.readings_topic(name) for name in settings.streaming.topics]
+    fixed = [_fixed(rule, settings) for text in filters for rule in _may_take(settings, Filter.parse(text))]
+    if fixed and None not in fixed:
+        return list(dict.fromkeys(name for names in fixed for name in names or ()))
+    return [topic for namespace in pulsar.readings_namespaces for topic in topics_in(namespace)]
+
+
+def _may_take(settings: Settings, wanted: Filter) -> Iterator[CompiledRule]:
+    """Yield the rules that may take messages of a filter: the first one that matches a message does."""
+    rules, _ = compile_rules(settings.ingest, settings.pulsar)
+    for rule in rules:
+        if any(meet(a, b) for a in wanted.patterns for b in rule.filter.patterns):
+            yield rule
+        if rule.filter.mqtt == wanted.mqtt:
+            return
+
+
+def _fixed(rule: CompiledRule, settings: Settings) -> list[str] | None:
+    """Return the topics of a rule that names one without a capture, else None."""
+    parts = rule.local_pattern
+    if any(isinstance(part, Star) for part in parts):
+        return None
+    local = "".join(str(part) for part in parts)
+    return [settings.pulsar.readings_topic(local, name) for name in sorted(rule.namespaces, key=str)]

@@ -1,7 +1,6 @@
 """What a Spark driver shows of each of its streaming queries. Names begin with ``pulsebridge_stream_``.
 
-The label is the query's name. How far a query of Pulsar's topics is behind stands in ``source_metrics``; here it is
-how old the rows are that a query takes from another one's table.
+The label is the query's name, or the table's. How far a query of Pulsar's topics is behind stands in ``source_metrics``.
 """
 
 from __future__ import annotations
@@ -24,14 +23,10 @@ class Figures(NamedTuple):
 
     rows: int
     """Rows taken from its sources."""
-    written: int | None
-    """Rows that its sink says it wrote, None where the sink does not say."""
     seconds: float
     """From the begin of the trigger to its end."""
     phases: Mapping[str, float]
     """Spark's names of the steps of a trigger to seconds."""
-    behind_s: float | None
-    """How old the oldest row was at the batch's end since it had been stored; None where it is not known."""
     state_rows: int
     state_bytes: int
     watermark_delay_s: float | None
@@ -55,10 +50,11 @@ class StreamMetrics:
             return Gauge(f"{_NAME}_{name}", text, _QUERY, registry=registry)
 
         self._rows = counter("rows", "Rows that a query's micro-batches took from its sources.")
-        self._written = counter(
-            "written_rows",
-            "Rows that a query wrote or changed, by table; 'sink' where Spark's own sink writes them.",
-            "table",
+        self._judged = Counter(
+            f"{_NAME}_judged_rows_total",
+            "Rows that a table's batches judged, by result: good, or bad and held in quarantine.",
+            ("table", "result"),
+            registry=registry,
         )
         self._late = counter("late_rows", "Rows that came after the watermark had passed them.")
         self._phases = counter("phase_seconds", "Time that triggers spent, by Spark's phase.", "phase")
@@ -68,10 +64,6 @@ class StreamMetrics:
             _QUERY,
             buckets=_BUCKETS,
             registry=registry,
-        )
-        self._behind = gauge(
-            "behind_seconds",
-            "How long ago the oldest row of the last batch had been stored when the batch ended, 0 when nothing waits.",
         )
         self._state_rows = gauge("state_rows", "Rows of state that a query's last batch left.")
         self._state_bytes = gauge("state_bytes", "Memory that the state of a query takes.")
@@ -90,23 +82,14 @@ class StreamMetrics:
         """Show what a batch was."""
         self._rows.labels(query).inc(batch.rows)
         self._late.labels(query).inc(batch.late)
-        if batch.written is not None:
-            self.written(query, "sink", batch.written)
         for phase, seconds in batch.phases.items():
             self._phases.labels(query, phase).inc(seconds)
         if batch.rows:
             self._seconds.labels(query).observe(batch.seconds)
-        if batch.behind_s is not None:
-            self._behind.labels(query).set(batch.behind_s)
         self._state_rows.labels(query).set(batch.state_rows)
         self._state_bytes.labels(query).set(batch.state_bytes)
         if batch.watermark_delay_s is not None:
             self._watermark.labels(query).set(batch.watermark_delay_s)
-        self.alive(query)
-
-    def idle(self, query: str) -> None:
-        """Show that nothing waits for a query."""
-        self._behind.labels(query).set(0.0)
         self.alive(query)
 
     def alive(self, query: str) -> None:
@@ -114,13 +97,12 @@ class StreamMetrics:
         at = self._clock()
         self._age.labels(query).set_function(lambda: self._clock() - at)
 
-    def written(self, query: str, table: str, rows: int) -> None:
-        """Count rows that a query wrote to a table; those of the late table are late ones, too."""
-        self._written.labels(query, table).inc(rows)
-        if table == "late":
-            self._late.labels(query).inc(rows)
+    def judged(self, table: str, good: int, bad: int) -> None:
+        """Count the rows that a batch wrote to a table and held in quarantine."""
+        self._judged.labels(table, "good").inc(good)
+        self._judged.labels(table, "bad").inc(bad)
 
     def ended(self, query: str) -> None:
         """Show no state of a query that does not run any more; what was counted stays."""
-        for gauge in (self._behind, self._state_rows, self._state_bytes, self._watermark, self._age):
+        for gauge in (self._state_rows, self._state_bytes, self._watermark, self._age):
             gauge.remove(query)

@@ -142,7 +142,7 @@ def audit(
 ) -> None:
     """Audit a run: compare what devices wrote, what Pulsar has and what Delta has, message by message.
 
-    Exit code 0 only when nothing is missing, out of order or twice in silver, and the run is as long as planned.
+    Exit code 0 only when nothing is missing, out of order or twice in a table, and the run is as long as planned.
 
     Examples:
 

@@ -82,17 +82,20 @@ class LabDevice:
             self._client = None
 
     def commands(self, at_least: int = 0) -> pd.DataFrame:
-        """Return the commands that it got, in that order; wait up to a minute for ``at_least`` so many.
+        """Return the commands that it got, in that order; wait up to a minute for ``at_least`` different ones.
 
         Raises TransientError when they do not come.
         """
         import pandas as pd
 
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._got) >= at_least, _WAIT_S):
-                raise TransientError(f"{self.name} got {len(self._got)} of {at_least} commands")
+            if not self._changed.wait_for(lambda: self._different() >= at_least, _WAIT_S):
+                raise TransientError(f"{self.name} got {self._different()} of {at_least} commands")
             names = ["arrived_at", "command_id", "payload", "position", "repeat"]
             return pd.DataFrame(list(self._got), columns=names)
+
+    def _different(self) -> int:
+        return len({command_id for _, command_id, *_ in self._got})
 
     def _say(self, client: DeviceClient, status: bytes) -> None:
         client.publish(status_topic(self.name), status, retain=True)

@@ -1,100 +1,142 @@
-"""The plots of the notebooks."""
+"""How the notebooks show things: charts that follow a stream or a choice, Data Docs, the way of commands.
+
+Charts are altair's. Each is shown interactive where that is possible, and as a picture elsewhere.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import base64
+import html
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
+    from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["plot_commands", "plot_device", "plot_failures", "plot_live", "plot_versions"]
+__all__ = ["Chart", "data_docs", "plot_commands", "show_both"]
 
 _BLUE: Final = "#35608d"
 _RED: Final = "#b0413e"
 _AMBER: Final = "#e0a03b"
 _GREY: Final = "#9aa5b1"
-_WIDTH: Final = 760
+_WIDTH: Final = 700
 
 
-def plot_device(readings: pd.DataFrame, alerts: pd.DataFrame, limit: float = 70.0) -> alt.LayerChart:
-    """Return a device's readings as a line, the limit, and each alert as a mark with what it said."""
-    import altair as alt
-    import pandas as pd
+class Chart:
+    """A chart below its choices, drawn again when one changes; with a query each second while it runs, beside a button
+    that stops the query.
 
-    time_axis = alt.X("event_time:T", title="device's own time")
-    line = (
-        alt.Chart(readings)
-        .mark_line(color=_BLUE, strokeWidth=1.5)
-        .encode(x=time_axis, y=alt.Y("value:Q", title="glucose, mg/dL", scale=alt.Scale(zero=False)))
+    ``draw`` is called with each choice by its name, and returns the chart. A choice is a list, any widget with a value, or a
+    function that returns a list: it is called at each drawing, since devices come while a stream runs, with the choices
+    before it by their names.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[..., Any],
+        query: StreamingQuery | None = None,
+        *,
+        every_s: float = 1.0,
+        **choices: Any,
+    ) -> None:
+        import ipywidgets as widgets
+        from IPython import display as shown
+
+        display: Any = shown.display
+        self._draw = draw
+        self._query = query
+        self._every_s = every_s
+        self._drawing = threading.RLock()
+        self._choosing = False
+        self._stopped = threading.Event()
+        self._asked = {
+            name: of for name, of in choices.items() if callable(of) and not isinstance(of, widgets.Widget)
+        }
+        self.choices = {
+            name: of if isinstance(of, widgets.Widget)
+            else widgets.Dropdown(description=name, options=[] if name in self._asked else list(of))
+            for name, of in choices.items()
+        }  # fmt: skip
+        self.button = widgets.Button(description="Stop", icon="stop")
+        self.button.on_click(lambda _: self.stop())
+        self._ask()
+        for choice in self.choices.values():
+            choice.observe(lambda _: self._chosen(), "value")
+        display(widgets.HBox([*self.choices.values(), *([] if query is None else [self.button])]))
+        self._shown = display(self._drawn(), display_id=True)
+        self._thread = threading.Thread(target=self._follow, name="chart", daemon=True)
+        if query is not None:
+            self._thread.start()
+
+    def redraw(self) -> None:
+        """Draw it again."""
+        with self._drawing:
+            self._ask()
+            self._shown.update(self._drawn())
+
+    def stop(self) -> None:
+        """Stop the query, as the button does, and draw what it left. Raises the error of a query that failed."""
+        self._stopped.set()
+        if self._query is not None:
+            self._query.stop()
+            self._thread.join()
+        self.button.disabled = True
+        self.redraw()
+        failure = None if self._query is None else self._query.exception()
+        if failure is not None:
+            raise failure
+
+    def _follow(self) -> None:
+        assert self._query is not None
+        while not self._stopped.wait(self._every_s) and self._query.isActive:
+            self.redraw()
+
+    def _chosen(self) -> None:
+        if not self._choosing:
+            self.redraw()
+
+    def _ask(self) -> None:
+        """Bring the lists up to date, without a drawing for each."""
+        self._choosing = True
+        try:
+            before: dict[str, Any] = {}
+            for name, choice in self.choices.items():
+                options = tuple(self._asked[name](**before)) if name in self._asked else None
+                if options is not None and options != choice.options:
+                    value = choice.value
+                    choice.options = options
+                    choice.value = value if value in options else next(iter(options), None)
+                before[name] = choice.value
+        finally:
+            self._choosing = False
+
+    def _drawn(self) -> Any:
+        return self._draw(**{name: choice.value for name, choice in self.choices.items()})
+
+
+def data_docs(project: str | Path, height: int = 600) -> Any:
+    """Return the newest page of a Great Expectations project's Data Docs, to be shown inline, without scripts and pictures.
+
+    Raises ConfigError when no checkpoint has run.
+    """
+    from IPython import display
+
+    pages = sorted(
+        Path(project).glob("uncommitted/data_docs/*/validations/**/*.html"), key=lambda p: p.stat().st_mtime
     )
-    rule = (
-        alt.Chart(pd.DataFrame({"limit": [limit]}))
-        .mark_rule(color=_RED, strokeDash=[4, 4])
-        .encode(y="limit:Q")
-    )
-    marks = (
-        alt.Chart(alerts)
-        .mark_point(size=70, filled=True, opacity=0.9)
-        .encode(
-            x=time_axis,
-            y="value:Q",
-            color=alt.Color("rule:N", title="alert", scale=alt.Scale(range=[_AMBER, _RED])),
-            tooltip=["rule:N", "message:N", "event_time:T"],
-        )
-    )
-    chart: alt.LayerChart = alt.layer(line, rule, marks).properties(width=_WIDTH, height=280)
-    return chart
-
-
-def plot_live(rows: pd.DataFrame) -> alt.Chart:
-    """Return the readings as they arrived, straight from the stream."""
-    import altair as alt
-
-    chart: alt.Chart = (
-        alt.Chart(rows)
-        .mark_circle(size=18, color=_BLUE)
-        .encode(
-            x=alt.X("arrival_time:T", title="arrival at ingest"),
-            y=alt.Y("value:Q", title="glucose, mg/dL", scale=alt.Scale(zero=False)),
-            tooltip=["reading_id:N", "event_time:T", "value:Q"],
-        )
-        .properties(width=_WIDTH, height=200)
-    )
-    return chart
-
-
-def plot_failures(quarantine: pd.DataFrame) -> alt.Chart:
-    """Return how many messages each rule held back, by device; one that fails two rules counts for both."""
-    import altair as alt
-
-    failed = quarantine.explode("failed_rules").rename(columns={"failed_rules": "rule"})
-    chart: alt.Chart = (
-        alt.Chart(failed[["device", "rule"]])
-        .mark_bar()
-        .encode(
-            x=alt.X("count():Q", title="messages held back", axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("rule:N", title=None, sort="-x"),
-            color=alt.Color("device:N", scale=alt.Scale(scheme="tableau10")),
-            tooltip=["rule:N", "device:N", alt.Tooltip("count():Q", title="messages")],
-        )
-        .properties(width=_WIDTH, height=alt.Step(32))
-    )
-    return chart
-
-
-def plot_versions(then: pd.DataFrame, now: pd.DataFrame) -> alt.LayerChart:
-    """Return a device's readings as they are now, and over them what an earlier version of the table knew."""
-    import altair as alt
-
-    x = alt.X("event_time:T", title="device's own time")
-    y = alt.Y("value:Q", title="glucose, mg/dL", scale=alt.Scale(zero=False))
-    later = alt.Chart(now[["event_time", "value"]]).mark_line(color=_GREY, strokeWidth=1.2).encode(x=x, y=y)
-    known = alt.Chart(then[["event_time", "value"]]).mark_line(color=_BLUE, strokeWidth=2).encode(x=x, y=y)
-    chart: alt.LayerChart = alt.layer(later, known).properties(
-        width=_WIDTH, height=280, title="blue: known then; grey: what came since"
-    )
-    return chart
+    if not pages:
+        raise ConfigError(f"{project} has no Data Docs", remedy="run a checkpoint first")
+    page = re.sub(r"<script.*?</script>|<img[^>]*>", "", pages[-1].read_text(encoding="utf-8"), flags=re.S)
+    frame = f'<iframe srcdoc="{html.escape(page)}" sandbox width="100%" height="{height}"></iframe>'
+    made: Any = display.HTML
+    return made(f"<div>{frame}</div>")
 
 
 def plot_commands(receipts: pd.DataFrame) -> alt.LayerChart:
@@ -114,3 +156,20 @@ def plot_commands(receipts: pd.DataFrame) -> alt.LayerChart:
     pushed = base.mark_tick(color="black", thickness=2, height=16).encode(x="pushed_at:T", y=y, tooltip=tips)
     chart: alt.LayerChart = alt.layer(bars, pushed).properties(width=_WIDTH, height=alt.Step(26))
     return chart
+
+
+def show_both() -> None:
+    """Let charts show themselves as what JupyterLab draws, and as a picture for those that draw nothing."""
+    import altair as alt
+
+    if "both" not in alt.renderers.names():
+        alt.renderers.register("both", _both)
+    alt.renderers.enable("both")
+
+
+def _both(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
+    import vl_convert
+
+    picture = base64.b64encode(vl_convert.vegalite_to_png(spec, scale=1.0)).decode()
+    # JupyterLab 4 knows Vega-Lite 5 by this name; what these charts use is the same in 6.
+    return {"application/vnd.vegalite.v5+json": spec, "image/png": picture, "text/plain": "a chart"}

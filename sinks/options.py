@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import SecretStr, ValidationError
 
 from bridge.commands import publish_topic_problem
-from bridge.connection_options import OptionReader, pulsar_settings
+from bridge.connection_options import OptionReader, connection_options, pulsar_settings
 from bridge.contract import COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, full_name
 from bridge.errors import ConfigError
 from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES
@@ -32,6 +32,7 @@ __all__ = [
     "read_mqtt_options",
     "read_options",
     "read_topic_options",
+    "sink_options",
 ]
 
 # What Spark itself passes to a sink.
@@ -78,6 +79,17 @@ class MqttOptions:
     send_timeout_s: float = 60.0
     fail_on_bad_rows: bool = False
     allow_loopback: bool = False
+
+
+def sink_options(pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES) -> dict[str, str]:
+    """Return the options of ``pulsebridge_commands`` that these settings stand for; secrets included."""
+    return connection_options(pulsar) | {
+        "tenant": pulsar.tenant,
+        "namespace": pulsar.namespace,
+        "system.namespace": pulsar.system_namespace,
+        "partitions": str(pulsar.command_partitions),
+        "maxNameBytes": str(max_name_bytes),
+    }
 
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:

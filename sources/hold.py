@@ -190,6 +190,11 @@ class Hold:
             self._tell(partition, self._acked[partition].place, self._acked[partition].repeats + 1)
         return behind
 
+    @property
+    def waits(self) -> bool:
+        """Whether a commit was told to Pulsar and not seen there yet."""
+        return bool(self._acked)
+
     def close(self) -> None:
         """Give the subscriptions free; they stay in Pulsar and go on holding."""
         self._leave(list(self._consumers))

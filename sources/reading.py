@@ -40,8 +40,8 @@ __all__ = ["ReadTask", "read_kept", "read_range"]
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 32 * 1024 * 1024
 _QUEUE_BYTES: Final = 64 * 1024 * 1024
-_MOST_MESSAGES: Final = 10_000
-"""Messages that the broker may send unasked: what a task does not take at once waits in the broker and in the kernel."""
+_MOST_MESSAGES: Final = 100_000
+"""Messages that the broker may send before it is asked for more, beside the bound in bytes."""
 _CHUNKED: Final = 10
 """How many messages may be under way in chunks at the same time, as with Pulsar's own clients."""
 _RETRY_S: Final = 0.2
@@ -141,8 +141,9 @@ class _Range:
         reach("source_after_task")
         self._report_loss()
 
-    def _reader(self, place: Position) -> EntryReader:
-        permits = self._permits(_rows_per_entry.get(self.task.partition, 1.0))
+    def _reader(self, place: Position, entries: int) -> EntryReader:
+        rows = _rows_per_entry.get(self.task.partition, 1.0)
+        permits = max(16, min(int(entries * rows), self._permits(rows)))
         readers = _readers(self.task.pulsar)
         return readers.reader(self.task.partition, place.ledger, place.entry, permits=permits)
 
@@ -164,7 +165,7 @@ class _Range:
         while True:
             try:
                 if self.reader is None:
-                    self.reader = self._reader(next(self.proof.pending()))
+                    self.reader = self._reader(next(self.proof.pending()), self.left)
                 found = self.reader.receive(timeout_ms / 1000)
                 break
             except TransientError:
@@ -285,7 +286,7 @@ class _Range:
             self._lose(end)
             return
         parts: list[Opened] = []
-        reader = self._reader(first)
+        reader = self._reader(first, last.chunk.total)
         try:
             while len(parts) < last.chunk.total - 1:
                 found = reader.receive(self.task.idle_timeout_ms / 1000)

@@ -45,6 +45,7 @@ _ROWS_S: Final = 10.0
 """How long the rows per entry of a partition are believed."""
 _LOOK_S: Final = 1.0
 """How often Pulsar's admin is asked for partitions and ledgers while the hot tail receives what is new."""
+_FOLLOW_S: Final = 5.0
 _NEW_PARTITION: Final = "new partition: earliest"
 
 
@@ -110,8 +111,12 @@ class StreamPlanner:
     def latest_offset(self, start: Offset, limits: Limits) -> Offset:
         """Return where the next trigger ends: ``start`` itself when there is nothing new."""
         self._resume(start)
-        if self._ceiling is not None:  # Trigger.AvailableNow: no data would mean that all is read
-            return _patiently(lambda: self._plan(start, limits))
+        if self._ceiling is not None:  # Trigger.AvailableNow: no data means that all is read
+            end = _patiently(lambda: self._plan(start, limits))
+            new = self._initial is not None and start.positions == self._initial.positions
+            if end.positions == start.positions and not new:
+                self._commit_last(start)
+            return end
         try:
             end = self._plan(start, limits)
         except TransientError as e:
@@ -182,6 +187,20 @@ class StreamPlanner:
                 "the commit did not reach Pulsar, the next one will, and more is kept until then; check Pulsar if it repeats",
                 error=str(e),
             )
+
+    def _commit_last(self, end: Offset) -> None:
+        """Commit the last batch of AvailableNow, which Spark itself does not. Waits a moment until Pulsar has followed: the
+        client sends an acknowledgement later, and not when it is closed.
+        """
+        self.commit(end)
+        until = time.monotonic() + _FOLLOW_S
+        try:
+            while self._hold.waits and time.monotonic() < until:
+                time.sleep(0.1)
+                self._views = self._catalog.snapshot(end.positions)
+                self._hold.check(self._views)
+        except TransientError as e:
+            _log.debug("the subscription was not seen to follow the last commit", error=str(e))
 
     # --- the first offset, and going on from a checkpoint ---
 

@@ -1,36 +1,49 @@
-"""The stateful processor of the query alerts: Spark calls it for each device of a micro-batch, and when a timer is due.
+"""The stateful processor of alerts: Spark calls it for each device of a micro-batch, and when a timer is due.
 
-It only carries: rows in, the decisions of ``streaming.judging``, the device's state and its one timer, command rows
+It only carries: rows in, the decisions of ``streaming.judging``, the device's state and its one timer, alert rows
 out. Imported where alerts run; Spark before 4.1 cannot run it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bridge.contract import COMMAND_COLUMNS
 from streaming.judging import DeviceState, due_us, forgotten, judge, silent
-from streaming.rules import Alert, AlertRule, Reading, command_payload
+from streaming.rules import Alert, AlertRule, Found, Reading
 
-__all__ = ["STATE", "AlertProcessor"]
+__all__ = ["OUTPUT", "STATE", "AlertProcessor"]
 
 STATE: Final = "device"
 """The state variable: a row for each device. Text, so that what it holds can change without Spark's schema of it."""
 _SCHEMA: Final = StructType([StructField("state", StringType())])
-_EPOCH: Final = datetime(1970, 1, 1)
-_Command: Final = Row(*(name for name, _ in COMMAND_COLUMNS))
+OUTPUT: Final[tuple[tuple[str, str], ...]] = (
+    ("rule", "string"),
+    ("state", "string"),
+    ("device", "string"),
+    ("table", "string"),
+    ("event_us", "bigint"),
+    ("value", "double"),
+    ("message", "string"),
+    ("payload", "binary"),
+    ("to_device", "string"),
+    ("command_topic", "string"),
+    ("reading_id", "string"),
+    ("position", "string"),
+    ("expires_s", "double"),
+)
+"""Columns of an alert as the rules give it, with SQL types. ``payload`` is null for the usual one."""
+_FOUND: Final = ("holds", "message", "payload", "to_device", "command_topic")
+_Row: Final = Row(*(name for name, _ in OUTPUT))
 
 
 class AlertProcessor(StatefulProcessor):
-    """Judges the readings of each device. ``forget_us``: after so long without a reading its state is deleted."""
+    """Evaluates the rules on the rows of each device. ``forget_us``: after so long without a row its state is deleted."""
 
     def __init__(self, rules: tuple[AlertRule, ...], forget_us: int) -> None:
         self._rules = rules
@@ -46,9 +59,10 @@ class AlertProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         """Called for each device with rows in the batch, before the timers; what it raises fails the query."""
         device = str(key[0])
-        alerts, state = judge(self._rules, self._read(device), [_reading(device, row) for row in rows])
+        readings = [reading for row in rows for reading in _readings(device, row)]
+        alerts, state = judge(self._rules, self._read(device), readings)
         self._write(state)
-        return _commands(alerts)
+        return _rows(alerts)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Called when the watermark has passed the device's timer; Spark deletes that timer afterwards."""
@@ -60,7 +74,7 @@ class AlertProcessor(StatefulProcessor):
             self._state.clear()
         else:
             self._write(state)
-        return _commands(alerts)
+        return _rows(alerts)
 
     def close(self) -> None:
         """Called last; there is nothing to close."""
@@ -85,35 +99,21 @@ class AlertProcessor(StatefulProcessor):
         self._state.update((state.to_json(),))
 
 
-def _reading(device: str, row: Row) -> Reading:
-    return Reading(
-        device,
-        row.metric,
-        row.reading_id,
-        _EPOCH + timedelta(microseconds=row.event_us),
-        row.value,
-        row.unit,
-        row.arrived_us,
-        row.command_topic,
-    )
+def _readings(device: str, row: Row) -> Iterator[Reading]:
+    """Give a reading for each value of a row that rules look at."""
+    for one in row.seen:  # structs come as mappings
+        found = {f["rule"]: Found(*map(f.get, _FOUND)) for f in row.found if f["series"] == one["series"]}
+        yield Reading(
+            device, one["metric"] or "", row.reading_id, row.event_us, one["value"], row.unit, row.arrived_us,
+            row.command_topic, row.position, one["series"], found,
+        )  # fmt: skip
 
 
-def _commands(alerts: Iterable[Alert]) -> Iterator[Row]:
-    """Give a row for each alert in its order; a device without a command topic takes no commands."""
+def _rows(alerts: Iterable[Alert]) -> Iterator[Row]:
+    """Give a row for each alert, in its order."""
     for alert in alerts:
-        reading, rule = alert.reading, alert.rule
-        if not reading.command_topic:
-            continue
-        now_us = time.time_ns() // 1000
-        yield _Command(
-            alert.command_id,
-            reading.device,
-            reading.command_topic,
-            command_payload(alert),
-            1,
-            False,
-            None if rule.expires_s is None else now_us + int(rule.expires_s * 1e6),
-            now_us,
-            f"{rule.name}/{reading.reading_id}",
-            None,
-        )
+        rule, reading = alert.rule, alert.reading
+        yield _Row(
+            rule.name, alert.state, reading.device, rule.table, reading.event_us, reading.value, alert.message,
+            *alert.command(), reading.reading_id, reading.position, rule.expires_s,
+        )  # fmt: skip

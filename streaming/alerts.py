@@ -1,166 +1,414 @@
-"""The query alerts: silver's deduplicated readings, through the rules, to commands.
+"""Alerts: the rows of tables, read from their source as they come, through the rules, to commands and the table ``alerts``.
 
-It binds ``streaming.judging`` to Spark's ``transformWithState``: state and a timer per device, rows in, command rows
-out. Spark's state store keeps what was last seen of each device, versioned by batch; the offsets and the watermark of
-a batch are fixed before it runs. So a batch that is run again sees the same rows, the same state and the same time,
-and gives the same commands (H19). All rows of a device are handled in one task, one after the other, so its commands
-leave in order (H22).
+The rules of each table have flows of their own, so that an edit of the rules file never changes what a flow reads: Spark
+refuses a checkpoint whose sources have changed.
 
-The watermark is of arrival, and no row is dropped by it: it serves the timers alone.
+Rules without state (kind ``sql``, ``every: message``) need no state. Two flows read for them: one writes commands
+as soon as it can, the other the table.
+
+All other rules of a table share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that
+state versioned by batch; the offsets and the watermark of a batch are fixed before it runs. So a batch that is run again
+sees the same rows, the same state and the same time, and gives the same commands (H19). All rows of a device are handled
+in one task, one after the other, so its commands leave in order (H22). The watermark is of arrival, and no row is dropped
+by it: it serves the timers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bridge.contract import COMMAND_COLUMNS
-from bridge.errors import ConfigError, MissingExtraError
-from bridge.names import DEFAULT_MAX_NAME_BYTES
-from sources.options import connection_options
-from sources.spark_features import spark_features
-from streaming.rules import AlertRule
-from streaming.tables import Tables
+from bridge.errors import ConfigError
+from bridge.killpoints import reach
+from streaming import pipelines as dp
+from streaming.rules import FIELD, WHOLE, AlertRule, Sql, load_rules
+from streaming.tables import Table, quoted, text
+from streaming.writing import POSITION, id_of, judged
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
+    from pyspark.sql import DataFrame
 
-    from bridge.settings import PulsarSettings
+    from bridge.settings import Settings
 
-__all__ = ["FORGET_DAYS", "GRACE_S", "commands", "empty_batches", "query", "sink_options"]
+__all__ = ["ALERTS", "ALERTS_SCHEMA", "AlertBatches", "declare_alerts"]
 
-GRACE_S: Final = 30.0
-FORGET_DAYS: Final = 30.0
+ALERTS: Final = "alerts"
+ALERTS_SCHEMA: Final = (
+    "rule string COMMENT 'name in the rules file', "
+    "state string COMMENT 'raised or cleared', "
+    "device string COMMENT 'device that the alert is about', "
+    "`table` string COMMENT 'table whose rows the rule looks at', "
+    "event_time timestamp COMMENT 'time of the row', "
+    "value double COMMENT 'value that the rule looked at, if it is one', "
+    "message string COMMENT 'text for people', "
+    "payload binary COMMENT 'payload of the command', "
+    "to_device string COMMENT 'device that a command was written for; null: no command', "
+    "command_topic string COMMENT 'MQTT topic of the command', "
+    "command_id string COMMENT 'identity of alert and command: the same whenever the same row fires the same rule', "
+    "reading_id string COMMENT 'identity of the row', "
+    "created_at timestamp COMMENT 'start of the micro-batch', "
+    "expires_at timestamp COMMENT 'when the command expires', "
+    f"_position {POSITION} COMMENT 'where the message is in Pulsar'"
+)
 _DAY_US: Final = 86_400_000_000
-_PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
-_EMPTY: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+_STATE: Final = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""transformWithState needs this store; with its log of changes a batch writes no more than what it changed."""
+_NULL: Final = "CAST(NULL AS STRING)"
+_POSITION: Final = "to_json(_position)"
+_OF_MESSAGE: Final = (
+    "to_json(named_struct('topic', __topic, 'partition', partition, 'ledger', ledger_id, 'entry', entry_id, "
+    "'index', batch_index))"
+)
+"""Where a row is, of one that is a message as it came."""
+_FOUND: Final = (
+    "array<struct<rule: string, series: string, holds: boolean, message: string, payload: binary, to_device: string, "
+    "command_topic: string>>"
+)
+_EMPTY: Final = {"spark.sql.streaming.noDataMicroBatches.enabled": "true"}
+"""A batch that moved the clock is followed by one without data: else timers would wait for the next row of any device."""
 
-# As the rules give them; times are bigint µs until Spark makes timestamps of them.
-_OUTPUT: Final = tuple((n, "bigint" if t == "timestamp" else t) for n, t in COMMAND_COLUMNS)
+
+def declare_alerts(settings: Settings) -> None:
+    """Declare the table and the flows of alerts, unless there is no rule. Raises ConfigError for invalid rules."""
+    path = settings.streaming.rules
+    rules = () if path is None else load_rules(path)
+    if path is None or not rules:
+        return
+    from sinks.options import sink_options
+
+    pipeline = dp._pipeline()
+    _check_tables(path, rules, pipeline)
+    dp.create_streaming_table(
+        ALERTS,
+        comment="What the rules found, whether or not a device gets a command",
+        schema=ALERTS_SCHEMA,
+        cluster_by=["device", "created_at"],
+    )
+    options = sink_options(settings.pulsar, settings.max_name_bytes)
+    for table in sorted({rule.table for rule in rules}):
+        found = _Rules(settings, path, rules, table, pipeline)
+        name = f"{ALERTS}-{table}"
+        if found.each:
+            pipeline.add_flow(dp.Flow(f"{name}-each", ALERTS, found.of_rows, batches=AlertBatches))
+            if any(rule.to != "none" for rule in found.each):
+                dp.commands(found.commands_of_rows, name=f"{name}-commands")
+        if found.lasting:
+            conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in found.lasting) else {})
+            batches = partial(AlertBatches, commands=options)
+            pipeline.add_flow(
+                dp.Flow(name, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches)
+            )
 
 
-def sink_options(pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES) -> dict[str, str]:
-    """Return the options of ``pulsebridge_commands`` that these settings stand for; secrets included."""
-    return connection_options(pulsar) | {
-        "tenant": pulsar.tenant,
-        "namespace": pulsar.namespace,
-        "system.namespace": pulsar.system_namespace,
-        "partitions": str(pulsar.command_partitions),
-        "maxNameBytes": str(max_name_bytes),
-    }
+def _check_tables(path: Path, rules: Sequence[AlertRule], pipeline: dp.Pipeline) -> None:
+    there = [name for name in pipeline.tables if any(f.kind == "append" for f in pipeline.flows_of(name))]
+    for n, rule in enumerate(rules):
+        if rule.table not in there:
+            what = "messages do not fill it" if rule.table in pipeline.tables else "there is no such table"
+            raise ConfigError(
+                f"rules file {path}: alerts[{n}].table (rule {rule.name}): {rule.table!r}: {what}",
+                remedy=f"there is {', '.join(there) or 'none'}",
+            )
 
 
-def commands(
-    silver: DataFrame,
-    rules: tuple[AlertRule, ...],
-    *,
-    grace_s: float = GRACE_S,
-    forget_days: float = FORGET_DAYS,
-) -> DataFrame:
-    """Return the stream of commands (``contract.COMMAND_COLUMNS``) that the rules make of the stream of silver.
+@dataclass
+class AlertBatches:
+    """Writes micro-batches of alerts: first their commands, where there are options for that, then the table.
 
-    ``grace_s``: how far the clock of silence is behind the latest arrival. ``forget_days``: how long a device may be
-    away, by that clock, until nothing is kept of it. Raises ConfigError where Spark cannot keep the state.
+    A device gets a command once, as its id stays the same when the batch is run again; the table takes a batch once.
+    A batch without alerts writes nothing.
     """
-    from pyspark.sql import functions as F
 
-    _check(silver.sparkSession)
-    from streaming.alert_processor import AlertProcessor
+    table: Table
+    checkpoint: str
+    commands: Mapping[str, str] | None = None
+    _app: str = ""
 
-    # A clock of ingest that is ahead must not make the whole fleet late (H20).
-    readings = silver.withColumn("clock", F.least("arrival_time", "processed_at"))
-    readings = _of_rules(readings.withWatermark("clock", f"{round(grace_s * 1000)} milliseconds"), rules)
-    # A suite may let rows through that no rule can judge.
-    readings = readings.where("device IS NOT NULL AND event_time IS NOT NULL")
-    found = (
-        readings.select(
-            "device",
-            "metric",
-            "reading_id",
-            F.unix_micros("event_time").alias("event_us"),
-            # As a number it is not the watermark's column any more, so that Spark takes no row for late.
-            F.unix_micros("clock").alias("arrived_us"),
-            "value",
-            "unit",
-            "command_topic",
-        )
-        .groupBy("device")
-        .transformWithState(
-            AlertProcessor(rules, round(forget_days * _DAY_US)),
-            outputStructType=", ".join(f"`{name}` {kind}" for name, kind in _OUTPUT),
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
+        batch = batch.persist()  # its state must be computed once
+        try:
+            receivers = [row[0] for row in batch.select("to_device").collect()]
+            if not receivers:
+                return
+            reach("alerts.found")
+            if self.commands is not None and any(to is not None for to in receivers):
+                rows = _as_commands(batch)
+                rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
+            reach("alerts.commands")
+            self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
+            self.table.append(batch, (self._app, number))
+            reach("alerts.table")
+        finally:
+            batch.unpersist()
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules of a file that look at one table of a pipeline."""
+
+    settings: Settings
+    path: Path
+    all: Sequence[AlertRule]
+    table: str
+    pipeline: dp.Pipeline
+
+    @property
+    def each(self) -> list[AlertRule]:
+        """Those without state."""
+        return [rule for rule in self.all if rule.table == self.table and not rule.stateful]
+
+    @property
+    def lasting(self) -> list[AlertRule]:
+        """Those that have state."""
+        return [rule for rule in self.all if rule.table == self.table and rule.stateful]
+
+    def of_rows(self) -> DataFrame:
+        """Return the alerts of the rules without state."""
+        rows = self._rows(self.each[0])
+        found = ", ".join(self._alert(rule, rows) for rule in self.each)
+        return _finished(rows.selectExpr(f"inline(array_compact(array({found})))"))
+
+    def commands_of_rows(self) -> DataFrame:
+        """Return the commands of the rules without state."""
+        return _as_commands(self.of_rows())
+
+    def of_devices(self) -> DataFrame:
+        """Return the alerts of the rules that have state."""
+        from pyspark.sql import functions as F
+
+        from streaming.alert_processor import OUTPUT, AlertProcessor
+
+        streaming = self.settings.streaming
+        rows = self._watched(self._rows(self.lasting[0]), self.lasting)
+        rows = rows.withWatermark("clock", f"{round(streaming.silence_grace_s * 1000)} milliseconds")
+        # With the watermark's column in it Spark leaves the condition behind the watermark: all rows move the clock.
+        rows = rows.where("size(seen) > 0 OR clock IS NULL")
+        # As a number it is not the watermark's column any more, so that Spark takes no row for late.
+        rows = rows.withColumn("arrived_us", F.unix_micros("clock")).drop("clock")
+        found = rows.groupBy("device").transformWithState(
+            AlertProcessor(tuple(self.lasting), round(streaming.alert_state_days * _DAY_US)),
+            outputStructType=", ".join(f"`{name}` {kind}" for name, kind in OUTPUT),
             outputMode="append",
             timeMode="eventTime",
         )
-    )
-    return found.select(
-        *(
-            F.timestamp_micros(name).alias(name) if kind == "timestamp" else F.col(name)
-            for name, kind in COMMAND_COLUMNS
+        return _finished(found)
+
+    def _rows(self, first: AlertRule) -> DataFrame:
+        """Return the rows that go into the table, each with ``_about``: what alerts must know of it."""
+        from streaming.suites import Suites
+
+        declared = self.pipeline.tables[self.table]
+        parts = [flow.query() for flow in self.pipeline.flows_of(self.table) if flow.kind == "append"]
+        rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+        suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
+        rows = judged(rows, declared, suite or None)
+        if "_failed_rules" in rows.columns:
+            rows = rows.where("size(_failed_rules) = 0")
+        there = set(rows.columns)
+        position = _POSITION if "_position" in there else _OF_MESSAGE if "batch_index" in there else _NULL
+        ids: list[str] = [name for name in ("reading_id", "_id") if name in there]
+        ids += [] if position == _NULL else [position]
+        lacking = "no _position and no reading_id" if not ids else None
+        if declared.device_column not in there:
+            lacking = "no column of its own that names the device"
+        if lacking is not None:
+            what = f"{self.table!r} has {lacking}"
+            raise self._wrong(first, "table", what, "add it to what its function returns")
+        # A clock of ingest that is ahead must not make the whole fleet late (H20).
+        clock = (
+            "least(arrival_time, current_timestamp())" if "arrival_time" in there else "current_timestamp()"
         )
-    )
+        at = "CAST(event_time AS TIMESTAMP)" if "event_time" in there else clock
+        about = {
+            "device": f"CAST({quoted(declared.device_column or '')} AS STRING)",
+            "reading_id": f"CAST(coalesce({', '.join(ids)}) AS STRING)",
+            "event_us": f"unix_micros({at})",
+            "clock": clock,
+            "position": position,
+            "metric": "metric" if "metric" in there else _NULL,
+            "value": f"CAST({'value' if {'metric', 'value'} <= there else 'NULL'} AS DOUBLE)",
+            "unit": "CAST(unit AS STRING)" if "unit" in there else _NULL,
+            "command_topic": "command_topic" if "command_topic" in there else _NULL,
+        }
+        rows = rows.selectExpr("*", f"{_struct(about)} AS _about")
+        return rows.where("_about.device IS NOT NULL AND _about.event_us IS NOT NULL")
+
+    def _watched(self, rows: DataFrame, rules: Sequence[AlertRule]) -> DataFrame:
+        """Return of each row the values that rules with state look at."""
+        values = []
+        of_metrics = [rule for rule in rules if rule.metric is not None]
+        if of_metrics:
+            self._check_metrics(rows, of_metrics[0])
+            wanted = ", ".join(sorted({text(rule.metric or "") for rule in of_metrics}))
+            one = {"series": "_about.metric", "metric": "_about.metric", "value": "_about.value"}
+            values.append(f"CASE WHEN _about.metric IN ({wanted}) THEN {_struct(one)} END")
+        for rule in {rule.series: rule for rule in rules if rule.column is not None}.values():
+            number = self._number(rows, rule)
+            one = {"series": text(rule.series), "metric": text(rule.column or ""), "value": number}
+            values.append(f"CASE WHEN {number} IS NOT NULL THEN {_struct(one)} END")
+        if any(rule.series == WHOLE for rule in rules):
+            values.append(
+                _struct({"series": text(WHOLE), "metric": "_about.metric", "value": "_about.value"})
+            )
+        found = [
+            _struct({"rule": text(rule.name), "series": text(rule.series), **self._sql(rule, rows)})
+            for rule in rules
+            if rule.kind == "sql"
+        ]
+        return rows.selectExpr(
+            "_about.*",
+            f"array_compact(array({', '.join(values)})) AS seen",
+            f"CAST(array({', '.join(found)}) AS {_FOUND}) AS found",
+        )
+
+    def _alert(self, rule: AlertRule, rows: DataFrame) -> str:
+        """Return the alert of a rule without state, null where there is none."""
+        sql = self._sql(rule, rows)
+        id = "_about.reading_id"
+        if "metric" in rows.columns and rule.metric is None:  # a message has a row for each of them
+            id = "concat_ws('|', _about.reading_id, _about.metric)"
+        alert = {
+            "rule": text(rule.name),
+            "state": "'raised'",
+            "device": "_about.device",
+            "table": text(rule.table),
+            "event_us": "_about.event_us",
+            "value": "_about.value",
+            **{name: sql[name] for name in ("message", "payload", "to_device", "command_topic")},
+            "reading_id": id,
+            "position": "_about.position",
+            "expires_s": f"CAST({'NULL' if rule.expires_s is None else rule.expires_s} AS DOUBLE)",
+        }
+        return f"CASE WHEN {sql['holds']} THEN {_struct(alert)} END"
+
+    def _sql(self, rule: AlertRule, rows: DataFrame) -> dict[str, str]:
+        """Return what a rule of kind sql says of a row."""
+        holds, kind = self._expression(rows, rule, "condition", rule.condition or "")
+        if kind != "boolean":
+            what = f"{rule.condition} is no condition but {kind}"
+            raise self._wrong(rule, "condition", what, "compare it with something")
+        if rule.metric is not None:
+            self._check_metrics(rows, rule)
+            holds = f"CASE WHEN _about.metric = {text(rule.metric)} THEN {holds} END"
+        message = self._text(rows, rule, "message", rule.message or f"{rule.name} of {rule.table}")
+        over = self._text(rows, rule, "cleared_message", rule.cleared_message or f"{rule.name}: over")
+        to, topic, payload = rule.to, rule.command_topic, rule.payload
+        return {
+            "holds": holds,
+            "message": f"CASE WHEN {holds} THEN {message} ELSE {over} END",
+            "payload": "CAST(NULL AS BINARY)"
+            if payload is None
+            else self._text(rows, rule, "payload", payload, "BINARY"),
+            "to_device": "_about.device"
+            if to is None
+            else _NULL
+            if to == "none"
+            else self._text(rows, rule, "to", to),
+            "command_topic": "_about.command_topic"
+            if topic is None
+            else self._text(rows, rule, "command_topic", topic),
+        }
+
+    def _text(
+        self, rows: DataFrame, rule: AlertRule, field: str, given: str | Sql, kind: str = "STRING"
+    ) -> str:
+        """Return a text of the user's, with the columns that it names, or what its SQL gives."""
+        if isinstance(given, Sql):
+            found, of = self._expression(rows, rule, field, given.sql)
+            if of.startswith(("struct", "map", "array")):
+                raise self._wrong(rule, field, f"{given.sql} is no text but {of}", "use to_json(...)")
+            return found if of == kind.lower() else f"CAST(CAST({found} AS STRING) AS {kind})"
+        parts = []
+        for n, part in enumerate(FIELD.split(given)):
+            if n % 2 and part.lower() not in map(str.lower, rows.columns):
+                what = f"{{{part}}}: {self.table!r} has no such column"
+                raise self._wrong(rule, field, what, f"it has {_names(rows)}")
+            parts.append(f"coalesce(CAST({quoted(part)} AS STRING), '')" if n % 2 else text(part))
+        return f"CAST(concat({', '.join(parts)}) AS {kind})"
+
+    def _number(self, rows: DataFrame, rule: AlertRule) -> str:
+        found, kind = self._expression(rows, rule, "column", rule.column or "")
+        if not kind.startswith(("double", "float", "decimal", "int", "bigint", "smallint", "tinyint")):
+            what = f"{rule.column} is no number but {kind}"
+            raise self._wrong(rule, "column", what, "cast it, or use kind: sql")
+        return f"CAST({found} AS DOUBLE)"
+
+    def _check_metrics(self, rows: DataFrame, rule: AlertRule) -> None:
+        if not {"metric", "value"} <= set(rows.columns):
+            what = f"{self.table!r} has no columns metric and value"
+            raise self._wrong(rule, "metric", what, f"name a column: {_names(rows)}")
+
+    def _expression(self, rows: DataFrame, rule: AlertRule, field: str, given: str) -> tuple[str, str]:
+        """Return SQL of the user's and its type. Raises ConfigError if it will not do over the rows of the table."""
+        from pyspark.errors import AnalysisException
+
+        found = f"({given}\n)"  # what ends in a comment ends there
+        try:
+            # A condition, as Spark refuses aggregates there.
+            one = rows.where(f"{found} IS NOT NULL").selectExpr(f"{found} AS one")
+            return found, one.schema["one"].dataType.simpleString()
+        except AnalysisException as e:
+            why = str(e).strip().splitlines()[0]
+            raise self._wrong(rule, field, f"{given!r}: {why}", f"{self.table!r} has {_names(rows)}") from e
+
+    def _wrong(self, rule: AlertRule, field: str, what: str, remedy: str) -> ConfigError:
+        place = f"alerts[{self.all.index(rule)}].{field}"
+        return ConfigError(f"rules file {self.path}: {place} (rule {rule.name}): {what}", remedy=remedy)
 
 
-def _of_rules(readings: DataFrame, rules: tuple[AlertRule, ...]) -> DataFrame:
-    """Leave out readings of metrics that no rule names."""
+def _names(rows: DataFrame) -> str:
+    return ", ".join(name for name in rows.columns if not name.startswith("_"))
+
+
+def _struct(of: Mapping[str, str]) -> str:
+    return f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in of.items())})"
+
+
+def _finished(found: DataFrame) -> DataFrame:
+    """Return the rows of the table ``alerts``, of the columns ``alert_processor.OUTPUT``."""
     from pyspark.sql import functions as F
 
-    metrics = {rule.metric for rule in rules}
-    if None in metrics:
-        return readings
-    wanted = F.col("metric").isin(sorted(metrics - {None}))
-    # With the watermark's column in it Spark leaves the condition behind the watermark: all readings move the clock.
-    return readings.where(wanted | F.col("clock").isNull() if _of_silence(rules) else wanted)
-
-
-def _of_silence(rules: tuple[AlertRule, ...]) -> bool:
-    return any(rule.kind == "silence" for rule in rules)
-
-
-def _check(spark: SparkSession) -> None:
-    """Raise ConfigError where this Spark, or its settings, cannot keep the state."""
-    features = spark_features()
-    if not features.state:
-        raise ConfigError(
-            f"Spark {features.version} has no transformWithState for rows in Python, which the query alerts needs",
-            remedy="use Spark 4.2, or take alerts out of streaming.queries",
-        )
-    try:
-        from pyspark.sql.streaming.proto import StateMessage_pb2  # noqa: F401 — what its workers need
-    except Exception as e:  # ImportError, or protobuf's own for one that is too old
-        raise MissingExtraError(
-            f"Spark's transformWithState cannot be used: {e}", remedy="pip install 'pulsebridge[spark]'"
-        ) from e
-    provider = str(spark.conf.get(_PROVIDER, ""))
-    if not provider.endswith("RocksDBStateStoreProvider"):
-        raise ConfigError(
-            f"the query alerts needs the state store RocksDB, {_PROVIDER} is {provider or 'not set'}",
-            remedy="take the lines of conf/spark-defaults.conf into the session's settings",
-        )
-
-
-@contextmanager
-def empty_batches(spark: SparkSession, rules: tuple[AlertRule, ...]) -> Iterator[None]:
-    """Start a query within this: with a rule of silence, a batch that moved the clock is followed by one without data,
-    if there is none with data. Otherwise timers would wait for the next reading of any device.
-    """
-    before = str(spark.conf.get(_EMPTY))
-    spark.conf.set(_EMPTY, "true" if _of_silence(rules) else before)
-    try:
-        yield
-    finally:
-        spark.conf.set(_EMPTY, before)
-
-
-def query(
-    found: DataFrame, tables: Tables, pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
-) -> DataStreamWriter:
-    """Return the writer of the query; the caller sets its trigger and starts it."""
-    return (
-        found.writeStream.queryName("alerts")
-        .format("pulsebridge_commands")
-        .outputMode("append")
-        .options(**sink_options(pulsar, max_name_bytes))
-        .option("checkpointLocation", tables.checkpoint("alerts"))
+    rows = found.selectExpr(
+        "rule", "state", "device", "`table`", "timestamp_micros(event_us) AS event_time", "value", "message", "payload",
+        "CASE WHEN command_topic IS NOT NULL THEN to_device END AS to_device",
+        "CASE WHEN to_device IS NOT NULL THEN command_topic END AS command_topic",
+        # As streaming.rules.command_id.
+        "substr(sha2(concat(IF(state = 'cleared', '|cleared|', ''), rule, '|', device, '|', reading_id), 256), 1, 32) "
+        "AS command_id",
+        "reading_id",
+        "current_timestamp() AS created_at",
+        "current_timestamp() + make_dt_interval(0, 0, 0, CAST(expires_s AS DECIMAL(18, 6))) AS expires_at",
+        f"from_json(position, '{POSITION}') AS _position",
+    )  # fmt: skip
+    about = F.struct(
+        "command_id",
+        "rule",
+        "state",
+        "device",
+        "reading_id",
+        "value",
+        "message",
+        F.col("event_time").alias("ts"),
     )
+    written = {
+        "ignoreNullFields": "false",
+        "timeZone": "UTC",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX",
+    }
+    usual = F.encode(F.to_json(about, written), "UTF-8")
+    return rows.withColumn("payload", F.coalesce("payload", usual))
+
+
+def _as_commands(alerts: DataFrame) -> DataFrame:
+    """Return the commands among alerts (``bridge.contract.COMMAND_COLUMNS``)."""
+    return alerts.where("to_device IS NOT NULL").selectExpr(
+        "command_id", "to_device AS device", "command_topic AS mqtt_topic", "payload", "1 AS qos", "false AS retain",
+        "expires_at", "created_at AS emitted_at", "concat(rule, '/', reading_id) AS cause",
+    )  # fmt: skip

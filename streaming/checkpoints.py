@@ -1,254 +1,159 @@
-"""What a query keeps beside Spark's own checkpoint: who runs it, its identity in Delta's log, each batch's recipe.
+"""Checkpoints of a Great Expectations project: they give verdicts on tables, and run the actions that users add.
 
-The recipe (decoders, suite, limits) by which a batch was judged is stored before the batch's first write. When a
-driver dies between two tables and its rules are edited meanwhile, the batch is judged again by the recipe that it
-began with, so that each row is in exactly one table (H18). Spark's own files are left alone.
+The project has a Checkpoint and a ValidationDefinition for each table with a suite; what is missing is added. Data Docs,
+notifications and a webhook are actions of the Checkpoint, in its file; the results are rows of a table as well.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
-import socket
-import time
-import uuid
-from collections.abc import Mapping
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
-from bridge.errors import ContractError, TerminalError
+from bridge.errors import ConfigError
+from streaming.suites import Rule, Suite, Suites, great_expectations, line_of, project_folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame
 
-__all__ = ["Checkpoint", "CheckpointLock", "recipe_hash", "watermark_in"]
+__all__ = ["RESULT_COLUMNS", "Verdict", "result_rows", "run_checkpoint"]
 
-_OURS: Final = "pulsebridge"
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
-_INTENTS: Final = ("intent", "intent.next")
-"""The second is written first, and counts where the first was not written to its end."""
-_KEPT_BATCHES: Final = 100
-"""As many as Spark itself keeps of its logs (spark.sql.streaming.minBatchesToRetain)."""
+RESULT_COLUMNS: Final = (
+    ("run_at", "timestamp", "when the verdict was made"),
+    ("table", "string", "the table that was validated"),
+    ("suite", "string", "name of the suite"),
+    ("rule", "string", "name of the rule"),
+    ("expectation", "string", "type of the expectation"),
+    ("columns", "array<string>", "columns that it reads"),
+    ("severity", "string", "critical, warning or info"),
+    ("splits_rows", "boolean", "whether it also marks rows of a batch"),
+    ("success", "boolean", "the verdict"),
+    ("evaluated", "bigint", "rows validated, null for a rule on the table"),
+    ("unexpected", "bigint", "rows that failed, null for a rule on the table"),
+    ("observed", "string", "the observed value, or why there is no verdict"),
+    ("rows_since", "timestamp", "the rows were processed after this"),
+    ("rows_until", "timestamp", "and not after this"),
+)
+"""Columns of the Delta table of results: name, Spark SQL type, comment."""
+
+_SOURCE: Final = "pulsebridge"
+_BATCH: Final = "rows"
+_lock = threading.Lock()
+"""Great Expectations keeps global state; verdicts of one process are made one after the other."""
 
 
-def recipe_hash(recipe: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recipe in canonical JSON."""
-    return hashlib.sha256(_canonical(recipe).encode()).hexdigest()
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one rule on a table. ``evaluated`` and ``unexpected`` are None for a rule on the whole table."""
+
+    rule: Rule
+    success: bool
+    evaluated: int | None
+    unexpected: int | None
+    observed: str
+    """The observed value of a rule on the table, or the error that left the rule without a verdict."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON and for a row of a table."""
+        return {
+            "rule": self.rule.name,
+            "expectation": self.rule.expectation,
+            "splits_rows": self.rule.splits,
+            "success": self.success,
+            "evaluated": self.evaluated,
+            "unexpected": self.unexpected,
+            "observed": self.observed,
+        }
 
 
-def watermark_in(text: str) -> int:
-    """Return the watermark of a batch, in ms since the epoch, from its file in Spark's offset log; 0 without one yet.
+def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> list[Verdict]:
+    """Run the Checkpoint with the table's name on rows, with its actions, and return the verdicts in suite order.
 
-    Raises ContractError when the file is not written as Spark writes it.
+    A project without such a Checkpoint gets one, with a ValidationDefinition and the action that updates the Data
+    Docs; it keeps no values of rows. Edit it with Great Expectations to add actions. A suite without ids, which was
+    written by hand, is saved with ids. It takes seconds and runs jobs; persist the rows before.
+    Raises ConfigError when Great Expectations cannot use the project, and what an action raises.
     """
-    lines = text.split("\n")
-    try:
-        return int(json.loads(lines[1])["batchWatermarkMs"])
-    except (ValueError, LookupError, TypeError, OverflowError) as e:
-        raise ContractError(f"Spark's offset log names no watermark: {text[:80]!r}") from e
-
-
-def _canonical(recipe: Mapping[str, Any]) -> str:
-    return json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-class Checkpoint:
-    """Our files in a query's checkpoint folder, on any file system that Spark reaches."""
-
-    def __init__(self, spark: SparkSession, folder: str) -> None:
-        self.folder = folder
-        self._jvm: Any = spark.sparkContext._jvm
-        base: Any = self._path("app_id")
-        self._fs: Any = base.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
-        self._app_id = ""
-
-    def app_id(self) -> str:
-        """Return the name under which this query's batches stand in Delta's log; made once per checkpoint."""
-        if not self._app_id:
-            self._app_id = self._read("app_id").strip()
-        if not self._app_id:
-            found = f"pulsebridge-{uuid.uuid4()}"
-            self._write("app_id", found)
-            self._app_id = found
-        return self._app_id
-
-    def begun(self, batch_id: int) -> dict[str, Any] | None:
-        """Return the recipe that a batch began with, None when it has not begun.
-
-        A record that was not written to its end counts as none: then nothing of the batch was written either.
-        """
-        known = self._read(f"batches/{batch_id}").strip()
-        if not _HASH.fullmatch(known):
-            return None
-        text = self._read(f"recipes/{known}.json")
-        if hashlib.sha256(text.encode()).hexdigest() != known:
-            raise TerminalError(
-                f"{self.folder}/{_OURS}/recipes/{known}.json is gone or was changed, batch {batch_id} needs it",
-                remedy="put the file back: it is the copy of the rules that the batch began with",
-            )
-        stored: dict[str, Any] = json.loads(text)
-        return stored
-
-    def begin(self, batch_id: int, recipe: Mapping[str, Any]) -> None:
-        """Store the recipe of a batch that has not begun, before its first write."""
-        text, name = _canonical(recipe), recipe_hash(recipe)
-        if self._read(f"recipes/{name}.json") != text:
-            self._write(f"recipes/{name}.json", text)
-        self._write(f"batches/{batch_id}", name)
-        if batch_id >= _KEPT_BATCHES:
-            self._fs.delete(self._path(f"batches/{batch_id - _KEPT_BATCHES}"), False)
-
-    def intend(self, body: Mapping[str, Any]) -> None:
-        """Store what somebody is about to do beside the query, before the first write; one at a time.
-
-        What stood there before stays until this one is written to its end: it may still be owed.
-        """
-        text = _canonical(body)
-        for name in _INTENTS[::-1]:
-            self._write(name, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
-        self._fs.delete(self._path(_INTENTS[1]), False)
-
-    def intent(self) -> dict[str, Any] | None:
-        """Return what was begun and not ended, None where there is nothing.
-
-        A record that was not written to its end counts as none: nothing was written after it either.
-        """
-        for record in _INTENTS:
-            name, _, text = self._read(record).partition("\n")
-            if hashlib.sha256(text.encode()).hexdigest() == name:
-                found: dict[str, Any] = json.loads(text)
-                return found
-        return None
-
-    def settle(self) -> None:
-        """Forget what was begun: it is done."""
-        for name in _INTENTS[::-1]:
-            self._fs.delete(self._path(name), False)
-
-    def begin_at(self, version: int) -> None:
-        """Store the version of its table at which the query begins while it has no offsets."""
-        self._write("first_version", str(version))
-
-    def first_version(self) -> int | None:
-        """Return that version, None where none is stored."""
-        text = self._read("first_version").strip()
-        return int(text) if text.isdecimal() else None
-
-    def spark_text(self, name: str) -> str:
-        """Return a file of Spark's own, by its name below the folder; empty where it is not there."""
-        return self._text(self._spark_path(name))
-
-    def set_aside(self, name: str, below: str) -> None:
-        """Move a file or folder of Spark's own into a folder of ours. Nothing is done where it is not there."""
-        found = self._spark_path(name)
-        if self._fs.exists(found):
-            self._fs.mkdirs(self._path(below))
-            self._fs.rename(found, self._path(f"{below}/{name}"))
-
-    def watermark_ms(self, batch_id: int) -> int:
-        """Return the watermark that Spark fixed for a batch before it ran, in ms since the epoch.
-
-        A batch that is run again has the same one: Spark writes it with the batch's offsets.
-        """
-        return watermark_in(self.spark_text(f"offsets/{batch_id}"))
-
-    def _spark_path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self.folder}/{name}")
-
-    def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self.folder}/{_OURS}/{name}")
-
-    def _read(self, name: str) -> str:
-        return self._text(self._path(name))
-
-    def _text(self, path: Any) -> str:
-        if not self._fs.exists(path):
-            return ""
-        stream = self._fs.open(path)
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gx = great_expectations(suite)
         try:
-            return bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
+            context = gx.get_context(mode="file", context_root_dir=str(project_folder(folder)))
+            stored = context.suites.get(suite.name)
+            if stored.id is None or any(e.id is None for e in stored.expectations):
+                stored.save()  # written by hand: Great Expectations gives the ids that results have
+            checkpoint = _checkpoint(gx, context, table, stored)
+            context.variables.progress_bars = {"globally": False}  # set after the additions, so never saved
+        except gx.exceptions.GreatExpectationsError as e:
+            raise ConfigError(
+                f"the Great Expectations project {folder} cannot validate {table}: {line_of(e)}",
+                remedy="correct the project's files",
+            ) from e
+        results = checkpoint.run(batch_parameters={"dataframe": rows}).run_results.values()
+    entries = {e.expectation_config.id: e for result in results for e in result.results}
+    current = Suites(folder).suite(suite.name)  # Great Expectations validated what the file says now
+    return [_verdict(rule, entries[rule.id]) for rule in current.rules if rule.id in entries]
 
-    def _write(self, name: str, text: str) -> None:
-        stream = self._fs.create(self._path(name), True)
+
+def result_rows(
+    verdicts: Sequence[Verdict], suite: Suite, table: str, since: datetime | None, until: datetime | None
+) -> list[tuple[Any, ...]]:
+    """Return the verdicts as rows of ``RESULT_COLUMNS``. The rows were processed after ``since``, until ``until``."""
+    now = datetime.now(timezone.utc)
+    rows: list[tuple[Any, ...]] = []
+    for v in verdicts:
+        rule = (v.rule.name, v.rule.expectation, list(v.rule.columns), v.rule.severity, v.rule.splits)
+        found = (v.success, v.evaluated, v.unexpected, v.observed)
+        rows.append((now, table, suite.name, *rule, *found, since, until))
+    return rows
+
+
+def _checkpoint(gx: Any, context: Any, table: str, suite: Any) -> Any:
+    """Return the Checkpoint of the table; what is missing of it is added to the project."""
+
+    def got(find: Callable[[str], Any], name: str, add: Callable[[], Any]) -> Any:
         try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
+            return find(name)
+        except (LookupError, gx.exceptions.DataContextError):
+            return add()
 
-
-class CheckpointLock:
-    """Holds a checkpoint folder for one driver. The kernel frees it when the driver's JVM ends, however it ends.
-
-    Only local folders are locked; on an object store Spark itself stops the second query, at its first commit.
-    ``name``: what is held of it, the whole for its query, or something that one at a time does beside the query.
-    ``by``: what the holder does, for whoever is refused meanwhile.
-    """
-
-    def __init__(self, spark: SparkSession, folder: str, name: str = "running", by: str = "") -> None:
-        self.folder = folder
-        self._name = name
-        self._by = by
-        self._jvm: Any = spark.sparkContext._jvm
-        self._file: Any = None
-
-    def acquire(self, wait_s: float = 5.0) -> None:
-        """Take the folder. Raises TerminalError when another driver holds it for longer than ``wait_s`` seconds."""
-        if "://" in self.folder:
-            return
-        os.makedirs(f"{self.folder}/{_OURS}", exist_ok=True)  # noqa: PTH103 — a Spark path, kept as text
-        name = f"{self.folder}/{_OURS}/{self._name}"
-        deadline = time.monotonic() + wait_s
-        # The JVM holds the lock, not Python: it is the JVM that goes on writing when Python alone was killed.
-        self._file = self._jvm.java.io.RandomAccessFile(name, "rw")
-        while not self._try():
-            if time.monotonic() > deadline:
-                holder = self._file.readLine() or "another driver"
-                self._file.close()
-                self._file = None
-                raise self._refused(holder)
-            time.sleep(0.2)
-        pid = self._jvm.java.lang.ProcessHandle.current().pid()
-        self._file.setLength(0)
-        by = f"{self._by}, " if self._by else ""
-        self._file.writeBytes(f"{by}pid {pid} on {socket.gethostname()}\n")
-
-    def ended(self) -> bool:
-        """Return whether the driver that took the folder last has ended, or no driver ever took it; False where that is
-        not known, as on an object store or another machine. Takes nothing.
-        """
-        if "://" in self.folder:
-            return False
-        try:
-            text = Path(f"{self.folder}/{_OURS}/{self._name}").read_text("utf-8")
-        except OSError:
-            return True
-        found = re.search(r"pid (\d+) on (\S+)", text)
-        return found is not None and found[2] == socket.gethostname() and not psutil.pid_exists(int(found[1]))
-
-    def _refused(self, holder: str) -> TerminalError:
-        return TerminalError(
-            f"checkpoint {self.folder} is in use by {holder}",
-            remedy="stop that driver, or give this one a streaming.root of its own",
+    def definition() -> Any:
+        sources = context.data_sources
+        source = got(sources.get, _SOURCE, lambda: sources.add_spark(_SOURCE, persist=False))
+        asset = got(source.get_asset, table, lambda: source.add_dataframe_asset(table))
+        whole = asset.add_batch_definition_whole_dataframe
+        batch = got(asset.get_batch_definition, _BATCH, lambda: whole(_BATCH))
+        return context.validation_definitions.add(
+            gx.ValidationDefinition(name=table, data=batch, suite=suite)
         )
 
-    def _try(self) -> bool:
-        from py4j.protocol import Py4JJavaError
+    def checkpoint() -> Any:
+        return context.checkpoints.add(
+            gx.Checkpoint(
+                name=table,
+                validation_definitions=[got(context.validation_definitions.get, table, definition)],
+                actions=[gx.checkpoint.UpdateDataDocsAction(name="data_docs")],
+                result_format={"result_format": "BASIC", "partial_unexpected_count": 0},
+            )
+        )
 
-        try:
-            return self._file.getChannel().tryLock() is not None
-        except Py4JJavaError as e:
-            if "OverlappingFileLockException" in str(e.java_exception):
-                return False  # held within this very JVM
-            raise
+    return got(context.checkpoints.get, table, checkpoint)
 
-    def release(self) -> None:
-        """Give the folder back."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+
+def _verdict(rule: Rule, entry: Any) -> Verdict:
+    found, failure = entry.result or {}, entry.exception_info or {}
+    # One dictionary, or one for each metric that failed.
+    errors = [failure, *(v for v in failure.values() if isinstance(v, Mapping))]
+    error = next((e["exception_message"] for e in errors if e.get("exception_message")), None)
+    observed = found.get("observed_value")
+    return Verdict(
+        rule,
+        bool(entry.success),
+        found.get("element_count"),
+        found.get("unexpected_count"),
+        error or ("" if observed is None else str(observed)),
+    )

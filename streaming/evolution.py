@@ -1,147 +1,103 @@
-"""Decides what becomes of fields that no decoder knows: kept as JSON, given a column of silver, or a reason to stop.
-
-Pure: what was found in a batch in, columns or an error out. What is found is collected by ``decoders.leftovers``; when
-a decision is stored and when the table is changed is the order of ``streaming.silver``.
-"""
+"""Columns for payload fields that a table's declaration does not know: which, and of which type."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from bridge.errors import TerminalError
+from streaming.tables import quoted, struct_of
 
-__all__ = [
-    "ADD_COLUMNS",
-    "EXACT",
-    "FAIL",
-    "NESTED",
-    "RESCUED",
-    "UNFIT",
-    "UNKNOWN",
-    "Evolution",
-    "Found",
-    "Kind",
-    "may_name_a_column",
-    "new_columns",
-    "stop_at",
-    "type_of",
-]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
-RESCUED: Final = "_rescued_data"
-"""Column of silver with what the decoder does not know, as JSON; the name that Auto Loader gives it."""
-Evolution = Literal["rescue", "add_columns", "fail"]
-ADD_COLUMNS: Final = "add_columns"
-FAIL: Final = "fail"
+    from streaming.pipelines import Declared
 
-UNKNOWN: Final = "unknown"
-"""Kind of an unknown field at the top of a reading, of a decoder that adds no columns."""
-NESTED: Final = "nested"
-"""Kind of an unknown field in an object of which others are known, or around the readings: it never has a column."""
-UNFIT: Final = "unfit"
-"""Kind of a known field whose value does not fit its type."""
+__all__ = ["NewColumns", "column_type", "new_columns"]
 
-EXACT: Final = 2**53
-"""Whole numbers up to here are exact as a double."""
-_NAME: Final = re.compile(r"[^\W_][\w-]{0,127}")
-"""What may become a column; the rest has characters that Delta refuses, or the look of a column of our own."""
-
-
-class Kind(Enum):
-    """What a value is, as far as the type of a column depends on it."""
-
-    NULL = "null"
-    BOOLEAN = "boolean"
-    INTEGER = "integer"
-    """Whole, and exact as a double."""
-    LONG = "long"
-    """Whole, within 64 bits, and not exact as a double."""
-    HUGE = "huge"
-    """Whole, and beyond 64 bits."""
-    NUMBER = "number"
-    TEXT = "text"
-    DEEP = "deep"
-    """An object or an array; as text it is JSON."""
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
+"""Other names stay in ``_rescued_data``: a device chooses them."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A field that a decoder does not know, or a value that does not fit, in one batch."""
+class NewColumns:
+    """Fields at the top of ``_rescued_data`` that have, or get, columns of their own."""
 
-    decoder: int
-    field: str
-    kind: str
-    count: int
-    """How often."""
-    passed: int
-    """How often in readings that failed no rule: others never reach silver."""
-    topic: str
-    """One of the MQTT topics."""
+    types: Mapping[str, str]
+    """All of them, by name, with the type in SQL."""
+    lacking: frozenset[str]
+    """Columns that the table lacks."""
 
+    def as_schema(self) -> StructType:
+        """Return the columns that the table lacks."""
+        return struct_of(
+            ", ".join(
+                f"{quoted(n)} {kind} COMMENT 'field of the payload'"
+                for n, kind in self.types.items()
+                if n in self.lacking
+            )
+        )
 
-def type_of(kinds: Iterable[Kind]) -> str | None:
-    """Return the type of a column that holds values of these kinds without changing them; None where all are null.
+    def filled(self, rows: DataFrame) -> DataFrame:
+        """Return the rows with these columns; what does not fit them stays in ``_rescued_data``."""
+        from pyspark.sql import functions as F
 
-    Numbers are doubles, since a field with 21 has 21.5 the next day; what has no type in common is text.
-    """
-    seen = set(kinds) - {Kind.NULL}
-    if not seen:
-        return None
-    if seen == {Kind.BOOLEAN}:
-        return "boolean"
-    if seen <= {Kind.INTEGER, Kind.NUMBER}:
-        return "double"
-    if seen <= {Kind.INTEGER, Kind.LONG}:
-        return "bigint"
-    return "string"
-
-
-def may_name_a_column(field: str, taken: Collection[str]) -> bool:
-    """Whether a field's name can be a column's. ``taken`` is in lower case, for names are told apart by that."""
-    return _NAME.fullmatch(field) is not None and field.lower() not in taken
-
-
-def new_columns(
-    found: Iterable[Found], modes: Sequence[str], there: Mapping[str, str], taken: Collection[str], limit: int
-) -> dict[str, str]:
-    """Return name and type of the columns that the fields of a batch add, in the order of their names.
-
-    ``modes``: what each decoder does. ``there``: columns that were added before, of which there may be ``limit`` with
-    the new ones: devices choose the names. Of names that differ in case alone the first has the column.
-    """
-    kinds: dict[str, set[Kind]] = {}
-    for one in found:
-        if modes[one.decoder] == ADD_COLUMNS and one.passed and one.kind in _KINDS:
-            kinds.setdefault(one.field, set()).add(Kind(one.kind))
-    used = {*taken, *(name.lower() for name in there)}
-    added: dict[str, str] = {}
-    for name in sorted(kinds):
-        kind = type_of(kinds[name])
-        if kind is not None and len(there) + len(added) < limit and may_name_a_column(name, used):
-            added[name] = kind
-            used.add(name.lower())
-    return added
+        if not self.types:
+            return rows
+        rescued = F.from_json("_rescued_data", "map<string,variant>")
+        values = {
+            n: F.expr(f"try_variant_get(_fields[{_text(n)}], '$', {_text(kind)})")
+            for n, kind in self.types.items()
+        }
+        found = rows.withColumn("_fields", rescued).withColumns(values)
+        taken = F.array_compact(
+            F.array(*(F.when(F.col(quoted(n)).isNotNull(), F.lit(n)) for n in self.types))
+        )
+        left = F.map_filter("_fields", lambda name, _value: ~F.array_contains(taken, name))
+        return found.withColumn("_rescued_data", F.when(F.size(left) > 0, F.to_json(left))).drop("_fields")
 
 
-_KINDS: Final = frozenset(kind.value for kind in Kind)
+def new_columns(rows: DataFrame, known: StructType, declared: Declared, limit: int) -> NewColumns:
+    """Look at ``_rescued_data`` of a batch. Columns that the table has beyond the batch's are filled again."""
+    from pyspark.sql import functions as F
 
-
-def stop_at(found: Iterable[Found], modes: Sequence[str], filters: Sequence[str]) -> TerminalError | None:
-    """Return the error that stops the query, None when nothing was found of which a decoder says ``fail``."""
-    stopping = [
-        one for one in found if modes[one.decoder] == FAIL and one.passed and one.kind in (UNKNOWN, NESTED)
-    ]
-    if not stopping:
-        return None
-    first = min(stopping, key=lambda one: (one.decoder, one.field))
-    more = len({(one.decoder, one.field) for one in stopping}) - 1
-    others = f" and {more} more" if more else ""
-    return TerminalError(
-        f"the field {first.field!r}{others} on MQTT topic {first.topic!r} is unknown to its decoder "
-        f"(readings[{first.decoder}], filter {filters[first.decoder]!r}), and schema_evolution is fail",
-        remedy="name it under `ignored` of that decoder, or set its schema_evolution to rescue or add_columns; "
-        "the batch then runs again",
+    own = {n.lower() for n in rows.columns}
+    added = {
+        f.name: f.dataType.simpleString()
+        for f in known.fields
+        if f.name.lower() not in own and f.name != "_warnings"
+    }
+    fields = (
+        rows.where("_rescued_data IS NOT NULL")
+        .select(F.explode(F.from_json("_rescued_data", "map<string,variant>")).alias("name", "value"))
+        .groupBy("name")
+        .agg(F.expr("schema_of_variant_agg(value)").alias("kind"))
+        .orderBy("name")
+        .limit(10 * (limit + 1))
     )
+    lacking: dict[str, str] = {}
+    there = {n.lower() for n in (*own, *added)}
+    for row in fields.collect():
+        kind = column_type(row["kind"])
+        if (
+            kind
+            and _NAME.match(row["name"])
+            and row["name"].lower() not in there
+            and len(added) + len(lacking) < limit
+        ):
+            lacking[row["name"]] = kind
+            there.add(row["name"].lower())
+    return NewColumns({**added, **lacking}, frozenset(lacking))
+
+
+def column_type(kind: str) -> str | None:
+    """Return the type of the column for what ``schema_of_variant_agg`` says of a field, None where there is none."""
+    if kind.startswith(("DECIMAL", "DOUBLE", "FLOAT")):
+        return "double"
+    return {"BIGINT": "bigint", "STRING": "string", "BOOLEAN": "boolean"}.get(kind)
+
+
+def _text(value: str) -> str:
+    return "'" + value + "'"

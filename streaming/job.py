@@ -1,22 +1,24 @@
-"""The job that spark-submit runs: all queries in one driver, or some, until it is stopped or all is done.
+"""The job: all flows of a pipeline in one driver, or some, until it is stopped or all is done.
 
-``spark-submit --properties-file conf/spark-defaults.conf --jars DELTA_JARS streaming/job.py [--config PATH]``; on a
-cluster with ``--py-files`` of a zip of the four packages. ``pulsebridge stream`` writes that line for this machine.
-It decides what runs and how it ends: SIGTERM or SIGINT lets the running batches end (exit 0), a query that fails ends
-the job with its error (exit 1), ``--available-now`` ends it when all that was there at the start is done.
+``pulsebridge stream`` runs it on this machine; ``spark-submit … streaming/job.py [--config PATH]`` on a cluster; with
+SPARK_REMOTE it runs through Spark Connect. SIGTERM and SIGINT end it (exit code 0); a flow that fails for good ends it
+with one line (exit code 1); ``--available-now`` ends it when all that was there at the start is done.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import logging
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if __name__ == "__main__":
     # Python puts a script's folder first: this package's modules would pass for top-level ones.
@@ -24,430 +26,399 @@ if __name__ == "__main__":
 
 import structlog
 
-from bridge import errors, logs
+from bridge import logs
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
-from bridge.readings_topics import topics_to_read
 from bridge.settings import Settings
-from bridge.settings.loading import conf_path, load
-from bridge.settings.streaming import QUERIES
-from bridge.silver_metrics import SilverMetrics
-from streaming import alerts, bronze, device_changes, gold, latest, silver
-from streaming.alert_checkpoint import first_version
-from streaming.batch_figures import observed
-from streaming.checkpoints import Checkpoint, CheckpointLock
-from streaming.decoders.settings import Decoder, check_rules, load_decoders
-from streaming.decoders.unpacking import check_packages
-from streaming.evolving import FieldNews
-from streaming.holding import HoldWatch
-from streaming.predicates import Suite, load_suite
-from streaming.quality import QualityWatch
-from streaming.quality_gate import BadShareGate
-from streaming.rule_fields import RuleFields, rule_fields
-from streaming.rules import AlertRule, load_rules
-from streaming.small_files import put_count_right
-from streaming.standing import batches_of
-from streaming.stopping import StopRequest, stop_between_batches
-from streaming.tables import Table, Tables
+from bridge.settings.loading import load
+from streaming.failures import Batches, Cause, cause_of
+from streaming.loading import pipeline_of
+from streaming.pipelines import Flow, Pipeline
+from streaming.quality import RESULTS, QualityWatch
+from streaming.reading import QUARANTINE, Reader
+from streaming.tables import Table, create, resolve_root, struct_of
+from streaming.upkeep import Upkeep
+from streaming.views import NewestBatches, ViewBatches
+from streaming.writing import QUARANTINE_SCHEMA, BadRows, TableBatches
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["Job", "Plan", "await_pulsar", "main", "plan_of", "topics_of"]
+    from streaming.suites import Suite, Suites
 
+__all__ = ["Job", "await_pulsar", "main"]
+
+_BACKOFF_S: Final = (1.0, 60.0)
 _PULSAR_WARN_S: Final = 20.0
-_RESTARTS: Final = 5
-"""How often a query is started again in the life of a driver before its failure ends the job."""
-_LATE_WORKER: Final = "Python worker failed to connect back"
-"""Spark waits ten seconds for a Python worker and no setting changes that; on a busy machine one takes longer."""
-_LATE_WORKERS: Final = 60
-"""How often a query is started again for that: ten minutes at least."""
-_RECOMPUTED: Final = ("gold", "latest")
-"""Queries whose tables a change of silver recomputes, which it can do only between two batches (``following``)."""
-_SCHEMA_CHANGED: Final = "DELTA_SCHEMA_CHANGED"
-"""Delta ends a stream so when its table gets a column, which silver may; nothing is wrong then."""
 _log = structlog.get_logger("stream")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the files of the settings say, read and checked before Spark is started."""
-
-    settings: Settings
-    tables: Tables
-    decoders: tuple[Decoder, ...]
-    suite: Suite
-    rules: tuple[AlertRule, ...]
-    rule_fields: tuple[RuleFields, ...]
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """What decides where a row of silver goes, as ``silver.recipe_of`` makes it."""
-        streaming = self.settings.streaming
-        return silver.recipe_of(
-            self.decoders, self.suite, streaming.clock_skew_s, self.rule_fields,
-            streaming.schema_evolution, streaming.max_added_columns, self.settings.max_name_bytes,
-        )  # fmt: skip
-
-
-def plan_of(settings: Settings) -> Plan:
-    """Read suite and rules. Raises ConfigError naming the file and what is wrong in it."""
-    streaming = settings.streaming
-    rules_file = streaming.rules or conf_path("rules.yaml")
-    suite_file = streaming.expectations or conf_path("expectations/silver.json")
-    decoders = load_decoders(rules_file)
-    fields = rule_fields(settings.ingest.all_rules)
-    check_rules(decoders, fields, str(rules_file))
-    check_packages(decoders, str(rules_file))
-    return Plan(
-        settings, Tables.of(streaming), decoders, load_suite(suite_file), load_rules(rules_file), fields
-    )
-
-
-def topics_of(settings: Settings) -> list[str]:
-    """Return the full names of the topics to read (see ``topics_to_read``). Raises ConfigError when there is none."""
-    from bridge.pulsar_admin import PulsarAdmin
-
-    pulsar = settings.pulsar
-    with PulsarAdmin(pulsar) as admin:
-        found = topics_to_read(settings, admin.topics)
-    if not found:
-        raise ConfigError(
-            f"no topic in {', '.join(pulsar.readings_namespaces)}",
-            remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
-        )
-    return found
 
 
 @dataclass
 class Job:
-    """The running queries and what they hold."""
+    """The running queries of a pipeline."""
 
     spark: SparkSession
-    plan: Plan
+    settings: Settings
+    pipeline: Pipeline
     only: Sequence[str] = ()
-    """The queries to run; those of the settings where it is empty."""
-    available_now: bool = False
-    after_silver_step: Callable[[str], None] = lambda step: None
-    metrics: SilverMetrics | None = None
-    written: Callable[[str, str, int], object] = lambda query, table, rows: None
-    """Told how many rows a batch of a query has written to a table, where the query's sink does not say so itself."""
-    queries: list[StreamingQuery] = field(default_factory=list)
-    _locks: list[CheckpointLock] = field(default_factory=list)
-    _quality: QualityWatch | None = None
-    _restarts: dict[str, int] = field(default_factory=dict)
-    _hold: HoldWatch | None = None
-    _paused: list[str] = field(default_factory=list)
-    _kept_waiting: set[str] = field(default_factory=set)
+    """Names of the flows to run; empty: all."""
+    counted: Callable[[str, int, int], object] | None = None
+    """Called with a table's name and the numbers of good and bad rows of each batch."""
+    queries: dict[str, list[StreamingQuery]] = field(default_factory=dict)
+    _failures: dict[str, deque[tuple[float, bool]]] = field(default_factory=dict)
+    """By flow: when it failed, and whether that counts against the budget."""
+    _due: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # One for the life of the job: a query that is started again goes on with the same window.
-        self._gate = BadShareGate(self.plan.settings.streaming, self.metrics)
-        self._news = FieldNews(self.metrics)
-        chosen = self.only or self.plan.settings.streaming.queries
-        self.only = [name for name in QUERIES if name in chosen]
+        unknown = [name for name in self.only if name not in self.pipeline.flows]
+        if unknown:
+            raise ConfigError(
+                f"there is no flow {unknown[0]!r}", remedy=f"there are {', '.join(self.pipeline.flows)}"
+            )
+        self.only = [name for name in self.pipeline.flows if not self.only or name in self.only]
+        self.reader = Reader(self.spark, self.settings, self.pipeline)
+        self._suites: Suites | None = None
+        self._upkeep = Upkeep(self)
+        self._stop = threading.Event()
 
     def prepare(self) -> None:
-        """Take the checkpoints: nobody else may run these queries on them."""
-        if "silver" in self.only:
-            _log.info("suite", **self.plan.suite.kinds)
-        for name in self.only:
-            lock = CheckpointLock(self.spark, self.plan.tables.checkpoint(name))
-            lock.acquire()
-            self._locks.append(lock)
-        self._hold = HoldWatch(self.spark, self.plan.tables.root)
-        streaming = self.plan.settings.streaming
-        if "silver" in self.only and streaming.quality_interval_s > 0:
-            self._quality = QualityWatch(
-                self.spark,
-                self.plan.tables,
-                self.plan.suite,
-                streaming.quality_interval_s,
-                streaming.quality_rows,
-            )
+        """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
+        from pyspark.errors import AnalysisException
 
-    def run(self, stop: StopRequest) -> None:
-        """Run the queries to their end. Raises TerminalError when one failed.
+        streaming = self.settings.streaming
+        if streaming.schema_name:
+            self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {Table(streaming.schema_name, True).sql}")
+        create(
+            self.spark,
+            self.reader.table(QUARANTINE),
+            struct_of(QUARANTINE_SCHEMA),
+            comment="Rows that failed a rule of their table, with the payload and the reason",
+            cluster_by=("table", "judged_at"),
+        )
+        for flow in self._chosen():
+            if flow.kind == "commands":
+                continue
+            try:
+                self.reader.ensure(flow.target)
+            except AnalysisException as e:
+                raise ConfigError(
+                    f"table {flow.target!r}: {str(e).strip().splitlines()[0]}",
+                    remedy="correct its declaration",
+                ) from e
+            declared = self.pipeline.tables[flow.target]
+            if declared.suite is not None:
+                suite = self.suites.suite(declared.suite)
+                schema = self.reader.table(flow.target).read(self.spark).schema
+                suite.check({f.name: f.dataType.simpleString() for f in schema.fields}, self.spark)
+                if suite.unsplit:
+                    _log.info("verdict only", suite=suite.name, expectations=", ".join(suite.unsplit))
 
-        With ``available_now`` one runs after the other, so that each sees all that the one before wrote.
+    def run(self, stop: threading.Event, *, available_now: bool = False) -> None:
+        """Run the flows to their end. Raises TerminalError when one failed for good.
+
+        With ``available_now`` one runs after the other, in the order of what they read. Upkeep that was asked for comes
+        first.
         """
-        if self.available_now:
-            for name in self.only:
-                self._start(name)
-                if not self._watch(stop):
-                    break
-            if self._quality is not None and not stop.asked:
-                self._quality.once()
-        else:
-            for name in self.only:
-                self._start(name)
-            if self._quality is not None:
-                self._quality.start()
-            _log.info("running", queries=", ".join(self.only), root=self.plan.tables.root)
-            self._watch(stop)
-        self.close()
+        self._stop = stop
+        with self._upkeep.entered(self.only, stop):
+            quality = self._quality()
+            try:
+                flows = [] if stop.is_set() else self._in_order()
+                for flow in flows:
+                    self._start(flow, available_now=available_now)
+                    if available_now and not self._watch(stop):
+                        return
+                if available_now and quality is not None:
+                    quality.once()
+                elif flows and not available_now:
+                    if quality is not None:
+                        quality.start()
+                    _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
+                    self._watch(stop)
+            finally:
+                if quality is not None:
+                    quality.stop()
+                self.close()
+
+    @contextmanager
+    def paused(self, names: Iterable[str]) -> Iterator[None]:
+        """Stop flows for a while. A batch that is cut runs again after it."""
+        stopped = [name for name in names if name in self.queries or name in self._due]
+        for name in stopped:
+            self._due.pop(name, None)
+            for query in self.queries.pop(name, ()):
+                query.stop()
+        kept = self._available_now
+        try:
+            yield
+        finally:
+            self._available_now = kept
+            self._due.update(dict.fromkeys(stopped, 0.0))
+
+    def drain(self) -> None:
+        """Let all flows, which are paused, process what is there now. Raises TransientError when the job is to stop."""
+        for flow in self._in_order():
+            self._start(flow, available_now=True)
+            if not self._watch(self._stop):
+                raise TransientError("the job was stopped", remedy="run the command again")
+        self.queries.clear()
+
+    @property
+    def suites(self) -> Suites:
+        """The suites of the tables, loaded once."""
+        if self._suites is None:
+            from streaming.suites import Suites
+
+            self._suites = Suites(self.settings.streaming.expectations)
+        return self._suites
+
+    def _quality(self) -> QualityWatch | None:
+        """Return what makes verdicts on the tables with a suite, None where none has one."""
+        streaming = self.settings.streaming
+        tables = {}
+        for name in {flow.target for flow in self._chosen() if flow.kind != "commands"}:
+            suite = self.pipeline.tables[name].suite
+            if suite is not None:
+                tables[name] = (self.reader.table(name), self.suites.suite(suite))
+        if not tables or streaming.expectations is None or not streaming.quality_interval_s:
+            return None
+        return QualityWatch(
+            self.spark,
+            streaming.expectations,
+            tables,
+            self.reader.table(QUARANTINE),
+            self.reader.table(RESULTS),
+            streaming.quality_interval_s,
+            streaming.quality_rows,
+        )
 
     def close(self) -> None:
-        """Let the running batches end, then stop."""
-        if self._quality is not None:
-            self._quality.stop()
-            self._quality = None
-        stop_between_batches(self.queries)
-        for lock in self._locks:
-            lock.release()
-        self._locks.clear()
+        """Stop the queries; a batch that is cut runs again at the next start."""
+        for query in [q for of in self.queries.values() for q in of]:
+            query.stop()
+        self.queries.clear()
 
-    def _watch(self, stop: StopRequest) -> bool:
-        """Return True when all queries have ended, False when somebody asked to stop."""
-        while True:
-            if self._held(stop):
-                if stop.wait(0.2):
-                    return False
-                continue
-            for query in list(self.queries):
-                failure: Any = query.exception()
-                if failure is not None:
-                    self._again(query, _cause(failure))
-            if not self._paused and not any(query.isActive for query in self.queries):
+    def names(self) -> list[str]:
+        """Return the names of the queries: a view has one for each table that it reads."""
+        return [name for flow in self._chosen() for name, _, _ in self._queries_of(flow)]
+
+    def _chosen(self) -> list[Flow]:
+        return [self.pipeline.flows[name] for name in self.only]
+
+    def _in_order(self) -> list[Flow]:
+        """Return the flows, each after those into the tables that it reads."""
+        reads: dict[str, set[str]] = {}
+        for flow in self._chosen():
+            self.reader.seen.clear()
+            self.reader.frame(flow)
+            reads[flow.name] = set(self.reader.seen)
+        found: list[Flow] = []
+        left = self._chosen()
+        while left:
+            waiting = {flow.target for flow in left}
+            ready = [f for f in left if not (reads[f.name] & (waiting - {f.target}))] or left[:1]
+            found += ready
+            left = [f for f in left if f not in ready]
+        return found
+
+    def _watch(self, stop: threading.Event) -> bool:
+        """Return True when all queries have ended, False when a stop was requested."""
+        while not stop.wait(0.2):
+            running = False
+            for name, queries in list(self.queries.items()):
+                for query in queries:
+                    # Asked once: a query that ends meanwhile is looked at in the next turn.
+                    if query.isActive:
+                        running = True
+                    elif (failure := query.exception()) is not None:
+                        self._failed(name, cause_of(failure, query.lastProgress))
+                        break
+            if not self._available_now:
+                self._upkeep.poll()
+            for name, at in list(self._due.items()):
+                if time.monotonic() >= at:
+                    del self._due[name]
+                    self._again(name)
+                    running = True
+            if not self._due and not running:
                 return True
-            if stop.wait(0.2):
-                return False
-
-    def _held(self, stop: StopRequest) -> bool:
-        """Whether a change of tables wants the queries to pause: then they are stopped between two batches, however long
-        these take, and started again when it is done.
-        """
-        hold = self._hold
-        if hold is not None and hold.wanted():
-
-            def enough() -> bool:
-                return stop.asked or not hold.wanted()
-
-            running = [q for q in self.queries if q.isActive]
-            stop_between_batches(running, math.inf, enough=enough)
-            for query in [q for q in running if not q.isActive]:
-                self.queries.remove(query)
-                self._paused.append(str(query.name))
-                _log.info("paused for a change of tables", query=query.name)
-                if query.name in _RECOMPUTED:
-                    self._finish(str(query.name), enough)
-            return True
-        waiting, self._paused = self._paused, []
-        for name in waiting:
-            self._resume(name)
         return False
 
-    def _finish(self, name: str, enough: Callable[[], bool]) -> None:
-        """Run the batch that a paused query had begun when it was stopped, and no other. One that fails is left as it
-        is: it fails again when the query goes on.
+    def _failed(self, name: str, cause: Cause) -> None:
+        """Plan the next start of a flow that failed. Raises TerminalError if that cannot help, or did not help for as
+        often as ``streaming.restart_budget`` allows; a transient cause may last, unless the job is to end by itself.
         """
-        done, begun = batches_of(self.spark, self.plan.tables.checkpoint(name))
-        if done == begun:
-            return
-        try:
-            self._start(name, once=True)
-        except TransientError as e:
-            _log.info("the begun batch of a paused query cannot end yet", query=name, error=str(e))
-            return
-        query = self.queries.pop()
-        while query.isActive and not enough():
-            time.sleep(0.05)
-        stop_between_batches([query])
-
-    def _resume(self, name: str) -> None:
-        """Start a query again; one that a server which is away keeps from it waits for the next turn."""
-        try:
-            self._start(name)
-            self._kept_waiting.discard(name)
-        except TransientError as e:
-            if name not in self._kept_waiting:
-                self._kept_waiting.add(name)
-                _log.warning(
-                    "query cannot start again yet, it is tried until it can", query=name, error=str(e)
-                )
-            self._paused.append(name)
-
-    def _again(self, query: StreamingQuery, cause: Cause) -> None:
-        """Start a failed query again from its checkpoint; raise TerminalError where that cannot help.
-
-        A worker that did not come up in time on a busy machine, or a server that was away, is no reason to end.
-        """
-        name = str(query.name)
-        changed = _SCHEMA_CHANGED in cause.text
-        counted, allowed = name, _RESTARTS
-        if changed:
-            counted = f"{name}, new columns"
-            allowed += self.plan.settings.streaming.max_added_columns
-        elif _LATE_WORKER in cause.text:
-            counted, allowed = f"{name}, late workers", _LATE_WORKERS
-        self._restarts[counted] = self._restarts.get(counted, 0) + 1
-        if cause.terminal or self._restarts[counted] > allowed:
-            raise TerminalError(f"query {name} failed: {cause.text}")
-        if changed:
-            _log.info("query starts again, the table that it reads has new columns", query=name)
-        else:
-            _log.warning(
-                "query failed and is started again; see the error if it repeats", query=name, error=cause.text
+        for query in self.queries.pop(name, ()):
+            query.stop()
+        streaming = self.settings.streaming
+        now = time.monotonic()
+        failures = self._failures.setdefault(name, deque())
+        while failures and now - failures[0][0] > streaming.restart_window_s:
+            failures.popleft()
+        if not cause.free:
+            failures.append((now, not cause.transient or self._available_now))
+        if cause.terminal or sum(counts for _, counts in failures) > streaming.restart_budget:
+            target = self.pipeline.flows[name].target
+            into = "" if target == name else f" (table {target})"
+            raise TerminalError(
+                f"{name}{into} failed{cause.where}: {cause.text}",
+                remedy=cause.remedy
+                or f"correct the cause and start the job again, nothing is lost; see also {streaming.spark_log}",
             )
-        self.queries.remove(query)
-        self._resume(name)
+        wait = min(_BACKOFF_S[0] * 2 ** max(0, len(failures) - 1), _BACKOFF_S[1])
+        self._due[name] = now + wait
+        say = _log.info if cause.free else _log.warning
+        say(
+            f"a flow failed{cause.where} and is started again. Action: see the error if it repeats",
+            flow=name,
+            error=cause.text,
+            after_s=wait,
+        )
 
-    def _start(self, name: str, *, once: bool = False) -> None:
-        """Start a query; with ``once`` for one batch, which is the one that was begun before if there is one."""
-        self._create_tables(name)
-        for table in self._written_by(name):
-            put_count_right(self.spark, table.path(self.spark))
-        writer = self._writer(name)
-        streaming = self.plan.settings.streaming
-        slow = {"gold": streaming.gold_trigger_s, "latest": streaming.latest_trigger_s}
-        seconds = slow.get(name, streaming.trigger_s)
-        if once:
-            writer = writer.trigger(once=True)
-        elif self.available_now:
+    def _again(self, name: str) -> None:
+        try:
+            self._start(self.pipeline.flows[name], available_now=self._available_now)
+        except TransientError as e:
+            self._failed(name, Cause(str(e), terminal=False, transient=True))
+
+    _available_now: bool = False
+
+    def _start(self, flow: Flow, *, available_now: bool = False) -> None:
+        from pyspark.errors import AnalysisException, PySparkException
+
+        self._available_now = available_now
+        queries = self.queries[flow.name] = []
+        for name, rows, batches in self._queries_of(flow):
+            try:
+                queries.append(self._started(flow, name, rows, batches, available_now))
+            except PySparkException as e:  # a server of Spark Connect that is slow to start a Python worker
+                self._failed(flow.name, replace(cause_of(e), terminal=isinstance(e, AnalysisException)))
+                return
+
+    def _started(
+        self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool
+    ) -> StreamingQuery:
+        seconds = self.settings.streaming.trigger_s if flow.trigger_s is None else flow.trigger_s
+        writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
+        if flow.kind == "commands":
+            from sinks.options import sink_options
+
+            pulsar = self.settings.pulsar
+            writer = writer.format("pulsebridge_commands").options(
+                **sink_options(pulsar, self.settings.max_name_bytes)
+            )
+        else:
+            writer = writer.foreachBatch(Batches(batches))
+        if available_now:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{seconds * 1000:.0f} milliseconds")
-        bronze_table = self.plan.tables.bronze
-        if name == "alerts":
-            with alerts.empty_batches(self.spark, self.plan.rules):
-                self.queries.append(writer.start())
-        elif name != "bronze":
-            self.queries.append(writer.start())
-        elif bronze_table.by_name:
-            self.queries.append(writer.toTable(bronze_table.sql))
-        else:
-            self.queries.append(writer.start(bronze_table.where))
+        kept = {key: self.spark.conf.get(key, None) for key in flow.spark_conf}
+        try:
+            for key, value in flow.spark_conf.items():
+                self.spark.conf.set(key, value)
+            return writer.start()
+        finally:
+            for key, old in kept.items():
+                if old is None:
+                    self.spark.conf.unset(key)
+                else:
+                    self.spark.conf.set(key, old)
 
-    def _create_tables(self, name: str) -> None:
-        """Create the tables that a query reads and writes, just before it: the query before it runs already."""
-        if name in ("bronze", "silver"):
-            bronze.create_tables(self.spark, self.plan.tables)
-        if name != "bronze":
-            silver.create_tables(self.spark, self.plan.tables)
-        if name == "gold":
-            gold.create_tables(self.spark, self.plan.tables)
-        if name == "latest":
-            latest.create_table(self.spark, self.plan.tables)
+    def _queries_of(self, flow: Flow) -> list[tuple[str, DataFrame, Any]]:
+        """Return name, frame and writer of each query that a flow needs: a view needs one for each table it reads."""
+        self.reader.seen.clear()
+        rows = self.reader.frame(flow)
+        if flow.kind == "commands":
+            return [(flow.name, rows, None)]
+        table = self.reader.ensure(flow.target)
+        if flow.batches is not None:
+            return [(flow.name, rows, flow.batches(table, self._checkpoint(flow.name)))]
+        if flow.kind == "cdc":
+            return [(flow.name, rows, NewestBatches(table, flow.keys, flow.sequence_by or ""))]
+        if flow.kind == "view":
+            read = list(dict.fromkeys(self.reader.seen))
+            return [
+                (
+                    flow.name if len(read) == 1 else f"{flow.name}-{source}",
+                    self.reader.table(source).changes(self.spark),
+                    self._view(flow, source, table),
+                )
+                for source in read
+            ]
+        return [(flow.name, rows, self.batches(flow, self.reader))]
 
-    def _written_by(self, name: str) -> tuple[Table, ...]:
-        tables = self.plan.tables
-        written = {
-            "bronze": (tables.bronze,),
-            "silver": (tables.silver, tables.quarantine),
-            "gold": (tables.gold, tables.late),
-            "latest": (tables.device_latest,),
-        }
-        return written.get(name, ())
+    def _view(self, flow: Flow, source: str, table: Table) -> ViewBatches:
+        reader = Reader(self.spark, self.settings, self.pipeline)
+        return ViewBatches(reader, flow, source, table, self._suite_of(flow), self.reader.table(QUARANTINE))
 
-    def _writer(self, name: str) -> DataStreamWriter:
-        plan = self.plan
-        if name == "bronze":
-            messages = bronze.source(self.spark, plan.settings, topics_of(plan.settings))
-            return bronze.query(messages, plan.tables)
-        if name == "silver":
-            checkpoint = Checkpoint(self.spark, plan.tables.checkpoint("silver"))
-            batches = silver.SilverBatches(plan.tables, checkpoint, plan.recipe, self.after_silver_step)
-            batches.written = partial(self.written, "silver")
-            if self.metrics is not None:
-                batches.suspects = self.metrics.suspects.inc
-            batches.heard = self._news
-            batches.admit = self._gate
-            return silver.query(self.spark, plan.tables, batches)
-        if name == "gold":
-            return self._gold()
-        if name == "latest":
-            return self._latest()
-        return self._alerts()
+    def _suite_of(self, flow: Flow) -> Suite | None:
+        name = self.pipeline.tables[flow.target].suite
+        return None if name is None else self.suites.suite(name)
 
-    def _alerts(self) -> DataStreamWriter:
-        tables, streaming = self.plan.tables, self.plan.settings.streaming
-        first = first_version(self.spark, tables.checkpoint("alerts"))
-        found = alerts.commands(
-            observed(silver.judged_by_the_query(self.spark, tables, first), "processed_at"),
-            self.plan.rules,
-            grace_s=streaming.silence_grace_s,
-            forget_days=streaming.alert_state_days,
+    def batches(self, flow: Flow, reader: Reader) -> TableBatches:
+        """Return what judges and writes the rows of a flow."""
+        declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
+        counted = self.counted
+        return TableBatches(
+            declared,
+            flow.name,
+            reader.table(flow.target),
+            reader.table(QUARANTINE),
+            self._checkpoint(flow.name),
+            self._suite_of(flow),
+            BadRows(
+                streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"
+            ),
+            streaming.max_added_columns,
+            None if counted is None else lambda good, bad: counted(flow.target, good, bad),
         )
-        settings = self.plan.settings
-        return alerts.query(found, tables, settings.pulsar, settings.max_name_bytes)
 
-    def _gold(self) -> DataStreamWriter:
-        streaming, tables = self.plan.settings.streaming, self.plan.tables
-        checkpoint = Checkpoint(self.spark, tables.checkpoint("gold"))
-        batches = gold.GoldBatches(
-            tables, checkpoint, gold.recipe_of(streaming), written=partial(self.written, "gold")
-        )
-        return gold.query(self.spark, tables, streaming.gold_watermark_s, batches)
-
-    def _latest(self) -> DataStreamWriter:
-        tables = self.plan.tables
-        checkpoint = Checkpoint(self.spark, tables.checkpoint("latest"))
-        # What a rebuild brings may be the newest, too.
-        readings = device_changes.of_silver(observed(tables.silver.read_stream(self.spark), "processed_at"))
-        told = device_changes.of_topics(device_changes.topics(self.spark, self.plan.settings))
-        batches = latest.LatestBatches(tables, checkpoint, written=partial(self.written, "latest"))
-        return latest.query(readings.unionByName(told), tables, batches)
+    def _checkpoint(self, name: str) -> str:
+        return f"{resolve_root(self.settings.streaming.root)}/checkpoints/{name}"
 
 
-class Cause(NamedTuple):
-    """Why a query failed: in one line, and whether trying again cannot help."""
+def await_pulsar(settings: Settings, stop: threading.Event) -> None:
+    """Wait until Pulsar's admin answers: it may be started after the job.
 
-    text: str
-    terminal: bool
+    Returns early when a stop was requested. Raises RefusedError when the admin refuses access.
+    """
+    from bridge.pulsar_admin import PulsarAdmin
 
-
-def _cause(failure: Any) -> Cause:
-    """Read the cause from Spark's error: our own error where one is named in the worker's traceback."""
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    for line in reversed(lines):
-        kind, mark, text = line.removeprefix("bridge.errors.").partition(": ")
-        known = getattr(errors, kind, None) if line.startswith("bridge.errors.") and mark else None
-        if known is not None:
-            return Cause(text, issubclass(known, TerminalError))
-    return Cause(lines[0] if lines else "no message", False)
+    began, warned = time.monotonic(), False
+    with PulsarAdmin(settings.pulsar) as admin:
+        while not stop.is_set():
+            try:
+                admin.cluster()
+                return
+            except TransientError as e:
+                if not warned and time.monotonic() - began > _PULSAR_WARN_S:
+                    warned = True
+                    _log.warning("Pulsar does not answer yet. Action: start it", why=e.what)
+            stop.wait(0.25)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
-    parser = argparse.ArgumentParser(prog="job.py", description="The Spark jobs of Pulsebridge.")
+    parser = argparse.ArgumentParser(prog="job.py", description="The pipeline of Pulsebridge.")
     parser.add_argument("--config", "-c", type=Path, help="YAML file of the settings")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set one value")
-    parser.add_argument(
-        "--only", choices=QUERIES, action="append", help="run this query only; may be repeated"
-    )
+    parser.add_argument("--only", action="append", default=[], help="run this flow only; may be repeated")
     parser.add_argument("--available-now", action="store_true", help="process what is there, then end")
     given = parser.parse_args(argv)
     try:
         settings = load(given.config, given.set)
         logs.configure(settings.log)
-        plan = plan_of(settings)
-        return _run(plan, given.only or (), given.available_now)
+        # It logs what a batch raised, with its traceback; the job says it in one line, and Spark's log has the rest.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        return _run(settings, pipeline_of(settings), given.only, given.available_now)
     except PulsebridgeError as e:
         _log.error(str(e))
         return 1
 
 
-def await_pulsar(settings: Settings, stop: StopRequest) -> None:
-    """Wait until Pulsar's admin answers: it may be started after the job.
+def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_now: bool) -> int:
 
-    Returns early when somebody asked to stop. Raises RefusedError when the admin does not let us look.
-    """
-    from bridge.pulsar_admin import PulsarAdmin
-
-    began, told = time.monotonic(), False
-    with PulsarAdmin(settings.pulsar) as admin:
-        while not stop.wait(0.0):
-            try:
-                admin.cluster()
-                return
-            except TransientError as e:
-                if not told and time.monotonic() - began > _PULSAR_WARN_S:
-                    told = True
-                    _log.warning("Pulsar does not answer yet, waiting: start it", why=e.what)
-            stop.wait(0.25)
-
-
-def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
     from bridge.health import Health
     from bridge.metrics import serving
     from bridge.stream_metrics import StreamMetrics
@@ -455,22 +426,24 @@ def _run(plan: Plan, only: Sequence[str], available_now: bool) -> int:
     from streaming.query_progress import QueryProgress
     from streaming.session import job_session
 
-    spark = job_session(plan.tables.root)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    spark = job_session(settings)
     metrics = StreamMetrics()
-    health = Health(plan.settings.metrics.stuck_s)
-    stop = StopRequest()
-    stop.listen(spark)
-    job = Job(spark, plan, only, available_now, metrics=SilverMetrics(), written=metrics.written)
+    health = Health(settings.metrics.stuck_s)
+    prepared = health.part("pipeline")
+    job = Job(spark, settings, pipeline, only, metrics.judged)
     spark.streams.addListener(SourceProgress())
-    spark.streams.addListener(QueryProgress(metrics, health, job.only))
     try:
-        job.prepare()
-        with serving(plan.settings.metrics, health):
-            if {"bronze", "latest"} & set(job.only):
-                await_pulsar(plan.settings, stop)
-            job.run(stop)
+        with serving(settings.metrics, health):
+            await_pulsar(settings, stop)
+            if not stop.is_set():
+                job.prepare()
+                spark.streams.addListener(QueryProgress(metrics, health, job.names()))
+                prepared.ready()
+                job.run(stop, available_now=available_now)
     finally:
-        job.close()
         spark.stop()
     return 0
 

@@ -3,11 +3,11 @@
 Everything is a fold: rules, what was kept, new readings (or how late it is) in; alerts and what is to be kept out.
 
 * Thresholds and rates follow the device's own time. A reading that comes later than a newer one of its metric is not
-  judged: an alert about the past helps nobody, and the newer one was judged already. So neither the order of arrival
+  evaluated: the newer one was evaluated before it. So neither the order of arrival
   within a batch nor a repetition makes a command.
 * Silence follows arrival, as a device's clock may be wrong and what it buffered is no sign of now. What time it is
   comes from outside: the latest arrival of all devices, less a grace. So a batch that is run again says the same, and
-  a pipeline that stood still, or is behind, calls nobody silent.
+  a pipeline that stood still, or is behind, reports no device as silent.
 """
 
 from __future__ import annotations
@@ -15,22 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bridge.errors import ContractError
-from streaming.rules import Alert, AlertRule, Reading
+from streaming.rules import MINUTE_US, WHOLE, Alert, AlertRule, Reading, per_minute
 
-__all__ = ["DeviceState", "Heard", "Watch", "due_us", "forgotten", "judge", "silent"]
+__all__ = ["DeviceState", "Watch", "due_us", "forgotten", "judge", "silent"]
 
 _VERSION: Final = 2
-_EPOCH: Final = datetime(1970, 1, 1)
-_MICROSECOND: Final = timedelta(microseconds=1)
-_MINUTE_US: Final = 60_000_000
 _POINTS: Final = 32
 """A rate's time is cut into so many parts; the first reading of each is kept."""
-_ANY: Final = ""
-"""Stands for all metrics in ``heard``; no metric is named so."""
 
 
 @dataclass(frozen=True)
@@ -45,45 +39,26 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The last reading that came, by arrival; with what a command needs that has no other reading."""
-
-    arrived_us: int
-    reading_id: str
-    event_us: int
-    metric: str
-    value: float | None
-    unit: str | None
-    command_topic: str | None
-
-
-@dataclass(frozen=True)
 class DeviceState:
     """What is kept of a device between batches."""
 
     newest: Mapping[str, Reading] = field(default_factory=dict)
-    """The newest reading of each metric, by the device's time."""
+    """The newest reading of each series, by the device's time."""
     watches: Mapping[str, Watch] = field(default_factory=dict)
     """By the rule's name; a rule that has nothing to keep is not there."""
-    heard: Mapping[str, Heard] = field(default_factory=dict)
-    """The last reading that came, of any metric and of those that a rule of silence names."""
+    last: Mapping[str, Reading] = field(default_factory=dict)
+    """The last reading that came, of any series and of those that a rule of silence names."""
     timer_ms: int | None = None
     """When Spark is to call for this device, where that is set."""
 
     def to_json(self) -> str:
         """Return the state as text of version 2, with what is empty left out."""
         body: dict[str, Any] = {"v": _VERSION}
-        if self.newest:
-            body["newest"] = {
-                m: (r.reading_id, _micros(r.event_time), r.value) for m, r in self.newest.items()
-            }
+        for name, of in (("newest", self.newest), ("last", self.last)):
+            if of:
+                body[name] = {series: _reading_body(reading) for series, reading in of.items()}
         if self.watches:
             body["watches"] = {name: _watch_body(watch) for name, watch in self.watches.items()}
-        if self.heard:
-            body["heard"] = {
-                m: (h.arrived_us, h.reading_id, h.event_us, h.metric, h.value, h.unit, h.command_topic)
-                for m, h in self.heard.items()
-            }
         if self.timer_ms is not None:
             body["timer"] = self.timer_ms
         return json.dumps(body, separators=(",", ":"))
@@ -98,17 +73,14 @@ class DeviceState:
                 remedy="run the release that wrote it, or a later one",
             )
         return cls(
-            {
-                metric: Reading(device, metric, reading_id, _time(at_us), value)
-                for metric, (reading_id, at_us, value) in body.get("newest", {}).items()
-            },
+            {series: Reading(device, *one) for series, one in body.get("newest", {}).items()},
             {
                 name: Watch(
                     bool(w.get("raised")), w.get("since"), tuple((t, v) for t, v in w.get("points", ()))
                 )
                 for name, w in body.get("watches", {}).items()
             },
-            {metric: Heard(*found) for metric, found in body.get("heard", {}).items()},
+            {series: Reading(device, *one) for series, one in body.get("last", {}).items()},
             body.get("timer"),
         )
 
@@ -126,61 +98,57 @@ def judge(
     newest = dict(state.newest)
     alerts = _speaks_again(rules, state, readings, watches)
     for reading in sorted(readings, key=lambda r: r.order):
-        previous = newest.get(reading.metric)
-        if reading.value is None or (previous is not None and reading.order <= previous.order):
+        previous = newest.get(reading.key)
+        if (reading.value is None and not reading.found) or (previous and reading.order <= previous.order):
             continue
         for rule in rules:
-            if rule.kind == "silence" or rule.metric != reading.metric:
+            if rule.kind == "silence" or rule.series != reading.key:
                 continue
-            told, watch = _looked_at(rule, watches.get(rule.name, Watch()), previous, reading)
-            alerts += told
+            fired, watch = _looked_at(rule, watches.get(rule.name, Watch()), previous, reading)
+            alerts += fired
             _keep(watches, rule.name, watch)
-        newest[reading.metric] = reading
+        newest[reading.key] = reading
     alerts.sort(key=lambda a: (*a.reading.order, a.rule.name))
-    metrics = {rule.metric for rule in rules if rule.kind != "silence"}
+    wanted = {rule.series for rule in rules if rule.kind != "silence"}
     return alerts, replace(
         state,
-        newest={metric: reading for metric, reading in newest.items() if metric in metrics},
+        newest={series: reading for series, reading in newest.items() if series in wanted},
         watches=watches,
-        heard=_heard(rules, state, readings),
+        last=_last_readings(rules, state, readings),
     )
 
 
 def silent(
     rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: int
 ) -> tuple[list[Alert], DeviceState]:
-    """Return an alert for each rule whose time without a reading is over at ``now_us``, told once, and what to keep."""
+    """Return an alert for each rule whose time without a reading is over at ``now_us``, once, and the new state."""
     watches = dict(state.watches)
     alerts = []
     for rule in rules:
-        heard = _heard_by(rule, state)
-        if heard is None or _raised(state, rule) or now_us < heard.arrived_us + _after_us(rule):
+        last = _last_reading_for(rule, state)
+        if last is None or _raised(state, rule) or now_us < last.arrived_us + _after_us(rule):
             continue
         watches[rule.name] = Watch(raised=True)
-        last = Reading(
-            device, rule.metric or heard.metric, heard.reading_id, _time(heard.event_us),
-            heard.value, heard.unit, heard.arrived_us, heard.command_topic,
-        )  # fmt: skip
         alerts.append(Alert(rule, last, rule.text(last, None, minutes=rule.after_minutes or 0.0)))
     return alerts, replace(state, watches=watches)
 
 
 def due_us(rules: Iterable[AlertRule], state: DeviceState, forget_us: int) -> int | None:
-    """Return when somebody has to look at the device though nothing comes: for silence, or to forget it."""
-    last = state.heard.get(_ANY)
+    """Return when the next timer of the device is due: for silence, or to delete its state."""
+    last = state.last.get(WHOLE)
     if last is None:
         return None
     due = last.arrived_us + forget_us
     for rule in rules:
-        heard = _heard_by(rule, state)
-        if heard is not None and not _raised(state, rule):
-            due = min(due, heard.arrived_us + _after_us(rule))
+        last = _last_reading_for(rule, state)
+        if last is not None and not _raised(state, rule):
+            due = min(due, last.arrived_us + _after_us(rule))
     return due
 
 
 def forgotten(state: DeviceState, now_us: int, forget_us: int) -> bool:
-    """Whether the device has been away for so long that nothing is kept of it any more."""
-    last = state.heard.get(_ANY)
+    """Whether the device was offline for so long that its state is deleted."""
+    last = state.last.get(WHOLE)
     return last is not None and now_us >= last.arrived_us + forget_us
 
 
@@ -190,44 +158,41 @@ def _speaks_again(
     """Return what is over with the first reading that came after the silence; what came before it says nothing."""
     alerts = []
     for rule in rules:
-        heard = _heard_by(rule, state)
-        if heard is None or not _raised(state, rule):
+        last = _last_reading_for(rule, state)
+        if last is None or not _raised(state, rule):
             continue
-        later = [r for r in readings if rule.looks_at(r) and r.arrived_us > heard.arrived_us]
+        later = [r for r in readings if rule.looks_at(r) and r.arrived_us > last.arrived_us]
         if not later:
             continue
         first = min(later, key=_arrival)
         del watches[rule.name]
         if rule.tells_cleared:
-            minutes = (first.arrived_us - heard.arrived_us) / _MINUTE_US
+            minutes = (first.arrived_us - last.arrived_us) / MINUTE_US
             alerts.append(
                 Alert(rule, first, rule.text(first, None, minutes=minutes, cleared=True), cleared=True)
             )
     return alerts
 
 
-def _heard(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Heard]:
-    wanted = {_ANY} | {rule.metric or _ANY for rule in rules if rule.kind == "silence"}
-    heard = {metric: found for metric, found in state.heard.items() if metric in wanted}
+def _last_readings(
+    rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]
+) -> dict[str, Reading]:
+    wanted = {WHOLE} | {rule.series for rule in rules if rule.kind == "silence"}
+    last = {series: found for series, found in state.last.items() if series in wanted}
     for reading in sorted(readings, key=_arrival):
-        for metric in (_ANY, reading.metric):
-            known = heard.get(metric)
-            if metric in wanted and (
-                known is None or _arrival(reading) > (known.arrived_us, known.event_us, known.reading_id)
-            ):
-                heard[metric] = Heard(
-                    reading.arrived_us, reading.reading_id, _micros(reading.event_time), reading.metric,
-                    reading.value, reading.unit, reading.command_topic,
-                )  # fmt: skip
-    return heard
+        for series in (WHOLE, reading.key):
+            known = last.get(series)
+            if series in wanted and (known is None or _arrival(reading) > _arrival(known)):
+                last[series] = reading
+    return last
 
 
 def _arrival(reading: Reading) -> tuple[int, int, str]:
-    return (reading.arrived_us, _micros(reading.event_time), reading.reading_id)
+    return (reading.arrived_us, reading.event_us, reading.reading_id)
 
 
-def _heard_by(rule: AlertRule, state: DeviceState) -> Heard | None:
-    return state.heard.get(rule.metric or _ANY) if rule.kind == "silence" else None
+def _last_reading_for(rule: AlertRule, state: DeviceState) -> Reading | None:
+    return state.last.get(rule.series) if rule.kind == "silence" else None
 
 
 def _raised(state: DeviceState, rule: AlertRule) -> bool:
@@ -235,7 +200,7 @@ def _raised(state: DeviceState, rule: AlertRule) -> bool:
 
 
 def _after_us(rule: AlertRule) -> int:
-    return round((rule.after_minutes or 0.0) * _MINUTE_US)
+    return round((rule.after_minutes or 0.0) * MINUTE_US)
 
 
 def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
@@ -248,9 +213,14 @@ def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
 def _looked_at(
     rule: AlertRule, was: Watch, previous: Reading | None, reading: Reading
 ) -> tuple[list[Alert], Watch]:
-    """Return what a rule says of a metric's next reading, and what it keeps."""
+    """Return what a rule says of a series' next reading, and what it keeps."""
     rate: float | None = None
-    if rule.limit is not None:
+    found = reading.found.get(rule.name)
+    if rule.kind == "sql" or reading.value is None:
+        if found is None or found.holds is None:
+            return [], was
+        watch = Watch(raised=found.holds)
+    elif rule.limit is not None:
         watch = _threshold(rule, was, reading)
     elif rule.over_minutes is not None:
         rate, watch = _over_time(rule, was, reading)
@@ -259,21 +229,21 @@ def _looked_at(
         return ([Alert(rule, reading, rule.text(reading, previous))] if fast else []), Watch()
     if watch.raised == was.raised or (was.raised and not rule.tells_cleared):
         return [], watch
-    text = rule.text(reading, previous, rate=rate, cleared=was.raised)
+    text = found.message if found else rule.text(reading, previous, rate=rate, cleared=was.raised)
     return [Alert(rule, reading, text, cleared=was.raised)], watch
 
 
 def _threshold(rule: AlertRule, was: Watch, reading: Reading) -> Watch:
-    """Between limit and clear nothing changes for what is raised, and what is not yet begins anew."""
+    """Between limit and clear nothing changes for what is raised, and a pending alert restarts."""
     limit, value = rule.limit or 0.0, reading.value or 0.0
     if was.raised:
         clear = limit if rule.clear is None else rule.clear
         return Watch() if (clear - value) * rule.sign >= 0 else was
     if not (value - limit) * rule.sign > 0:
         return Watch()
-    at_us = _micros(reading.event_time)
+    at_us = reading.event_us
     since = at_us if was.since_us is None else was.since_us
-    if at_us - since >= rule.for_minutes * _MINUTE_US:
+    if at_us - since >= rule.for_minutes * MINUTE_US:
         return Watch(raised=True)
     return Watch(since_us=since)
 
@@ -282,12 +252,12 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
     """Return the change per minute since the oldest reading kept within the rule's time, None where those kept reach
     back less than half of it, and what to keep.
     """
-    at_us, value = _micros(reading.event_time), reading.value or 0.0
-    over_us = (rule.over_minutes or 0.0) * _MINUTE_US
+    at_us, value = reading.event_us, reading.value or 0.0
+    over_us = (rule.over_minutes or 0.0) * MINUTE_US
     points = tuple(point for point in was.points if at_us - point[0] <= over_us)
     rate = None
     if points and at_us - points[0][0] >= over_us / 2:
-        rate = (value - points[0][1]) * rule.sign / ((at_us - points[0][0]) / _MINUTE_US)
+        rate = (value - points[0][1]) * rule.sign / ((at_us - points[0][0]) / MINUTE_US)
     part = over_us / _POINTS
     if not points or at_us // part != points[-1][0] // part:
         points = (*points, (at_us, value))
@@ -299,12 +269,15 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
 
 
 def _from_one_to_the_next(rule: AlertRule, previous: Reading | None, reading: Reading) -> bool:
-    if previous is None or previous.value is None or reading.value is None:
+    if previous is None or reading.event_us - previous.event_us > rule.within_minutes * MINUTE_US:
         return False
-    minutes = (reading.event_time - previous.event_time).total_seconds() / 60
-    if not 0 < minutes <= rule.within_minutes:
-        return False
-    return (reading.value - previous.value) * rule.sign / minutes > (rule.per_minute or 0.0)
+    return per_minute(previous, reading) * rule.sign > (rule.per_minute or 0.0)
+
+
+def _reading_body(of: Reading) -> tuple[Any, ...]:
+    return (
+        of.metric, of.reading_id, of.event_us, of.value, of.unit, of.arrived_us, of.command_topic, of.position
+    )  # fmt: skip
 
 
 def _watch_body(watch: Watch) -> dict[str, Any]:
@@ -316,11 +289,3 @@ def _watch_body(watch: Watch) -> dict[str, Any]:
     if watch.points:
         body["points"] = watch.points
     return body
-
-
-def _micros(at: datetime) -> int:
-    return (at - _EPOCH) // _MICROSECOND
-
-
-def _time(at_us: int) -> datetime:
-    return _EPOCH + at_us * _MICROSECOND

@@ -1,146 +1,148 @@
-"""Runs the verdicts of Great Expectations beside the queries, never inside a batch, into the table of results.
+"""Runs the checkpoints of Great Expectations beside the flows, never inside a batch, into the table of results.
 
-A verdict takes seconds and a batch must not: rows are split at once by predicates, and every
-``streaming.quality_interval_s`` seconds the newest rows of silver and quarantine together, which is what the suite
-judged, are validated on a thread of their own. A verdict that fails is logged and harms no query.
+A verdict takes seconds and a batch must not: rows are split at once by ``Suite.judged``, and every
+``streaming.quality_interval_s`` seconds the newest rows that a suite judged, those of its table and those that went to
+quarantine, are validated on a thread of their own. What fails there is logged and harms no flow.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from streaming.tables import QUALITY_COLUMNS, SILVER_COLUMNS, Tables, create, schema_of
+from streaming.checkpoints import RESULT_COLUMNS, Verdict, result_rows, run_checkpoint
+from streaming.reading import QUARANTINE, Reader
+from streaming.suites import Suite
+from streaming.tables import Table, create, quoted, struct_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from streaming.expectations import Verdict
-    from streaming.predicates import Suite
+__all__ = ["RESULTS", "QualityWatch", "all_verdicts", "judged_since"]
 
-__all__ = ["QualityWatch", "append_results", "judged_rows", "make_verdicts"]
-
+RESULTS: Final = "quality_results"
 _log = structlog.get_logger("stream")
 
 
-def judged_rows(spark: SparkSession, tables: Tables, since: datetime, limit: int) -> DataFrame:
-    """Return the newest rows that the suite judged after ``since``: those of silver and of quarantine."""
+def judged_since(
+    spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime
+) -> DataFrame:
+    """Return the rows that a table's suite judged: those that came into the table after a version of it, and those
+    that went to quarantine after a time.
+    """
     from pyspark.sql import functions as F
 
-    names = [c.name for c in SILVER_COLUMNS]
-    both = tables.silver.read(spark).select(*names).unionAll(tables.quarantine.read(spark).select(*names))
-    return both.where(F.col("processed_at") > F.lit(since)).orderBy(F.desc("processed_at")).limit(limit)
+    rows = table.read(spark)
+    kept = [c for c in rows.columns if c != "_warnings"]
+    came = (
+        spark.read.format("delta")
+        .option("readChangeFeed", "true")
+        .option("startingVersion", str(version + 1))
+    )
+    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where(
+        "_change_type = 'insert'"
+    )
+    schema = rows.select(*map(quoted, kept)).schema
+    bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("judged_at") > F.lit(since)))
+    held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
+    return good.select(*map(quoted, kept)).unionByName(held)
 
 
-def make_verdicts(
-    spark: SparkSession, tables: Tables, suite: Suite, since: datetime, limit: int
-) -> datetime | None:
-    """Validate what was judged since then and append the verdicts; return until when, None when there was nothing."""
-    from pyspark.sql import functions as F
+def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -> list[Verdict]:
+    """Run the checkpoint of a table on all rows that its suite judged, quarantine included.
 
-    from streaming.expectations import verdicts
-
-    rows = judged_rows(spark, tables, since, limit).persist()
+    Raises what ``run_checkpoint`` raises.
+    """
+    folder = reader.settings.streaming.expectations
+    assert folder is not None  # where the suite is
+    begin = datetime.fromtimestamp(0, timezone.utc)
+    rows = judged_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
     try:
-        last = rows.agg(F.max("processed_at").alias("last")).first()
-        until: datetime | None = None if last is None else last["last"]
-        if until is None:
-            return None
-        found = verdicts(rows, suite)
+        return run_checkpoint(folder, name, suite, rows)
     finally:
         rows.unpersist()
-    append_results(spark, tables, suite, found, since, until, "silver+quarantine")
-    return until
-
-
-def append_results(
-    spark: SparkSession,
-    tables: Tables,
-    suite: Suite,
-    found: Sequence[Verdict],
-    since: datetime | None,
-    until: datetime | None,
-    judged: str,
-) -> None:
-    """Append verdicts to the table of results. ``judged`` names what was judged; the times may be unknown."""
-    create(
-        spark,
-        tables.quality_results,
-        QUALITY_COLUMNS,
-        comment="Verdicts of Great Expectations on what was judged",
-        statistics=("run_at", "rule"),
-    )
-    now = datetime.now(timezone.utc)
-    rows: list[tuple[Any, ...]] = [
-        (
-            now,
-            suite.name,
-            v.rule,
-            v.expectation,
-            list(v.columns),
-            v.splits_rows,
-            v.success,
-            v.evaluated,
-            v.unexpected,
-            v.observed,
-            since,
-            until,
-            judged,
-        )
-        for v in found
-    ]
-    frame = spark.createDataFrame(rows, schema_of(QUALITY_COLUMNS)).coalesce(1)
-    writer = frame.write.format("delta").mode("append")
-    table = tables.quality_results
-    if table.by_name:
-        writer.saveAsTable(table.sql)
-    else:
-        writer.save(table.where)
 
 
 class QualityWatch:
     """Makes verdicts at an interval on a thread of its own, until stopped."""
 
     def __init__(
-        self, spark: SparkSession, tables: Tables, suite: Suite, interval_s: float, limit: int
+        self,
+        spark: SparkSession,
+        folder: Path,
+        tables: Mapping[str, tuple[Table, Suite]],
+        quarantine: Table,
+        results: Table,
+        interval_s: float,
+        limit: int,
     ) -> None:
-        self._spark = spark.newSession()
+        self._spark = spark
+        self._folder = folder
         self._tables = tables
-        self._suite = suite
+        self._quarantine = quarantine
+        self._results = results
         self._interval_s = interval_s
         self._limit = limit
+        self._from = {name: self._version(table) for name, (table, _) in tables.items()}
         self._since = datetime.now(timezone.utc)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread, unless the interval is 0."""
-        if self._interval_s > 0:
+        if self._interval_s > 0 and self._tables:
             self._thread = threading.Thread(target=self._run, name="quality", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; one verdict that is under way is waited for."""
+        """End the thread; one verdict that is under way is waited for, half a minute at most."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
             self._thread = None
 
     def once(self) -> None:
-        """Make one verdict now, of what came since the last."""
-        try:
-            until = make_verdicts(self._spark, self._tables, self._suite, self._since, self._limit)
-        except Exception as e:  # noqa: BLE001 — verdicts are an observer: whatever breaks them, the queries go on
-            _log.warning(
-                "no verdict; see the suite, or set streaming.quality_interval_s=0", error=str(e)[:300]
-            )
+        """Make a verdict on each table now, on what came since the last one."""
+        now = datetime.now(timezone.utc)
+        for name in self._tables:
+            try:
+                self._judge(name, now)
+            except Exception as e:  # noqa: BLE001 — an observer: whatever breaks it, the flows go on
+                _log.warning(
+                    "no verdict; see the suite, or set streaming.quality_interval_s=0",
+                    table=name,
+                    error=str(e)[:300],
+                )
+        self._since = now
+
+    def _judge(self, name: str, now: datetime) -> None:
+        table, suite = self._tables[name]
+        version = self._version(table)
+        if version == self._from[name]:
             return
-        self._since = until or self._since
+        rows = judged_since(self._spark, table, self._quarantine, name, self._from[name], self._since)
+        rows = rows.limit(self._limit).persist()
+        try:
+            if rows.isEmpty():
+                return
+            found = run_checkpoint(self._folder, name, suite, rows)
+        finally:
+            rows.unpersist()
+        self._from[name] = version
+        schema = ", ".join(f"{quoted(n)} {kind} COMMENT '{text}'" for n, kind, text in RESULT_COLUMNS)
+        create(self._spark, self._results, struct_of(schema), comment="Verdicts of Great Expectations")
+        values = result_rows(found, suite, name, self._since, now)
+        self._results.append(self._spark.createDataFrame(values, schema).coalesce(1))
+
+    def _version(self, table: Table) -> int:
+        row = self._spark.sql(f"DESCRIBE HISTORY {table.sql} LIMIT 1").first()
+        return -1 if row is None else int(row["version"])
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -1,4 +1,4 @@
-"""Tells Prometheus what the micro-batches of a driver's queries are, rows, time, lag, state and watermark, and the
+"""Exports to Prometheus what the micro-batches of a driver's queries are, rows, time, state and watermark, and the
 driver's health which of them run.
 
 ``spark.streams.addListener(QueryProgress(StreamMetrics()))``, beside ``bridge.metrics.serving``. The figures are read
@@ -55,7 +55,7 @@ class QueryProgress(JsonListener):
         """Triggered now and then while a query finds nothing new."""
         name = self._names.get(str(event.runId))
         if name is not None:
-            self._metrics.idle(name)
+            self._metrics.alive(name)
             self._part(name).ready()
 
     def onQueryTerminated(self, event: Any) -> None:

@@ -1,231 +1,179 @@
-"""Decodes payloads into readings: which JSON path of which MQTT topic is the id, the time and the value.
+"""The neutral long form: a row for each field of what any device publishes, without any declaration of it.
 
-A decoder may leave id and time to the topic rule that took the message (``rule_fields``). It decides how a document
-becomes typed columns; how bytes become a document is left to ``decoders``. Whether a reading is good is judged by the
-suite (``predicates``).
+A field of JSON is a row, nested objects by their path (``AM2301.Temperature``) down to four levels; what is deeper, and
+arrays, stay JSON text. Of an array of objects at the top each element is taken. A payload that is plain text or a number is
+one row, named by the capture ``metric`` of its route, else by the topic's last level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
-from bridge.errors import ConfigError
-from streaming.built_once import built_once
-from streaming.decoders import forms, leftovers
-from streaming.decoders.paths import JsonPath
-from streaming.decoders.settings import NO_ID, Decoder
-from streaming.decoders.times import MICROS, as_timestamp, words_for
-from streaming.rule_fields import RuleFields, by_rule
+from bridge.settings.rules import TopicRule
+from bridge.settings.tables import Decoding
+from streaming.decoders.fields import MAP, TextFields
+from streaming.decoders.rows import (
+    ARRIVAL,
+    POSITION,
+    Path,
+    captures,
+    device,
+    message_columns,
+    metric_of,
+    row_id,
+    said,
+    time_columns,
+)
+from streaming.decoders.sql import by_number, json_path, literal, quoted
+from streaming.decoders.times import in_known_zone
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-__all__ = ["BAD_TIME", "UNDECODABLE", "UNKNOWN_TOPIC", "WORKING_COLUMNS", "decode", "topic_pattern"]
+__all__ = ["READINGS", "long_rows"]
 
-UNKNOWN_TOPIC: Final = "unknown_topic"
-"""Rule that a row fails when no decoder's filter matches its MQTT topic."""
-UNDECODABLE: Final = "undecodable"
-"""Rule that a row fails when its payload is not of the decoder's form."""
-BAD_TIME: Final = "bad_time"
-"""Rule that a row fails when its time is there and cannot be read as the decoder's ``time_unit`` says."""
-
-
-class _Said(NamedTuple):
-    """Which setting of a decoder says a column, and the type in which it is taken."""
-
-    setting: str
-    type: str
-
-
-WORKING_COLUMNS: Final = (
-    "added",
-    "decoder",
-    "decoding_failures",
-    "failed_rules",
-    "fault",
-    "item",
-    "no_id",
-    "notes",
-    "time_fault",
+READINGS: Final = Decoding(filter="#")
+"""How the table ``readings`` takes every message of which no setting says anything else."""
+_LEVELS: Final = 4
+_EXACT: Final = 2**53
+"""Whole numbers from here on may lose digits as a double; their text is kept as well."""
+_NUMBER: Final = r"r'^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$'"
+_BROKEN: Final = r"r'^\s*(\{|\[\s*\{)'"
+"""How a payload begins that was meant to be JSON; other text that is none is plain text."""
+_NOT_JSON: Final = (
+    "the payload begins like JSON and is none, has two fields of one name, or is beyond Spark's limits: 1,000 levels, "
+    "1,000 digits of a number"
 )
-"""What rows carry on their way to silver beside its columns and bronze's."""
-_COLUMNS: Final = {
-    "reading_id": _Said("id", "string"),
-    "metric": _Said("metric", "string"),
-    "value": _Said("value", "double"),
-    "unit": _Said("unit", "string"),
-    "event_time": _Said("time", "string"),
-    "sent_at": _Said("sent", "bigint"),
-}
 
 
-def topic_pattern(mqtt_filter: str) -> str:
-    """Return the regular expression of the MQTT topics that a filter matches (MQTT 5, 4.7).
+def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[TopicRule]) -> DataFrame:
+    """Return the rows of ``streaming.decoding.documents`` as readings: ``metric``, ``value`` (numbers; booleans as 1 and
+    0) and ``text`` (all else) beside what each table has.
 
-    A filter that begins with a wildcard does not match topics that begin with ``$`` (MQTT-4.7.2-1).
+    A null is left out. A device without a name is known by its MQTT topic.
     """
-    levels = mqtt_filter.split("/")
-    parts: list[str] = []
-    for n, level in enumerate(levels):
-        if level == "#":
-            if n != len(levels) - 1:
-                raise ConfigError(
-                    f"filter {mqtt_filter!r}: # must be the last level", remedy="correct the filter"
-                )
-            # `a/#` matches `a` itself as well
-            return _anchored(levels, "/".join(parts) + ("(/.*)?" if parts else ".*"))
-        if level == "+":
-            parts.append("[^/]*")
-        elif "+" in level or "#" in level:
-            raise ConfigError(
-                f"filter {mqtt_filter!r}: a wildcard must fill its level", remedy="correct the filter"
-            )
-        else:
-            parts.append("".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in level))
-    return _anchored(levels, "/".join(parts))
-
-
-def _anchored(levels: list[str], body: str) -> str:
-    guard = r"(?!\x{24})" if levels[0] in ("+", "#") else ""
-    return f"^{guard}{body}$"
-
-
-def decode(
-    rows: DataFrame,
-    decoders: Sequence[Decoder],
-    rules: Sequence[RuleFields] = (),
-    added: Mapping[str, str] | None = None,
-    schema_evolution: str = "rescue",
-) -> DataFrame:
-    """Add silver's columns to bronze rows, a row for each reading, and what the readings did not meet.
-
-    ``decoding_failures``: names of the rules not met; ``fault``: why the payload did not decode, ``time_fault``: why
-    its time is none, in words, else null; ``no_id``: whether the reading has no id but its place; ``decoder``: its
-    number; ``notes`` and what the fields that no decoder knows become: see ``leftovers.of_reading``.
-    The first decoder that matches a row's MQTT topic decodes it. A field that is absent or of another type is null.
-    ``rules`` say where the id and the time are that a decoder names no path for. The payload of an element of an
-    array becomes that element, as JSON: a message with many bad ones must not be kept once for each.
-    """
-    decoders, rules = tuple(decoders), tuple(rules)
-    rows = rows.withColumn("decoder", _first_match(decoders))
-    rows = forms.documents(rows, decoders)
-    # What all readings of a message share is taken before it is taken apart, so that no copy of it goes with each.
-    shared = _shared(decoders, rules)
-    rows = rows.withColumns(shared)
-    rows = leftovers.of_message(rows, decoders, rules)
-    rows = forms.elements(rows, decoders, leftovers.MESSAGE_PARTS)
-    rows = rows.withColumns(_of_readings(decoders))
-    rows = leftovers.of_reading(rows, decoders, rules, added or {}, schema_evolution)
-    for columns in _timed(decoders):
-        rows = rows.withColumns(columns)
-    return rows.withColumns(_judged(decoders)).drop("item", "time_text", *shared)
-
-
-@built_once
-def _judged(decoders: Sequence[Decoder]) -> dict[str, Column]:
-    from pyspark.sql import functions as F
-
-    without_id = [n for n, decoder in enumerate(decoders) if decoder.id == NO_ID]
-    unknown = F.when(F.col("decoder").isNull(), F.lit(UNKNOWN_TOPIC))
-    undecodable = F.when(F.col("fault").isNotNull(), F.lit(UNDECODABLE))
-    bad_time = F.when(F.col("time_fault").isNotNull(), F.lit(BAD_TIME))
-    return {
-        "event_day": F.to_date("event_time"),
-        "sent_at": F.timestamp_micros(F.when(F.col("sent_at").between(*MICROS), F.col("sent_at"))),
-        "publish_time": F.col("__publishTime"),
-        "processed_at": F.current_timestamp(),
-        "no_id": F.coalesce(F.col("decoder").isin(without_id), F.lit(False)),
-        "decoding_failures": F.array_compact(F.array(unknown, undecodable, bad_time)),
-    }
-
-
-@built_once
-def _timed(decoders: Sequence[Decoder]) -> tuple[dict[str, Column], ...]:
-    """Return what replaces the text ``event_time`` by the time that it says, and adds ``time_fault``, in two steps."""
-    from pyspark.sql import functions as F
-
-    time, fault = F.lit(None).cast("timestamp"), F.lit(None).cast("string")
-    for unit in sorted({d.time_unit for d in decoders}):
-        of_unit = F.col("decoder").isin([n for n, d in enumerate(decoders) if d.time_unit == unit])
-        time = F.when(of_unit, as_timestamp("event_time", unit)).otherwise(time)
-        fault = F.when(of_unit, words_for("event_time", unit)).otherwise(fault)
-    unread = F.col("event_time").isNull() & F.col("time_text").isNotNull()
-    return (
-        {"time_text": F.col("event_time"), "event_time": time, "time_fault": fault},
-        {"time_fault": F.when(unread, F.col("time_fault"))},
+    more = captures(message_columns(rows), decodings)
+    rows = rows.selectExpr("*", f"{by_number([_document(one) for one in decodings])} AS _json")
+    rows = rows.selectExpr("*", "try_parse_json(concat('[', _json, ']')) AS _list")
+    # What has no end of its own, as `1 2` or `1,2`, is plain text.
+    one, two = (f"try_variant_get(_list, '$[{n}]', 'variant')" for n in (0, 1))
+    rows = rows.selectExpr("*", f"CASE WHEN {two} IS NULL THEN {one} END AS _root")
+    rows = rows.selectExpr(
+        "*",
+        f"coalesce(_fault, CASE WHEN _root IS NULL AND _json RLIKE {_BROKEN} THEN {literal(_NOT_JSON)} END) AS _wrong",
+        f"{by_number([metric_of(one, rules) for one in decodings])} AS _metric",
+        f"{by_number([_said(one, 'id', rules) for one in decodings])} AS _own_id",
+        f"{by_number([_time(one, rules) for one in decodings])} AS _time",
+        *(f"{column} AS {quoted(name)}" for name, column in more.items()),
+    )
+    plain = "array(named_struct('metric', _metric, 'json', CAST(NULL AS VARIANT), 'plain', _json))"
+    wanted = f"CASE WHEN _root IS NOT NULL THEN {_of_root()} WHEN length(trim(_json)) > 0 THEN {plain} END"
+    rows = rows.selectExpr("*", f"CASE WHEN _wrong IS NULL THEN {wanted} END AS _fields")
+    most = by_number([str(one.max_elements) for one in decodings])
+    beyond = f"CASE WHEN size(_fields) > {most} THEN concat('more fields than max_elements, ', {most}) END"
+    time, unread = time_columns(decodings)
+    rows = rows.selectExpr("* EXCEPT (_wrong)", f"coalesce(_wrong, {beyond}) AS _wrong", f"{time} AS _read")
+    rows = rows.where("_wrong IS NOT NULL OR size(_fields) > 0")
+    kept = [quoted(name) for name in rows.columns if name not in ("_fields", "_element")]
+    rows = rows.selectExpr(
+        *kept,
+        "_element AS _first",
+        "posexplode_outer(CASE WHEN _wrong IS NULL THEN _fields END) AS (_place, _field)",
+    )
+    rows = rows.where("_wrong IS NOT NULL OR _field.json IS NULL OR NOT is_variant_null(_field.json)")
+    rows = rows.selectExpr(
+        *kept,
+        f"_first * {most} + coalesce(_place, 0) AS _element",
+        "_field.metric AS metric",
+        "_field.json AS _value",
+        "_field.plain AS _plain",
+        "schema_of_variant(_field.json) AS _kind",
+    )
+    untyped = by_number([str(one.format == "csv").lower() for one in decodings])
+    rows = rows.selectExpr("*", f"{_number(untyped)} AS value")
+    return rows.selectExpr(
+        f"{device(decodings, 'mqtt_topic')} AS device",
+        *map(quoted, more),
+        "metric",
+        f"coalesce(_read, {ARRIVAL}) AS event_time",
+        "value",
+        f"{_text()} AS text",
+        "arrival_time",
+        "mqtt_topic",
+        "command_topic",
+        f"{row_id('_own_id', 'true')} AS _id",
+        "CAST(NULL AS STRING) AS _rescued_data",
+        f"{POSITION} AS _position",
+        "payload AS _payload",
+        f"coalesce(_wrong, {unread}) AS _fault",
     )
 
 
-@built_once
-def _shared(decoders: Sequence[Decoder], rules: Sequence[RuleFields]) -> dict[str, Column]:
-    """Return what messages say of their readings; these columns are there until the readings have them."""
-
-    def said(decoder: Decoder, name: str) -> Column | None:
-        return _in_message(decoder, name, rules) if _is_shared(decoder, name) else None
-
-    names = [name for name in _COLUMNS if any(_is_shared(d, name) for d in decoders)]
-    return {f"message_{name}": _by_decoder(decoders, name, said) for name in names}
+def _said(decoding: Decoding, part: Literal["id", "time"], rules: Sequence[TopicRule]) -> str:
+    return f"CAST({said(decoding, part, rules, _in_row)} AS STRING)"
 
 
-@built_once
-def _of_readings(decoders: Sequence[Decoder]) -> dict[str, Column]:
-    """Return what readings say, with what their messages say filled in."""
-    return {name: _by_decoder(decoders, name, _in_reading) for name in _COLUMNS}
+def _time(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
+    return in_known_zone(_said(decoding, "time", rules), decoding.time_zone)
 
 
-def _by_decoder(
-    decoders: Sequence[Decoder], name: str, column: Callable[[Decoder, str], Column | None]
-) -> Column:
-    from pyspark.sql import functions as F
-
-    kind = _COLUMNS[name].type
-    found = F.lit(None).cast(kind)
-    for n, decoder in reversed(list(enumerate(decoders))):
-        said = column(decoder, name)
-        if said is not None:
-            found = F.when(F.col("decoder") == n, said.cast(kind)).otherwise(found)
-    return found
+def _in_row(path: Path) -> str:
+    return f"try_variant_get(_root, {json_path(path)}, 'string')"
 
 
-def _in_message(decoder: Decoder, name: str, rules: Sequence[RuleFields]) -> Column:
-    from pyspark.sql import functions as F
+def _document(decoding: Decoding) -> str:
+    if decoding.format != "csv":
+        return "_text"
+    from pyspark.sql.types import StructType
 
-    text = getattr(decoder, _COLUMNS[name].setting)
-    if (name, text) == ("reading_id", NO_ID):
-        return F.concat_ws(":", "ledger_id", "entry_id", "batch_index")
-    if text is None:
-        return by_rule(rules, "id" if name == "reading_id" else "time")
-    return F.try_variant_get("json", JsonPath.parse(text).text, _COLUMNS[name].type)
+    fields = TextFields(StructType([]), decoding.names, decoding.separator)
+    return f"to_json({fields.parsed('_text')})"
 
 
-def _in_reading(decoder: Decoder, name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    if _is_shared(decoder, name):
-        shared = F.col(f"message_{name}")
-        # One id for many readings: the place in the message tells them apart, and is the same when it comes again.
-        many = name == "reading_id" and decoder.elements is not None
-        return F.concat(shared, F.lit("#"), F.col("element").cast("string")) if many else shared
-    text = getattr(decoder, _COLUMNS[name].setting)
-    if text is None or not text.startswith("$"):
-        return F.lit(text)
-    return F.try_variant_get("item", text, _COLUMNS[name].type)
+def _of_root() -> str:
+    """Return the fields of a document: of an object, of the objects of an array, or the document itself."""
+    objects = "try_variant_get(_root, '$', 'array<variant>')"
+    each = f"flatten(transform({objects}, one -> {_of_object('one', None, 1)}))"
+    return f"coalesce({_of_object('_root', None, 1)}, {each}, array({_leaf('_metric', '_root')}))"
 
 
-def _is_shared(decoder: Decoder, name: str) -> bool:
-    """Whether a column is said by the whole message: by the topic rule, or by a path that begins with ``$$``."""
-    text = getattr(decoder, _COLUMNS[name].setting)
-    if text is None or (name, text) == ("reading_id", NO_ID):
-        return name in ("reading_id", "event_time")
-    return bool(text.startswith("$$"))
+def _of_object(value: str, path: str | None, level: int) -> str:
+    """Return the fields of an object, null where it is none."""
+    entry = f"e{level}"
+    name = f"{entry}.key" if path is None else f"concat({path}, '.', {entry}.key)"
+    own = f"array({_leaf(name, f'{entry}.value')})"
+    fields = own
+    if level < _LEVELS:
+        fields = f"coalesce({_of_object(f'{entry}.value', name, level + 1)}, {own})"
+    return f"flatten(transform(map_entries(try_variant_get({value}, '$', '{MAP}')), {entry} -> {fields}))"
 
 
-@built_once
-def _first_match(decoders: Sequence[Decoder]) -> Column:
-    from pyspark.sql import functions as F
+def _leaf(name: str, value: str) -> str:
+    return f"named_struct('metric', {name}, 'json', {value}, 'plain', CAST(NULL AS STRING))"
 
-    found = F.lit(None).cast("int")
-    for n, decoder in reversed(list(enumerate(decoders))):
-        found = F.when(F.col("mqtt_topic").rlike(topic_pattern(decoder.filter)), F.lit(n)).otherwise(found)
-    return found
+
+def _number(untyped: str) -> str:
+    """Return the number that a field is; ``untyped``: whether the form knows text alone."""
+
+    def read(text: str) -> str:
+        return f"CASE WHEN {text} RLIKE {_NUMBER} THEN try_cast({text} AS DOUBLE) END"
+
+    string = "try_variant_get(_value, '$', 'string')"
+    found = (
+        f"CASE WHEN _value IS NULL THEN {read('_plain')} "
+        "WHEN _kind = 'BOOLEAN' THEN CAST(try_variant_get(_value, '$', 'boolean') AS DOUBLE) "
+        f"WHEN _kind = 'STRING' THEN CASE WHEN {untyped} THEN {read(string)} END "
+        "WHEN _kind IN ('BIGINT', 'DOUBLE', 'FLOAT') OR _kind LIKE 'DECIMAL%' THEN try_variant_get(_value, '$', 'double') END"
+    )
+    return f"nullif(nullif({found}, double('infinity')), double('-infinity'))"
+
+
+def _text() -> str:
+    """Return what is no number, and the digits of one that a double does not keep."""
+    return (
+        f"CASE WHEN abs(value) < {_EXACT}D AND coalesce(_kind, '') != 'BOOLEAN' THEN NULL "
+        "WHEN _value IS NULL THEN _plain "
+        "WHEN _kind LIKE 'OBJECT%' OR _kind LIKE 'ARRAY%' THEN to_json(_value) "
+        "ELSE try_variant_get(_value, '$', 'string') END"
+    )

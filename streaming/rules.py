@@ -1,16 +1,16 @@
-"""The alert rules of the rules file: what they may say, and what the commands say that they make.
+"""The alert rules of the rules file: what they may say, and the texts that they make.
 
-Pure, but for reading the file. Which readings make an alert is decided by ``streaming.judging``; which rows are seen,
-in which batch, and where the state lives are left to ``streaming.alerts``.
+``streaming.judging`` decides which readings make an alert, ``streaming.alerts`` which rows a rule sees.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,39 +19,70 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from bridge.errors import ConfigError
 
-__all__ = ["Alert", "AlertRule", "Reading", "command_id", "command_payload", "load_rules"]
+__all__ = ["FIELD", "Alert", "AlertRule", "Found", "Reading", "Sql", "command_id", "load_rules"]
 
-Kind = Literal["below", "above", "falling", "rising", "silence"]
+Kind = Literal["below", "above", "falling", "rising", "silence", "sql"]
 
+READINGS: Final = "readings"
+"""The table that rules look at unless they name one: it has a row for each metric."""
+WHOLE: Final = ""
+"""What a rule looks at that names neither metric nor column: the rows themselves."""
+FIELD: Final = re.compile(r"\{(\w+)\}")
+"""A field in a text of the user's; braces around anything else are text, so that JSON may be written as it is."""
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
-    "below": ("metric", "limit"),
-    "above": ("metric", "limit"),
-    "falling": ("metric", "per_minute"),
-    "rising": ("metric", "per_minute"),
+    "below": ("limit",),
+    "above": ("limit",),
+    "falling": ("per_minute",),
+    "rising": ("per_minute",),
     "silence": ("after_minutes",),
+    "sql": ("condition",),
 }
 _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
+    "column": ("below", "above", "falling", "rising", "silence"),
+    "limit": ("below", "above"),
+    "per_minute": ("falling", "rising"),
+    "within_minutes": ("falling", "rising"),
     "clear": ("below", "above", "falling", "rising"),
     "for_minutes": ("below", "above"),
     "over_minutes": ("falling", "rising"),
     "after_minutes": ("silence",),
+    "condition": ("sql",),
+    "every": ("sql",),
 }
-_THRESHOLDS: Final = ("below", "above")
 _RATES: Final = ("falling", "rising")
+MINUTE_US: Final = 60_000_000
+_EPOCH: Final = datetime(1970, 1, 1)
+_OWN_TEXTS: Final = ("payload", "to", "command_topic")
+_TEXT_FIELDS: Final = (
+    "rule", "state", "device", "metric", "value", "unit", "limit", "message", "reading_id", "event_time", "command_id"
+)  # fmt: skip
+_CALL: Final = re.compile(r"\s*\w+\(.*\)\s*", re.DOTALL)
+
+
+class Sql(BaseModel):
+    """An SQL expression over the columns of the rule's table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sql: str = Field(min_length=1, description="The expression.")
 
 
 class AlertRule(BaseModel):
-    """A rule on the readings of a device: a threshold, a rate of change, or silence."""
+    """A rule on what comes of a device: a threshold, a rate of change, silence, or a condition in SQL."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1, pattern=r"^[^|]+$", description="Name in the command's id and payload.")
+    kind: Kind = Field(description="What it looks for.")
+    table: str = Field(READINGS, min_length=1, description="Table of the pipeline whose rows it looks at.")
     metric: str | None = Field(
         None,
         min_length=1,
-        description="Metric whose readings it looks at; silence: of any metric without it.",
+        description="Metric whose rows it looks at, of a table with a row for each; silence: of any without it.",
     )
-    kind: Kind = Field(description="What it looks for.")
+    column: str | None = Field(
+        None, min_length=1, description="Column that it looks at, or an SQL expression that gives a number."
+    )
     limit: float | None = Field(
         None, allow_inf_nan=False, description="below, above: the value that a reading must not go beyond."
     )
@@ -81,13 +112,30 @@ class AlertRule(BaseModel):
     after_minutes: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="silence: how long nothing must have come, in minutes."
     )
+    condition: str | None = Field(
+        None, min_length=1, description="sql: a boolean SQL expression over the columns of the table."
+    )
+    every: Literal["message", "change"] = Field(
+        "message",
+        description="sql: an alert for each row for which the condition is true, or one when it becomes true; null changes "
+        "nothing.",
+    )
     tell_cleared: bool | None = Field(
         None, description="Whether the end of an alert makes a command, too; default: for silence alone."
     )
-    message: str | None = Field(None, description="Text for the device.")
-    cleared_message: str | None = Field(None, description="Text for the device when the alert is over.")
+    message: str | None = Field(None, description="Text for people.")
+    cleared_message: str | None = Field(None, description="Text when the alert is over.")
     expires_s: float | None = Field(
-        3600.0, gt=0, description="How long the command is worth pushing, in seconds."
+        3600.0, gt=0, allow_inf_nan=False, description="How long the command is worth pushing, in seconds."
+    )
+    to: str | Sql | None = Field(
+        None, description="Device that the command goes to; none: no command. Default: the row's own device."
+    )
+    command_topic: str | Sql | None = Field(
+        None, description="MQTT topic of the command. Default: that of the row's own device."
+    )
+    payload: str | Sql | None = Field(
+        None, description="Payload of the command. Default: a JSON object that describes the alert."
     )
 
     @model_validator(mode="after")
@@ -98,48 +146,85 @@ class AlertRule(BaseModel):
         for name, kinds in _ONLY_FOR.items():
             if name in self.model_fields_set and self.kind not in kinds:
                 raise ValueError(f"{name}: is for {' and '.join(kinds)}, take it out of this {self.kind}")
+        self._check_what()
         self._check_clear()
-        sample = Reading("d", self.metric or "m", "r", datetime(2000, 1, 1), 1.0)
-        for field, cleared in (("message", False), ("cleared_message", True)):
+        self._check_command()
+        if self.kind == "sql":  # its texts name columns
+            return self
+        sample = Reading("d", self.metric or "m", "r", 0, 1.0)
+        for field_name, cleared in (("message", False), ("cleared_message", True)):
             try:
                 self.text(sample, None, cleared=cleared)
             except (KeyError, IndexError, ValueError, AttributeError) as e:
                 raise ValueError(
-                    f"{field}: message names what is not there: {e}; there is {{device}} {{metric}} {{value}} "
+                    f"{field_name}: message names what is not there: {e}; there is {{device}} {{metric}} {{value}} "
                     "{unit} {limit} {clear} {rate} {previous} {minutes}"
                 ) from e
         return self
+
+    def _check_what(self) -> None:
+        if self.metric is not None and self.column is not None:
+            raise ValueError("column: give metric or column, not both")
+        if self.kind not in ("silence", "sql") and self.metric is None and self.column is None:
+            wanted = "metric" if self.table == READINGS else "column"
+            raise ValueError(f"{wanted}: a rule of kind {self.kind} needs {wanted}")
+        if self.kind == "sql" and self.every == "change" and self.table == READINGS and self.metric is None:
+            raise ValueError(
+                f"metric: every: change needs the metric, as {READINGS} has a row for each of them and the condition "
+                "would change from row to row"
+            )
+
+    def _check_command(self) -> None:
+        for name in _OWN_TEXTS:
+            given = getattr(self, name)
+            if isinstance(given, Sql) and self.kind != "sql":
+                raise ValueError(
+                    f"{name}: SQL is for kind sql, give text with {{fields}} to this {self.kind}"
+                )
+            if isinstance(given, str) and _CALL.fullmatch(given):
+                raise ValueError(f"{name}: {given!r} looks like SQL, write it as {{sql: ...}}")
+            unknown = set(FIELD.findall(given) if isinstance(given, str) else ()) - set(_TEXT_FIELDS)
+            if unknown and self.kind != "sql":
+                raise ValueError(f"{name}: names {min(unknown)}, there is {', '.join(_TEXT_FIELDS)}")
+        if self.to not in (None, "none") and self.command_topic is None:
+            raise ValueError("command_topic: a command to another device needs its topic")
 
     def _check_clear(self) -> None:
         if not self.lasts and (
             "clear" in self.model_fields_set or self.tell_cleared or self.cleared_message is not None
         ):
+            adds = "every: change" if self.kind == "sql" else "over_minutes"
             raise ValueError(
-                f"clear: {self.kind} from one reading to the next is told each time and is never over, "
-                "add over_minutes, or take out clear, tell_cleared and cleared_message"
+                f"clear: {self.kind} from one reading to the next fires each time and never clears, "
+                f"add {adds}, or take out clear, tell_cleared and cleared_message"
             )
-        if self.clear is None:
-            return
-        if self.kind == "below" and self.limit is not None and self.clear < self.limit:
-            raise ValueError(
-                f"clear: {self.clear:g} is below limit {self.limit:g}, give one that is not: the alert of below is "
-                "over at clear and more"
-            )
-        if self.kind == "above" and self.limit is not None and self.clear > self.limit:
-            raise ValueError(
-                f"clear: {self.clear:g} is above limit {self.limit:g}, give one that is not: the alert of above is "
-                "over at clear and less"
-            )
-        if self.kind in _RATES and self.per_minute is not None and self.clear > self.per_minute:
-            raise ValueError(
-                f"clear: {self.clear:g} is more than per_minute {self.per_minute:g}, give one that is not: the alert "
-                "is over at a rate of clear and less"
-            )
+        name, worse = ("per_minute", "more than") if self.kind in _RATES else ("limit", self.kind)
+        bound = getattr(self, name)
+        if self.clear is not None and bound is not None:
+            beyond = bound - self.clear if self.kind == "below" else self.clear - bound
+            if beyond > 0:
+                raise ValueError(
+                    f"clear: {self.clear:g} is {worse} {name} {bound:g}, give one that is not: there the alert is over"
+                )
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it must know what came before; otherwise each row speaks for itself."""
+        return self.kind != "sql" or self.every == "change"
+
+    @property
+    def series(self) -> str:
+        """What it looks at of the rows of its table, as ``Reading.key`` names it."""
+        return f"[{self.column}]" if self.column is not None else self.metric or WHOLE
 
     @property
     def lasts(self) -> bool:
-        """Whether an alert is told once and goes on until it is over; otherwise each reading may be one."""
-        return self.kind not in _RATES or self.over_minutes is not None
+        """Whether an alert fires once and lasts until it clears; otherwise each reading may be one."""
+        return (
+            self.every == "change"
+            if self.kind == "sql"
+            else self.kind not in _RATES or self.over_minutes is not None
+        )
 
     @property
     def tells_cleared(self) -> bool:
@@ -152,8 +237,8 @@ class AlertRule(BaseModel):
         return 1 if self.kind in ("above", "rising") else -1
 
     def looks_at(self, reading: Reading) -> bool:
-        """Whether the reading is of the rule's metric, or the rule of any."""
-        return self.metric is None or self.metric == reading.metric
+        """Whether the reading is one of those that it looks at."""
+        return self.series in (WHOLE, reading.key)
 
     def text(
         self,
@@ -166,7 +251,7 @@ class AlertRule(BaseModel):
     ) -> str:
         """Return the message for a reading. ``rate``: per minute, over the rule's time; ``minutes``: of silence."""
         if rate is None:
-            rate = 0.0 if previous is None else _per_minute(previous, reading)
+            rate = 0.0 if previous is None else per_minute(previous, reading)
             rate = rate if self.kind == "rising" else -rate
         return self._template(cleared).format(
             device=reading.device,
@@ -187,31 +272,54 @@ class AlertRule(BaseModel):
             return self.message
         if self.kind != "silence":
             return "{metric} of {device} is {value}" + (" again" if cleared else "")
-        of = "{device}" if self.metric is None else "{metric} of {device}"
+        of = "{device}" if self.series == WHOLE else "{metric} of {device}"
         return of + (
             " comes again, after {minutes} minutes" if cleared else ": nothing for {minutes} minutes"
         )
 
 
 @dataclass(frozen=True)
+class Found:
+    """What SQL says of one row for a rule of kind sql that has state."""
+
+    holds: bool | None
+    message: str
+    payload: bytes | None
+    to_device: str | None
+    command_topic: str | None
+
+
+@dataclass(frozen=True)
 class Reading:
-    """A deduplicated reading of silver. ``event_time`` is UTC without a zone."""
+    """A value of a row, or the row itself. Times are in µs since the epoch."""
 
     device: str
     metric: str
+    """Metric or column, for people."""
     reading_id: str
-    event_time: datetime
+    event_us: int
     value: float | None
     unit: str | None = None
     arrived_us: int = 0
-    """When ingest took it, in µs since the epoch."""
+    """When ingest took it."""
     command_topic: str | None = None
     """Where its device takes commands."""
+    position: str | None = None
+    """Where the message is in Pulsar, as JSON."""
+    series: str | None = None
+    """What it is a value of, where that is not the metric."""
+    found: Mapping[str, Found] = field(default_factory=dict)
+    """By the names of rules of kind sql."""
 
     @property
-    def order(self) -> tuple[datetime, str]:
+    def key(self) -> str:
+        """What it is a value of, as ``AlertRule.series`` names it."""
+        return self.metric if self.series is None else self.series
+
+    @property
+    def order(self) -> tuple[int, str]:
         """The order of a device's readings: its own time, then the id, so that it never depends on arrival."""
-        return (self.event_time, self.reading_id)
+        return (self.event_us, self.reading_id)
 
 
 @dataclass(frozen=True)
@@ -233,26 +341,75 @@ class Alert:
         """``raised`` or ``cleared``."""
         return "cleared" if self.cleared else "raised"
 
+    def command(self) -> tuple[bytes | None, str | None, str | None]:
+        """Return payload (None: the usual one), device and MQTT topic of the command; without a device or topic there is
+        none.
+        """
+        reading, rule = self.reading, self.rule
+        found = reading.found.get(rule.name)
+        if found is not None:
+            return found.payload, found.to_device, found.command_topic
+        payload = self._filled(rule.payload)
+        to = reading.device if rule.to is None else None if rule.to == "none" else self._filled(rule.to)
+        topic = reading.command_topic if rule.command_topic is None else self._filled(rule.command_topic)
+        return (None if payload is None else payload.encode()), to, topic
+
+    def _filled(self, text: str | Sql | None) -> str | None:
+        if not isinstance(text, str):
+            return None
+        reading = self.reading
+        fields = {
+            "rule": self.rule.name,
+            "state": self.state,
+            "device": reading.device,
+            "metric": reading.metric,
+            "value": _number(reading.value),
+            "unit": reading.unit or "",
+            "limit": _number(self.rule.limit),
+            "message": self.message,
+            "reading_id": reading.reading_id,
+            "event_time": (_EPOCH + timedelta(microseconds=reading.event_us)).isoformat() + "Z",
+            "command_id": self.command_id,
+        }
+        return FIELD.sub(lambda found: fields[found[1]], text)
+
+
+class _OnceEach(yaml.SafeLoader):
+    """YAML in which no mapping has a key twice; PyYAML's own loader lets the last one win."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Called for each mapping."""
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
 
 def load_rules(path: Path) -> tuple[AlertRule, ...]:
     """Read the alert rules of a rules file. Raises ConfigError naming the file and all problems."""
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as e:
-        raise ConfigError(f"rules file {path}: {e}", remedy="see conf/rules.yaml for an example") from e
-    entries = body.get("alerts") if isinstance(body, dict) else None
-    if not isinstance(entries or (), (list, tuple)):
+        body = yaml.load(path.read_text(encoding="utf-8"), _OnceEach)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
         raise ConfigError(
-            f"rules file {path}: alerts is no list", remedy="see conf/rules.yaml for an example"
-        )
+            f"rules file {path}: {' '.join(str(e).split())}", remedy="see conf/rules.yaml for an example"
+        ) from e
+    body = {} if body is None else body
+    problems = [] if isinstance(body, dict) else ["is no mapping with a list alerts"]
+    entries = (body.get("alerts") if isinstance(body, dict) else None) or []
+    if isinstance(body, dict):
+        problems += [f"{key}: is not read here, only alerts is" for key in body if key != "alerts"]
+    if not isinstance(entries, list):
+        problems.append("alerts is no list")
+        entries = []
     rules: list[AlertRule] = []
-    problems: list[str] = []
-    for n, entry in enumerate(entries or ()):
+    for n, entry in enumerate(entries):
         try:
             rules.append(AlertRule.model_validate(entry))
         except ValidationError as e:
             named = f" (rule {entry['name']})" if isinstance(entry, dict) and entry.get("name") else ""
-            problems += [_problem(f"alerts[{n}]", named, p["loc"], p["msg"]) for p in e.errors()]
+            found = (_problem(f"alerts[{n}]", named, p) for p in e.errors(include_url=False))
+            problems += list(dict.fromkeys(found))
     names = [rule.name for rule in rules]
     problems += [f"two rules are named {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
     if problems:
@@ -263,13 +420,20 @@ def load_rules(path: Path) -> tuple[AlertRule, ...]:
     return tuple(rules)
 
 
-def _problem(place: str, named: str, loc: tuple[int | str, ...], text: str) -> str:
+def _problem(place: str, named: str, problem: Any) -> str:
     """Return one problem: place and field, the rule's name, and what is wrong."""
-    text = text.removeprefix("Value error, ")
-    if not loc:  # of the whole rule: the text begins with the field
-        field, _, text = text.partition(": ")
-        loc = (field,)
-    return f"{place}.{'.'.join(map(str, loc))}{named}: {text}"
+    loc, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
+    if not loc and ": " in text:  # of the whole rule: the text begins with the field
+        name, _, text = text.partition(": ")
+        loc = (name,)
+    elif problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(loc[0]), AlertRule.model_fields, 1)
+        text = "no such field" + (f", did you mean {near[0]}?" if near else "")
+    elif loc and loc[0] in _OWN_TEXTS:
+        loc, text = loc[:1], "must be text, or {sql: an expression}"
+    elif not isinstance(problem["input"], dict):
+        text += f", not {problem['input']!r}"
+    return f"{'.'.join(map(str, (place, *loc)))}{named}: {text}"
 
 
 def command_id(rule: str, device: str, reading_id: str, *, cleared: bool = False) -> str:
@@ -279,27 +443,11 @@ def command_id(rule: str, device: str, reading_id: str, *, cleared: bool = False
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def command_payload(alert: Alert) -> bytes:
-    """Return what the device gets: the same bytes whenever the same reading fires the same rule."""
-    reading = alert.reading
-    body: Mapping[str, Any] = {
-        "command_id": alert.command_id,
-        "rule": alert.rule.name,
-        "state": alert.state,
-        "device": reading.device,
-        "reading_id": reading.reading_id,
-        "value": reading.value,
-        "message": alert.message,
-        "ts": reading.event_time.replace(tzinfo=timezone.utc).isoformat().replace("+00:00", "Z"),
-    }
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _per_minute(previous: Reading, reading: Reading) -> float:
-    minutes = (reading.event_time - previous.event_time).total_seconds() / 60
-    if minutes <= 0 or reading.value is None or previous.value is None:
+def per_minute(previous: Reading, reading: Reading) -> float:
+    """Return the change of the value per minute; 0 if no time has passed, or one has no value."""
+    if reading.event_us <= previous.event_us or reading.value is None or previous.value is None:
         return 0.0
-    return (reading.value - previous.value) / minutes
+    return (reading.value - previous.value) / ((reading.event_us - previous.event_us) / MINUTE_US)
 
 
 def _number(value: float | None) -> str:

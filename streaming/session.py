@@ -1,59 +1,44 @@
 """Makes Spark sessions that know Delta, the source and the sinks: for the job, notebooks and tests.
 
-Settings of the jobs stand in ``conf/spark-defaults.conf``, for clusters too. One machine adds ``conf/spark-local.conf``.
+Settings that every deployment wants stand in ``conf/spark-defaults.conf``; what suits one small machine in
+``conf/spark-local.conf``.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
-from streaming.class_data import with_shared_classes
-from streaming.local_logs import use_local_log_store
+from streaming.spark_log import printing_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "JAVA_OPTIONS",
-    "delta_jars",
-    "is_local",
-    "job_session",
-    "local_session",
-    "on_this_machine",
-    "spark_defaults",
-    "spark_settings",
-]
+    from bridge.settings import Settings
+
+__all__ = ["JAVA_OPTIONS", "delta_jars", "job_session", "local_session", "spark_defaults", "spark_settings"]
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 """Name of the setting with the options of the driver's JVM."""
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
+"""Name of the setting with the class that writes checkpoints."""
 
 
-_OFTEN_USED: Final = ("PythonErrorUtils", "PythonSQLUtils", "PythonUtils", "functions")
-"""Classes that pyspark names without their package, time and again."""
+def spark_settings(master: str) -> dict[str, str]:
+    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, and on one machine ``conf/spark-local.conf``."""
+    return spark_defaults() | (_pairs("spark-local.conf") if f"{master}[".startswith("local[") else {})
 
 
 def spark_defaults() -> dict[str, str]:
     """Return the pairs of ``conf/spark-defaults.conf``."""
     return _pairs("spark-defaults.conf")
-
-
-def spark_settings(master: str) -> dict[str, str]:
-    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, and on one machine ``conf/spark-local.conf``."""
-    return spark_defaults() | (_pairs("spark-local.conf") if on_this_machine(master) else {})
-
-
-def on_this_machine(master: str) -> bool:
-    """Whether driver and executors are one process: ``local``, ``local[2]``, ``local[*]``."""
-    return f"{master}[".startswith("local[")
 
 
 def _pairs(name: str) -> dict[str, str]:
@@ -73,32 +58,29 @@ def delta_jars(cache_dir: Path | None = None) -> list[Path]:
     return list(cached(cache_dir))
 
 
-def job_session(root: str) -> SparkSession:
-    """Return the session of a job that spark-submit runs, with formats and progress file registered.
+def job_session(settings: Settings) -> SparkSession:
+    """Return the session of the job: that of spark-submit or of a Spark Connect server, else one of this process.
 
-    Raises ConfigError when Delta is not on the class path.
+    A session of this process prints to ``streaming.spark_log``. Raises ConfigError where Delta is not on the class path,
+    MissingExtraError without pyspark.
     """
-    spark: SparkSession = _builder().getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    lang: Any = spark.sparkContext._jvm.java.lang  # type: ignore[union-attr]
-    loader = lang.Thread.currentThread().getContextClassLoader()
-    try:
-        lang.Class.forName("org.apache.spark.sql.delta.catalog.DeltaCatalog", True, loader)
-    except _java_error() as e:
-        raise ConfigError(
-            "Delta Lake is not on Spark's class path",
-            remedy="run `pulsebridge stream`, or give --jars with Delta's jars",
-        ) from e
-    _find_classes_once(spark)
-    _register(spark)
-    if is_local(root, str(spark._jsparkSession.sessionState().newHadoopConf().get("fs.defaultFS"))):
-        _start_fewer_processes(spark)
-        use_local_log_store(spark)
-    from streaming.progress import ProgressFile, progress_file
+    streaming = settings.streaming
+    if "SPARK_REMOTE" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
+        spark: SparkSession = _builder().getOrCreate()
+        _register(spark)
+    else:
+        jars = delta_jars(settings.local.cache_dir)
+        more: dict[str, str | None] = {"spark.driver.memory": streaming.driver_memory}
+        if "://" in streaming.root:
+            more[_CHECKPOINTS] = None
+        with printing_to(streaming.spark_log):
+            spark = local_session(jars=jars, master=streaming.master, more=more)
+    _check_delta(spark)
+    from pyspark.logger import PySparkLogger
 
-    path = progress_file(root)
-    if path is not None:
-        spark.streams.addListener(ProgressFile(path))
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # Spark prints what it refuses as JSON as well; the job's own line says it.
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return spark
 
 
@@ -107,62 +89,53 @@ def local_session(
     *,
     jars: Sequence[Path] | None = None,
     master: str = "local[2]",
-    more: Mapping[str, str] | None = None,
+    more: Mapping[str, str | None] | None = None,
 ) -> SparkSession:
-    """Return a session in this process, for notebooks and tests, with Delta's jars from the cache."""
+    """Return a session whose driver is this process, with Delta's jars from the cache. ``more``: settings that replace
+    those of the files; None: Spark's own default.
+    """
     # The workers must be this very Python, with the same packages.
-    os.environ.setdefault("PYSPARK_PYTHON", local_python() if on_this_machine(master) else sys.executable)
-    pairs = spark_settings(master)
-    pairs[JAVA_OPTIONS] = with_shared_classes(pairs.get(JAVA_OPTIONS, ""))
-    pairs["spark.jars"] = ",".join(map(str, delta_jars() if jars is None else jars))
-    pairs.update(more or {})
+    os.environ.setdefault(
+        "PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable
+    )
     builder = _builder().appName(name).master(master)
-    for key, value in pairs.items():
-        builder = builder.config(key, value)
+    pairs = {
+        **spark_settings(master),
+        "spark.jars": ",".join(map(str, delta_jars() if jars is None else jars)),
+    }
+    if _spark_version() < (4, 1) and _CHECKPOINTS in pairs:
+        pairs[_CHECKPOINTS] = pairs[_CHECKPOINTS].replace(".checkpointing.", ".")
+    for key, value in {**pairs, **(more or {})}.items():
+        if value is not None:
+            builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    _find_classes_once(spark)
     _register(spark)
-    _start_fewer_processes(spark)
-    use_local_log_store(spark)
     return spark
 
 
-def is_local(root: str, default: str) -> bool:
-    """Whether a folder lies on a disk of this machine; ``default`` is the file system of names without a scheme."""
-    return (urlsplit(root).scheme or urlsplit(default).scheme) == "file"
+def _spark_version() -> tuple[int, int]:
+    from pyspark import __version__
+
+    major, minor = __version__.split(".")[:2]
+    return int(major), int(minor)
 
 
-def _find_classes_once(spark: SparkSession) -> None:
-    """Keep the classes that pyspark uses for columns, lists and progress where Python finds them.
+def _check_delta(spark: SparkSession) -> None:
+    from pyspark.errors import PySparkException
 
-    It asks the JVM for each of them at each use, by a name without a package, and the JVM looks through all of Spark's
-    jars, once for each package that it may be of: a quarter of the CPU of jobs with small batches.
-    """
-    jvm: Any = spark.sparkContext._jvm
-    for name in _OFTEN_USED:
-        found = getattr(jvm, name)
-        if type(found).__name__ == "JavaClass":  # another Spark may have it elsewhere
-            setattr(jvm, name, found)
-
-
-def _start_fewer_processes(spark: SparkSession) -> None:
-    """Write checkpoints to local disks by Hadoop's older interface, unless the session says otherwise.
-
-    Both write beside and rename. Without its native library, Hadoop's newer one starts eleven processes for that
-    (``readlink`` and ``chmod``), the older one two: 30 ms less for each of the two logs of a micro-batch.
-    """
-    if spark.conf.get(_CHECKPOINTS, None) is not None:
-        return
-    lang: Any = spark.sparkContext._jvm.java.lang  # type: ignore[union-attr]
-    for package in ("streaming.checkpointing", "streaming"):  # Spark 4.1 moved it
-        name = f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
-        try:
-            lang.Class.forName(name)
-        except _java_error():
-            continue
-        spark.conf.set(_CHECKPOINTS, name)
-        return
+    try:
+        spark.sql("SELECT 1").collect()
+        if "DeltaCatalog" not in (spark.conf.get("spark.sql.catalog.spark_catalog", "") or ""):
+            raise ConfigError(
+                "Delta Lake is not Spark's catalog",
+                remedy="give spark-submit --properties-file conf/spark-defaults.conf and --jars with Delta's jars",
+            )
+    except PySparkException as e:
+        raise ConfigError(
+            f"Delta Lake is not on Spark's class path: {str(e).splitlines()[0]}",
+            remedy="run `pulsebridge stream`, or give --jars with Delta's jars",
+        ) from e
 
 
 def _register(spark: SparkSession) -> None:
@@ -182,10 +155,3 @@ def _builder() -> Any:
             remedy="pip install 'pulsebridge[local,quality]', or run them by spark-submit",
         ) from e
     return SparkSession.builder
-
-
-def _java_error() -> type[Exception]:
-    from py4j.protocol import Py4JJavaError
-
-    error: type[Exception] = Py4JJavaError
-    return error

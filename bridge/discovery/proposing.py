@@ -1,4 +1,4 @@
-"""Rules for what was seen: which presets fit, and for the rest which level looks like the device. Pure.
+"""Rules and typed tables for what was seen: presets that fit, else the level that looks like the device. Pure.
 
 It proposes only what the settings take: each rule is checked with all before it, and left out with a note where it
 would collide. A person decides; these are guesses by names, counts and repetition.
@@ -13,10 +13,14 @@ from typing import Any, Final
 
 import yaml
 
+from bridge.discovery.schemas import Fields, table_for
 from bridge.discovery.tree import LevelShape, Node, Shape, TopicTree
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset
 from bridge.settings.rules import TopicRule
+from bridge.settings.streaming import BUILT_IN
+from bridge.settings.tables import TableDeclaration
+from bridge.topic_patterns import Star
 from bridge.topic_rules import mapping_problems
 from bridge.topic_templates import Filter
 
@@ -25,6 +29,10 @@ __all__ = ["PresetSigns", "Proposal", "propose"]
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}\Z")
 _COMMANDS: Final = frozenset(["set", "get", "cmd", "cmnd", "command", "commands", "down", "request"])
 _MAX_RULES: Final = 30
+_MAX_TABLES: Final = 8
+"""Tables for one rule; beyond, its messages have too many forms for typed tables."""
+_OWN_FORM: Final = 1.5
+"""Names of all forms of payloads, as a multiple of those of one form, from which on each form is a table."""
 _ALIKE: Final = 0.75
 """From this share on names count as not repeated: both numbers are estimates."""
 _LIKELY: Final = 0.45
@@ -57,10 +65,11 @@ class Proposal:
 
     presets: list[str] = field(default_factory=list)
     rules: list[TopicRule] = field(default_factory=list)
+    tables: list[TableDeclaration] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def yaml(self) -> str:
-        """Return the section ``ingest`` to paste."""
+        """Return the sections ``ingest`` and ``streaming`` to paste."""
         ingest: dict[str, Any] = {}
         if self.presets:
             ingest["presets"] = list(self.presets)
@@ -68,9 +77,17 @@ class Proposal:
             ingest["rules"] = [rule.model_dump(exclude_defaults=True) for rule in self.rules]
         if not ingest:
             return ""
-        text = _yaml({"ingest": ingest}, allow_unicode=True)
+        body = {"ingest": ingest}
+        if self.tables:
+            body["streaming"] = {"tables": [self._table(one) for one in self.tables]}
+        text = _yaml(body, allow_unicode=True)
         printed = all(line.isprintable() for line in text.split("\n"))
-        return text if printed else _yaml({"ingest": ingest}, allow_unicode=False)
+        return text if printed else _yaml(body, allow_unicode=False)
+
+    @staticmethod
+    def _table(table: TableDeclaration) -> dict[str, Any]:
+        (decoding,) = table.decoding
+        return {"name": table.name, "decoding": decoding.model_dump(exclude_defaults=True)}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -99,6 +116,7 @@ def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
     first = tree.whole.levels[0] if tree.whole.levels else LevelShape()
     if first.names.count > 30 and first.ids > first.new_names / 2 and not covered:
         _try_rule(told, _rule(tree.whole, None, told.rules))
+        _add_tables(told, tree.root)
         return told
     if first.names.count > len(tree.shapes):
         told.notes.append(
@@ -111,7 +129,63 @@ def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
         _note_commands(told, root, tree.root.children.get(root))
     if len(ranked) > _MAX_RULES:
         told.notes.append(f"{len(ranked) - _MAX_RULES} quieter first levels have no rule here")
+    _add_tables(told, tree.root)
     return told
+
+
+def _add_tables(told: Proposal, root: Node) -> None:
+    """Add the typed tables for the JSON objects that the rules' topics brought; presets have theirs."""
+    for rule in told.rules:
+        filters = Filter.parse(rule.filter)
+        forms: dict[str | None, Fields] = {}
+        mixed = False
+        for name, node in _nodes(root, filters.levels):
+            if node.fields is not None and set(node.kinds) == {"JSON"}:
+                forms.setdefault(name, Fields()).merge(node.fields)
+            mixed = mixed or bool(node.messages and set(node.kinds) != {"JSON"})
+        whole = Fields()
+        for one in forms.values():
+            whole.merge(one)
+        apart = len(whole.below) * len(forms) > _OWN_FORM * sum(len(one.below) for one in forms.values())
+        named = filters.levels[-1] is Star.LEVEL and all(name and _SAFE.match(name) for name in forms)
+        if named and (apart or mixed) and len(filters.levels) > 1 and len(forms) <= _MAX_TABLES:
+            start = rule.filter.rpartition("/")[0]
+            for name, one in forms.items():
+                _add_table(told, f"{rule.name}_{name}", f"{start}/{name}", one)
+        elif forms and (mixed or apart):
+            told.notes.append(
+                f"no table for {rule.filter!r}: its payloads have several forms; readings has their fields"
+            )
+        elif forms:
+            _add_table(told, rule.name, rule.filter, whole)
+
+
+def _add_table(told: Proposal, name: str, filters: str, fields: Fields) -> None:
+    name = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower() or "messages"
+    taken = {*BUILT_IN, "quarantine", *(table.name for table in told.tables)}
+    while name in taken:
+        name += "_2"
+    table, notes = table_for(name, filters, fields)
+    if table is not None:
+        told.tables.append(table)
+        told.notes += notes
+
+
+def _nodes(
+    node: Node, levels: Sequence[str | Star], name: str | None = ""
+) -> Iterator[tuple[str | None, Node]]:
+    """Yield the nodes on a filter's topics, with the last level; None: a name that was not kept, or one of many levels."""
+    if not levels:
+        yield name, node
+        return
+    rest = levels[0] is Star.REST
+    if rest:
+        yield None, node
+    for child_name, child in node.children.items():
+        if rest or levels[0] is Star.LEVEL or levels[0] == child_name:
+            yield from _nodes(child, levels if rest else levels[1:], None if rest else child_name)
+    if node.others is not None and isinstance(levels[0], Star):
+        yield from _nodes(node.others, levels if rest else levels[1:], None)
 
 
 def _try_preset(told: Proposal, name: str) -> None:

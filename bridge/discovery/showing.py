@@ -45,10 +45,16 @@ def discovery_of(
         "incomplete": tree.unfolded,
         "tree": [_node(name, node, listened_s) for name, node in _ranked(tree.root)],
         "presets": [
-            {"name": name, "about": load_preset(name).about, "messages": count}
+            {
+                "name": name,
+                "about": load_preset(name).about,
+                "messages": count,
+                "tables": [table.name for table in load_preset(name).tables],
+            }
             for name, count in sorted(signs.items(), key=lambda item: -item[1])
         ],
         "rules": [rule.model_dump(exclude_defaults=True) for rule in proposal.rules],
+        "tables": [table.model_dump(mode="json", exclude_defaults=True) for table in proposal.tables],
         "notes": proposal.notes,
         "yaml": proposal.yaml(),
     }
@@ -100,7 +106,8 @@ def discovery_text(told: Mapping[str, Any]) -> str:
     for preset in told["presets"]:
         lines += [
             "",
-            f"looks like the preset {preset['name']}: {preset['about']} ({preset['messages']} messages)",
+            f"looks like the preset {preset['name']}: {preset['about']} ({preset['messages']} messages); it has the tables "
+            + ", ".join(preset["tables"]),
         ]
     if told["yaml"]:
         lines += [

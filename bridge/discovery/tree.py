@@ -14,11 +14,14 @@ from heapq import heappush, heapreplace
 from typing import Final
 
 from bridge.discovery.payloads import Kind, device_places, kind_of
+from bridge.discovery.schemas import Fields, Room
 
 __all__ = ["Distinct", "LevelShape", "Node", "Shape", "TopicTree"]
 
 _ID: Final = re.compile(r"\d|^[0-9a-fA-F]{6,}$")
 _SAMPLES: Final = 500
+_SCHEMA_SAMPLES: Final = 50
+"""Payloads of one topic whose fields are looked at."""
 
 
 class Distinct:
@@ -65,6 +68,8 @@ class Node:
     """Bytes of all payloads."""
     largest: int = 0
     kinds: dict[Kind, int] = field(default_factory=dict)
+    fields: Fields | None = None
+    """Of its JSON objects."""
     below: int = 0
     """Messages on topics below this one."""
     children: dict[str, Node] = field(default_factory=dict)
@@ -73,8 +78,11 @@ class Node:
     names: Distinct = field(default_factory=Distinct)
     """Names of the level below."""
 
-    def count(self, payload: bytes, kind: Kind, retained: bool) -> None:
+    def count(self, payload: bytes, kind: Kind, body: object, room: Room, retained: bool) -> None:
         """Count one message."""
+        if isinstance(body, dict) and self.kinds.get("JSON", 0) < _SCHEMA_SAMPLES:
+            self.fields = self.fields or Fields()
+            self.fields.add(body, room)
         self.messages += 1
         self.retained += retained
         self.size += len(payload)
@@ -136,6 +144,7 @@ class TopicTree:
         self.nodes = 1
         self.unfolded = 0
         """Messages whose topics are not wholly in the tree, since it is full or they have too many levels."""
+        self._room = Room()
         self._limits = (max_nodes, max_children, max_roots, max_depth, max_level)
 
     def add(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
@@ -149,7 +158,7 @@ class TopicTree:
         self.messages += 1
         self.retained += retained
         self.topics.add(topic)
-        self._place(levels).count(payload, kind, retained)
+        self._place(levels).count(payload, kind, body, self._room, retained)
         self._shape(self.whole, levels, body)
         shape = self.shapes.get(levels[0])
         if shape is None and len(self.shapes) < self._limits[2] and len(levels[0]) <= self._limits[4]:

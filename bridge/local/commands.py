@@ -48,7 +48,7 @@ OfflineOption = Annotated[
 ForOption = Annotated[
     str | None,
     typer.Option(
-        "--for", metavar="TIME", help="Stop by themselves after it: 90m, 12h, 2d.", show_default=False
+        "--for", metavar="TIME", help="Stop after it: 90m, 12h, 2d. Default: never.", show_default=False
     ),
 ]
 
@@ -78,8 +78,8 @@ def up(
 ) -> None:
     """Start Pulsar and an MQTT broker on this machine, and leave them running.
 
-    They listen on 127.0.0.1 only, keep their data over `down` and `up`, and stop after 12 hours unless --for
-    says otherwise. Without --fsync a killed process loses nothing, a power cut may.
+    They listen on 127.0.0.1 only, keep their data over `down` and `up`, and run until `pulsebridge down`, or for the
+    time that --for gives. Without --fsync a killed process loses nothing, a power cut may.
     If one of them dies, the other is stopped, and `pulsebridge status` shows which one died, how, and its last lines.
 
     Examples:

@@ -75,9 +75,7 @@ def bring_up(settings: LocalSettings, *, as_json: bool = False) -> None:
     )
     console.print(f"[green]Up.[/] {stages}")
     _show_addresses(console, state)
-    console.print(
-        f"Data: {folder}. Stops by itself at {_clock(state.until)}, or: pulsebridge down", soft_wrap=True
-    )
+    console.print(f"Data: {folder}. {_end_of(state)}", soft_wrap=True)
 
 
 def preflight(settings: LocalSettings, folder: Path, console: Console) -> None:
@@ -314,7 +312,7 @@ def _show_state(console: Console, state: StackState, alive: dict[str, bool]) -> 
         )
     console.print(table)
     console.print(
-        f"Up since {_clock(state.since)}, stops at {_clock(state.until)}; fsync {'on' if state.fsync else 'off'}."
+        f"Up since {_clock(state.since)}. {_end_of(state)} Fsync is {'on' if state.fsync else 'off'}."
     )
     if not all(alive.values()):
         console.print(
@@ -330,6 +328,11 @@ def _show_state(console: Console, state: StackState, alive: dict[str, bool]) -> 
 def _folder(settings: LocalSettings) -> Path:
     assert settings.data_dir is not None
     return settings.data_dir.absolute()
+
+
+def _end_of(state: StackState) -> str:
+    stop = "Stop it with: pulsebridge down."
+    return f"Stops at {_clock(state.until)}. {stop}" if state.until else stop
 
 
 def _clock(seconds: float) -> str:

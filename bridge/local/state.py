@@ -44,7 +44,10 @@ class ProcessId:
 
 @dataclass(frozen=True)
 class StackState:
-    """One moment of a supervised stack. ``phase`` is starting, ready, failed or stopped; times are Unix seconds."""
+    """One moment of a supervised stack. ``phase`` is starting, ready, failed or stopped; times are Unix seconds.
+
+    ``until`` is 0 where the servers run until they are stopped.
+    """
 
     phase: str
     supervisor: ProcessId

@@ -1,7 +1,7 @@
 """The process behind ``pulsebridge up``: owns the servers, keeps the state file, ends them in time.
 
 It runs in a session of its own (``python -m bridge.local.supervisor FOLDER``, the settings as JSON on standard
-input) and stops on SIGTERM or SIGINT, or after its time. When a server ends by itself, it writes which, how and why into
+input) and stops on SIGTERM or SIGINT, or after its time, where it has one. When a server ends by itself, it writes which, how and why into
 the state file and its log, ends the other and exits with 1. Should it be killed, the guardians end the servers.
 """
 
@@ -53,8 +53,7 @@ def main(arguments: list[str]) -> int:
 def _supervise(
     folder: Path, settings: LocalSettings, stopping: threading.Event, ready: threading.Event
 ) -> int:
-    now = time.time()
-    state = StackState(phase="starting", supervisor=ProcessId.own(), since=now)
+    state = StackState(phase="starting", supervisor=ProcessId.own(), since=time.time())
     write_state(folder, state)
 
     def report(line: str) -> None:
@@ -73,11 +72,13 @@ def _supervise(
     except BaseException as e:
         write_state(folder, replace(state, phase="failed", message=f"{type(e).__name__}: {e}"))
         raise
-    state = _describe(stack, state, until=now + settings.lifetime_h * 3600)
+    state = _describe(
+        stack, state, until=time.time() + settings.lifetime_h * 3600 if settings.lifetime_h else 0.0
+    )
     write_state(folder, state)
     end = replace(state, phase="stopped")
     try:
-        while not stopping.wait(_LOOK_S) and time.time() < state.until:
+        while not stopping.wait(_LOOK_S) and (not state.until or time.time() < state.until):
             stack.check()
     except TransientError as e:
         end = replace(state, phase="failed", message=str(e))

@@ -146,7 +146,7 @@ class IngestSettings(Section):
             raise ValueError(
                 "must be 0 or 1: Pulsar gets each message at least once, so that QoS 2 would cost two packets more and "
                 "promise no more. Leave it at 1: what devices publish at QoS 2 then arrives at least once, and an id in "
-                "the payload lets silver drop repeats"
+                "the payload lets tables drop repeats"
             )
         return value
 

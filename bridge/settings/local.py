@@ -59,7 +59,11 @@ class LocalSettings(Section):
     start_timeout_s: float = Field(
         120.0, gt=0, description="How long a server may take to be ready, in seconds."
     )
-    lifetime_h: float = Field(12.0, gt=0, description="How long servers left running by `up` stay, in hours.")
+    lifetime_h: float = Field(
+        0.0,
+        ge=0,
+        description="Hours after which the servers of `up` stop; 0: they run until they are stopped.",
+    )
 
     def given_ports(self) -> dict[str, int]:
         """Return the ports that were asked for by the option that names each; 0 where none was."""

@@ -37,11 +37,11 @@ class TopicRule(Section):
     )
     reading_id: str | None = Field(
         None,
-        description="Where a message says its own id, as {json:$.id} or {user:id}: what tells a repeat. Ingest does "
-        "not read it: the silver job does, where conf/rules.yaml names no id (`topics explain` shows it).",
+        description="Where a message has its own id, as {json:$.id} or {user:id}. Tables with keys recognize repeats "
+        "by it; ingest does not read it (`topics explain` shows it).",
     )
     reading_time: str | None = Field(
-        None, description="Where a message says its time, as {json:$.time}; like reading_id."
+        None, description="Where a message has its time, as {json:$.time}; like reading_id."
     )
     shared: bool = Field(
         False,

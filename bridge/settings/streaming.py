@@ -1,150 +1,166 @@
-"""Settings of the Spark jobs: tables, checkpoints, triggers, quality and rules."""
+"""Settings of the pipeline in Spark: what runs, where the tables are, and how."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from bridge.settings.base import Section
+from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, known_zone
 
-__all__ = ["QUERIES", "QueryName", "StreamingSettings"]
+__all__ = ["BUILT_IN", "BuiltIn", "StreamingSettings"]
 
-QueryName = Literal["bronze", "silver", "alerts", "gold", "latest"]
-
-QUERIES: Final[tuple[QueryName, ...]] = get_args(QueryName)
-"""The queries of the Spark jobs, each after the one whose table it reads."""
+BuiltIn = Literal["bronze", "readings", "gold", "device_latest", "alerts"]
+BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
+"""The built-in flows, each after the one whose table it reads."""
 
 
 class StreamingSettings(Section):
-    """Where the tables and checkpoints are and how the jobs run."""
+    """Where the tables and checkpoints are and what the job runs."""
 
     root: str = Field(
-        "build/lakehouse", description="Folder or URI of tables given by path and of the checkpoints."
+        "build/lakehouse", description="Folder or URI of the checkpoints, and of tables that no schema holds."
     )
-    bronze: str = Field(
-        "bronze", description="Bronze table: a name (catalog.schema.table), a path, or a folder below root."
+    schema_name: str | None = Field(
+        None,
+        pattern=r"^\w+(\.\w+)?$",
+        description="Schema (catalog.schema) that holds the tables; default: each is a folder below root.",
     )
-    silver: str = Field("silver", description="Silver table, likewise.")
-    quarantine: str = Field("quarantine", description="Quarantine table, likewise.")
-    quality_results: str = Field(
-        "quality_results", description="Table of the verdicts of Great Expectations, likewise."
+    built_in: tuple[BuiltIn, ...] = Field(
+        ("bronze", "readings", "alerts"),
+        description="Built-in flows that run, beside those of ``modules`` and ``tables``.",
     )
-    gold: str = Field("gold", description="Table of the aggregates by window, likewise.")
-    late: str = Field("late", description="Table of the readings that came after their window, likewise.")
-    device_latest: str = Field(
-        "device_latest", description="Table of the latest state of each device and metric, likewise."
+    modules: tuple[str, ...] = Field(
+        (),
+        description="Python modules, by name or by file, that declare tables, views, flows and commands "
+        "(``from streaming import pipelines as dp``).",
     )
-    queries: tuple[QueryName, ...] = Field(
-        ("bronze", "silver", "alerts"),
-        min_length=1,
-        description="Queries that run where ``--only`` names none; gold and latest as well where somebody reads their tables.",
+    tables: tuple[TableDeclaration, ...] = Field(
+        (),
+        description="Typed tables, beside those of ``ingest.presets``. A table of the same name replaces that of a preset.",
+    )
+    readings: tuple[Decoding, ...] = Field(
+        (),
+        description="How the table readings takes some messages, like the decoding of a table without ``fields``: a function "
+        "of one's own, a time zone, or ``format: none`` for what is not a reading. All others are taken as they are.",
+    )
+    time_zone: str | None = Field(
+        None,
+        description="IANA name of the zone of times that name none, as Europe/Berlin; none: a row with such a time has its "
+        "time of arrival.",
     )
     topics: tuple[str, ...] = Field(
         (),
-        description="Local names of the Pulsar topics to read; default: every topic of the readings namespace.",
+        description="Local names of the Pulsar topics to read; default: those of the rules of ingest, else every "
+        "topic of the readings namespaces.",
     )
     subscription: str = Field(
-        "pulsebridge-bronze",
+        "pulsebridge",
         min_length=1,
-        description="Durable Pulsar subscription that holds the data for bronze.",
-    )
-    latest_subscription: str = Field(
-        "pulsebridge-latest",
-        min_length=1,
-        description="Durable Pulsar subscription that holds commands, receipts and presence for the latest state.",
+        description="Prefix of the names of the durable Pulsar subscriptions, one for each flow that reads topics.",
     )
     trigger_s: float = Field(
-        0.5, ge=0, description="Time between micro-batches, in seconds; 0 as fast as possible."
+        0.5, ge=0, description="Time between micro-batches, in seconds; 0: as soon as possible."
     )
-    max_rows_per_trigger: int = Field(
-        20_000, ge=1, description="Readings that one micro-batch of bronze takes at most."
-    )
+    max_rows_per_trigger: int = Field(20_000, ge=1, description="Most messages of one micro-batch.")
     max_bytes_per_trigger: int = Field(
         64 * 1024 * 1024,
         ge=1,
-        description="Bytes, as Pulsar stores them, that one micro-batch of bronze takes at most; one entry at least.",
+        description="Most bytes of one micro-batch, as Pulsar stores them; at least one entry.",
     )
     clock_skew_s: float = Field(
         600.0,
         gt=0,
-        description="How far a device's time may be ahead of arrival, and of the clock of Spark when bronze stores the "
-        "message, in seconds; beyond it: quarantine.",
-    )
-    schema_evolution: Literal["rescue", "add_columns", "fail"] = Field(
-        "rescue",
-        description="What becomes of fields that a decoder does not know, unless it says so itself: JSON in _rescued_data, a "
-        "column of silver, or an error that stops the query.",
+        description="How far the time of a row may be ahead of its arrival and of Spark's clock, in seconds. Beyond: "
+        "quarantine.",
     )
     max_added_columns: int = Field(
         100,
         ge=0,
-        description="Columns that silver may have for such fields; those beyond stay in _rescued_data.",
+        description="Most columns that ``schema_evolution: add_columns`` adds to a table; further fields stay in _rescued_data.",
     )
     gold_window_s: int = Field(
-        300, ge=1, description="Length of gold's windows of event time, in seconds; they begin at the epoch."
+        300, ge=1, description="Length of gold's windows of event time, in seconds; they start at the epoch."
     )
-    gold_watermark_s: float = Field(
-        3600.0,
-        ge=0,
-        description="How far gold's watermark is behind the latest event time, in seconds: readings that are later "
-        "than that go to the late table.",
-    )
-    gold_trigger_s: float = Field(10.0, ge=0, description="Time between micro-batches of gold, in seconds.")
-    latest_trigger_s: float = Field(
-        5.0, ge=0, description="Time between micro-batches of the latest state, in seconds."
+    view_trigger_s: float = Field(
+        5.0, ge=0, description="Time between micro-batches of views and of ``device_latest``, in seconds."
     )
     expectations: Path | None = Field(
-        None,
-        description="Suite that splits silver from quarantine; default: expectations/silver.json as shipped.",
+        None, description="Folder of the Great Expectations project with the suites of the tables."
     )
-    rules: Path | None = Field(
-        None, description="File of the decoders and the alert rules; default: rules.yaml as shipped."
+    quality_interval_s: float = Field(
+        60.0,
+        ge=0,
+        description="Time between two runs of the Great Expectations checkpoints, in seconds; 0: none.",
     )
+    quality_rows: int = Field(10_000, ge=1, description="Most rows that one run of a checkpoint validates.")
+    rules: Path | None = Field(None, description="File of the alert rules; default: none.")
     silence_grace_s: float = Field(
         30.0,
         ge=0,
-        description="How far the clock of alerts of silence is behind the latest arrival of all devices, in seconds: as "
-        "much as topics may be behind each other.",
+        description="Delay of the clock of silence alerts behind the latest arrival of all devices, in seconds: as much "
+        "as topics may be behind each other.",
     )
     alert_state_days: float = Field(
         30.0,
         gt=0,
-        description="How long a device may be away until alerts keeps nothing of it any more, in days; then it is a new one.",
+        description="Days without a message after which alerts delete the state of a device; later it counts as a new one.",
     )
-    quality_interval_s: float = Field(
-        60.0, ge=0, description="Time between two verdicts of Great Expectations, in seconds; 0 for none."
-    )
-    quality_rows: int = Field(10_000, ge=1, description="Newest rows that one verdict judges at most.")
     bad_share_limit: float = Field(
         0.1,
         gt=0,
         le=1,
-        description="Share of bad rows among those that silver judged within bad_share_window_s; beyond it see "
-        "on_bad_share. 1: no limit.",
-    )
-    bad_share_window_s: float = Field(
-        300.0, gt=0, le=86_400, description="Time over which the share of bad rows is taken, in seconds."
+        description="Share of bad rows in a batch beyond which ``on_bad_share`` applies. 1: no limit.",
     )
     bad_share_min_rows: int = Field(
-        100, ge=1, description="Rows within that time below which no share is taken."
+        100, ge=1, description="Smallest batch, in rows, to which ``bad_share_limit`` applies."
     )
     on_bad_share: Literal["alert", "stop"] = Field(
         "alert",
-        description="Beyond bad_share_limit: alert (a WARNING and the metric pulsebridge_silver_bad_share), or stop the "
-        "job before the batch is written.",
+        description="Beyond bad_share_limit: alert (the metric pulsebridge_stream_judged_rows_total shows it), or stop the job "
+        "before the batch is written.",
+    )
+    restart_budget: int = Field(
+        10,
+        ge=0,
+        description="Most restarts of a failed flow within ``restart_window_s``; then its failure ends the job. A server "
+        "that does not answer counts only with --available-now.",
+    )
+    restart_window_s: float = Field(
+        600.0, gt=0, description="Time in which restarts are counted, in seconds."
     )
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
+    spark_log: Path = Field(
+        Path("build/spark.log"),
+        description="File for what Spark and its Python workers print, where the driver runs on this machine; at 10 MiB "
+        "it becomes <file>.1.",
+    )
     driver_memory: str = Field(
         "2g",
         pattern=r"^[1-9][0-9]*[kmgKMG]$",
         description="Heap of the Spark driver of ``pulsebridge stream``.",
     )
 
-    @model_validator(mode="after")
-    def _distinct(self) -> StreamingSettings:
-        names = ("bronze", "silver", "quarantine", "quality_results", "gold", "late", "device_latest")
-        if len({getattr(self, name) for name in names}) < len(names):
-            raise ValueError(f"{', '.join(names[:-1])} and {names[-1]} must be different tables")
-        return self
+    @field_validator("tables")
+    @classmethod
+    def _distinct(cls, tables: tuple[TableDeclaration, ...]) -> tuple[TableDeclaration, ...]:
+        if len({table.name.lower() for table in tables}) < len(tables):
+            raise ValueError("two tables have the same name")
+        return tables
+
+    @field_validator("readings")
+    @classmethod
+    def _long(cls, decodings: tuple[Decoding, ...]) -> tuple[Decoding, ...]:
+        if any(one.fields is not None for one in decodings):
+            raise ValueError("readings has a row for each field: declare fields under tables")
+        problem = filter_problem(decodings)
+        if problem is not None:
+            raise ValueError(problem)
+        return decodings
+
+    @field_validator("time_zone")
+    @classmethod
+    def _zone(cls, name: str | None) -> str | None:
+        return name if name is None else known_zone(name)

@@ -3,8 +3,8 @@
 1. What was expected was published, and every publish was acknowledged.
 2. Every acknowledged id is in Pulsar, the first copies of each device in the order in which it sent them.
 3. Bronze has every message of Pulsar once, at its position, unchanged.
-4. Every id of bronze is in exactly one of silver and quarantine, once, with the value that the device sent.
-5. The emitted commands are those that the rules call for.
+4. Every id of bronze is in exactly one of measurements and quarantine, once, with the value that the device sent.
+5. The alerts, each once, and the emitted commands are those that the rules call for.
 6. Every emitted command reached its device, in the order of the commands topic, and has a receipt.
 
 Redelivered copies in Pulsar, on the commands topic and at the devices are counted and do not fail the audit, since
@@ -30,7 +30,8 @@ class Hop:
     ACK: Final = "published → acknowledged"
     PULSAR: Final = "acknowledged → Pulsar"
     BRONZE: Final = "Pulsar → bronze"
-    SILVER: Final = "bronze → silver or quarantine"
+    MEASUREMENTS: Final = "bronze → measurements or quarantine"
+    ALERTS: Final = "readings → alerts"
     COMMANDS: Final = "readings → commands emitted"
     RECEIVED: Final = "commands emitted → received"
     RECEIPTS: Final = "commands emitted → receipts"
@@ -65,7 +66,7 @@ def findings(records: Records) -> list[Finding]:
     found = [] if records.expected is None else _size(records, records.expected)
     if records.journalled:
         found += [*_acknowledged(records), *_in_pulsar(records)]
-    found += [*_in_bronze(records), *_in_silver(records), *_commands(records)]
+    found += [*_in_bronze(records), *_in_measurements(records), *_commands(records)]
     if records.journalled:
         found += _received(records)
     return found + _receipts(records)
@@ -182,33 +183,35 @@ def _in_bronze(records: Records) -> list[Finding]:
     return _compare(Hop.BRONZE, stored, records.bronze, key="position", same=("id",), once=True)
 
 
-def _in_silver(records: Records) -> list[Finding]:
+def _in_measurements(records: Records) -> list[Finding]:
     def ours(row: TableRow) -> bool:
         return not records.journalled or row.id in records.sent
 
     bronze = {b.id: b for b in records.bronze if ours(b)}
-    silver = [s for s in records.silver if s.device in records.devices or ours(s)]
+    measurements = [s for s in records.measurements if s.device in records.devices or ours(s)]
     aside = [q for q in records.quarantine if q.device in records.devices or ours(q)]
     # A message without an id cannot be distinguished from its redelivered copy: quarantine may have one row for each copy.
-    found = _repeated(Hop.SILVER, ((q.id, q.position) for q in aside), fails=True)
+    found = _repeated(Hop.MEASUREMENTS, ((q.id, q.position) for q in aside), fails=True)
     quarantined = {q.id: q for q in aside}
-    found += _compare(Hop.SILVER, bronze, [*silver, *quarantined.values()], once=True)
+    found += _compare(Hop.MEASUREMENTS, bronze, [*measurements, *quarantined.values()], once=True)
     again = Counter(q.id for q in {(q.id, q.position): q for q in aside}.values())
     found += [
-        Finding(Hop.SILVER, Kind.REPEATED, (name,), f"{name} is in quarantine {n} times", False)
+        Finding(Hop.MEASUREMENTS, Kind.REPEATED, (name,), f"{name} is in quarantine {n} times", False)
         for name, n in again.items()
         if n > 1
     ]
-    for row in (*silver, *aside):
+    for row in (*measurements, *aside):
         sent = records.sent.get(row.id)
         if sent is None:
             continue
         if bool(sent.fault) != (row.id in quarantined):
-            detail = f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in quarantined else 'silver'}"
-            found.append(Finding(Hop.SILVER, Kind.ALTERED, (row.id,), detail))
+            detail = f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in quarantined else 'measurements'}"
+            found.append(Finding(Hop.MEASUREMENTS, Kind.ALTERED, (row.id,), detail))
         elif not sent.fault and (row.device, row.value) != (sent.device, sent.value):
-            detail = f"{row.id} of {sent.device} was {sent.value}, silver has {row.value} of {row.device}"
-            found.append(Finding(Hop.SILVER, Kind.ALTERED, (row.id,), detail))
+            detail = (
+                f"{row.id} of {sent.device} was {sent.value}, measurements has {row.value} of {row.device}"
+            )
+            found.append(Finding(Hop.MEASUREMENTS, Kind.ALTERED, (row.id,), detail))
     return found
 
 
@@ -216,7 +219,11 @@ def _commands(records: Records) -> list[Finding]:
     emitted = [e for e in sorted(records.emitted, key=lambda e: e.position) if e.device in records.devices]
     rank = {e.id: records.sent[e.reading_id].seq for e in emitted if e.reading_id in records.sent}
     calls = records.calls if records.calls is not None else _first_copies(emitted)
-    return _compare(Hop.COMMANDS, calls, emitted, same=("device", "rule", "reading_id"), rank=rank)
+    alerts = [a for a in records.alerts if a.device in records.devices]
+    return [
+        *_compare(Hop.ALERTS, calls, alerts, same=("device",), once=True),
+        *_compare(Hop.COMMANDS, calls, emitted, same=("device", "rule", "reading_id"), rank=rank),
+    ]
 
 
 def _received(records: Records) -> list[Finding]:

@@ -1,6 +1,6 @@
 """Times, computed from the records: latencies, and how long each kill interrupted the output. Pure.
 
-A latency begins when the device gave the publish to its MQTT client. *Device → table* ends with the commit to silver,
+A latency begins when the device gave the publish to its MQTT client. *Device → table* ends with the commit to measurements,
 *device → command* when the device journalled the command. A recovery ends when the output of the killed part moves again.
 """
 
@@ -52,9 +52,9 @@ class Recovery(NamedTuple):
 
 
 def table_latencies(records: Records) -> list[Latency]:
-    """Return device → silver of every reading, in the order of sending."""
+    """Return device → measurements of every reading, in the order of sending."""
     sent = {p.id: p.us for p in records.published if not p.fault}
-    rows = [(sent[row.id], row.us) for row in records.silver if row.id in sent and row.us]
+    rows = [(sent[row.id], row.us) for row in records.measurements if row.id in sent and row.us]
     return sorted(Latency(began, (us - began) / 1e6) for began, us in rows)
 
 

@@ -146,8 +146,10 @@ class Records:
     emitted: tuple[Emitted, ...] = ()
     receipts: tuple[ReceiptRow, ...] = ()
     bronze: tuple[TableRow, ...] = ()
-    silver: tuple[TableRow, ...] = ()
+    measurements: tuple[TableRow, ...] = ()
     quarantine: tuple[TableRow, ...] = ()
+    alerts: tuple[TableRow, ...] = ()
+    """``id`` is that of the alert's command."""
     calls: Mapping[str, Call] | None = None
     """The commands that the rules call for, by id; None if that is not known."""
     expected: Mapping[str, int] | None = None

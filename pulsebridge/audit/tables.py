@@ -1,7 +1,7 @@
 """What the Delta tables have, read without Spark and without Pulsebridge's source.
 
-All that the audit and the demo know about the tables of ``streaming`` is here: names, folders and columns. The package
-``deltalake`` (Rust) reads the rows. The transaction log has the time at which a row became visible: when the commit that first
+All that the audit and the demo know about the tables of ``streaming`` is here: names, folders and columns. The typed table
+``measurements`` is declared in ``conf/demo``. The package ``deltalake`` (Rust) reads the rows. The transaction log has the time at which a row became visible: when the commit that first
 added it appeared.
 """
 
@@ -19,9 +19,11 @@ from pulsebridge.audit.records import Position, TableRow, record_id
 
 __all__ = ["TABLES", "Commit", "LogTail", "commits", "read_table", "table_folders"]
 
-TABLES: Final = ("bronze", "silver", "quarantine")
-_POSITION: Final = ("__topic", "partition", "ledger_id", "entry_id", "batch_index")
-_COLUMNS: Final = (*_POSITION, "reading_id", "payload", "device", "value")
+MEASUREMENTS: Final = "measurements"
+TABLES: Final = ("bronze", MEASUREMENTS, "quarantine", "alerts")
+_OF_MESSAGE: Final = ("__topic", "partition", "ledger_id", "entry_id", "batch_index")
+_OF_ROW: Final = "_position"
+_COLUMNS: Final = (*_OF_MESSAGE, _OF_ROW, "table", "command_id", "_id", "payload", "device", "value")
 
 
 def table_folders(root: Path) -> dict[str, Path]:
@@ -35,18 +37,21 @@ def read_table(folder: Path) -> tuple[TableRow, ...]:
         return ()
     try:
         from deltalake import DeltaTable
+        from pyarrow import RecordBatchReader
     except ImportError as e:
         raise MissingExtraError("the audit needs deltalake", remedy="pip install 'pulsebridge[demo]'") from e
-    table = DeltaTable(str(folder)).to_pyarrow_dataset()
+    table = DeltaTable(str(folder))
+    there = [field.name for field in table.schema().fields]
     seen = _first_seen(folder)
     rows = []
-    for batch in table.to_batches(columns=[c for c in _COLUMNS if c in table.schema.names]):
+    # Its datasets of pyarrow refuse tables that may have deletion vectors.
+    for batch in RecordBatchReader.from_stream(table.scan(columns=[c for c in _COLUMNS if c in there])):
         for row in batch.to_pylist():
-            position = _position(row)
-            name = row.get("reading_id")
-            name = record_id(row.get("payload") or b"") if name is None else name
-            us, device = seen.get(position, 0), row.get("device") or ""
-            rows.append(TableRow(name, position, us, device, row.get("value")))
+            if row.get("table", MEASUREMENTS) != MEASUREMENTS:
+                continue
+            position, device = _position(row), row.get("device") or ""
+            name = row.get("command_id") or row.get("_id") or record_id(row.get("payload") or b"")
+            rows.append(TableRow(name, position, seen.get(position, 0), device, row.get("value")))
     return tuple(rows)
 
 
@@ -57,15 +62,22 @@ def _first_seen(folder: Path) -> dict[Position, int]:
     for commit in commits(folder):
         for name in commit.files:
             if (folder / name).exists():
-                rows = parquet.read_table(folder / name, columns=list(_POSITION), partitioning=None)
-                for row in rows.to_pylist():
-                    seen.setdefault(_position(row), commit.us)
+                with parquet.ParquetFile(folder / name) as file:
+                    there = [c for c in (*_OF_MESSAGE, _OF_ROW) if c in file.schema_arrow.names]
+                    for row in file.read(columns=there).to_pylist():
+                        seen.setdefault(_position(row), commit.us)
     return seen
 
 
 def _position(row: dict[str, Any]) -> Position:
-    at = (int(row["partition"] or 0), int(row["ledger_id"]), int(row["entry_id"]))
-    return Position(base_topic(str(row["__topic"])), *at, max(0, int(row["batch_index"])))
+    """Return the position of a message, or of the message that a row was made of."""
+    of = row.get(_OF_ROW)
+    topic, partition, ledger, entry, index = (
+        (row[name] for name in _OF_MESSAGE)
+        if of is None
+        else (of[name] for name in ("topic", "partition", "ledger", "entry", "index"))
+    )
+    return Position(base_topic(str(topic)), int(partition or 0), int(ledger), int(entry), max(0, int(index)))
 
 
 class Commit(NamedTuple):

@@ -13,7 +13,7 @@ from pulsebridge.audit.records import Records
 
 __all__ = ["Number", "Verdict", "audit", "numbers"]
 
-_READINGS = (Hop.ACK, Hop.PULSAR, Hop.BRONZE, Hop.SILVER)
+_READINGS = (Hop.ACK, Hop.PULSAR, Hop.BRONZE, Hop.MEASUREMENTS)
 _JOURNALS = "distinct ids in the devices' journals"
 _COMMANDS = (Hop.COMMANDS, Hop.RECEIVED, Hop.RECEIPTS)
 
@@ -58,7 +58,7 @@ class Verdict:
     def times(self) -> list[tuple[str, str, str]]:
         """Return (what, seconds, how it is got) of each time."""
         ways = (
-            ("device → table, p50 / p99 / max", self.to_table, "sent by the device → commit in silver"),
+            ("device → table, p50 / p99 / max", self.to_table, "sent by the device → commit in measurements"),
             (
                 "device → command at the device, p50 / p99 / max",
                 self.to_command,
@@ -115,14 +115,15 @@ def numbers(records: Records, found: Sequence[Finding]) -> list[Number]:
 
 def _readings(records: Records) -> list[Number]:
     stored = [s for s in records.stored if s.device in records.devices]
-    pulsar, bronze, silver, aside = (
-        {row.id for row in rows} for rows in (stored, records.bronze, records.silver, records.quarantine)
+    pulsar, bronze, measurements, aside = (
+        {row.id for row in rows}
+        for rows in (stored, records.bronze, records.measurements, records.quarantine)
     )
     sent = set(records.sent) if records.journalled else pulsar
     acked = {a.id for a in records.acks} & sent if records.journalled else pulsar
     faults = {p.id for p in records.published if p.fault}
     expected, total = records.expected or {}, len(sent)
-    split = f"of these ids: {len(silver & sent):,} in silver, {len(aside & sent):,} in quarantine"
+    split = f"of these ids: {len(measurements & sent):,} in measurements, {len(aside & sent):,} in quarantine"
     copies, others = len(stored) - len(pulsar), len(records.stored) - len(stored)
     lines = [
         Number("real readings published", total - len(faults), _JOURNALS, expected.get("readings")),
@@ -130,8 +131,10 @@ def _readings(records: Records) -> list[Number]:
         Number("acknowledged", len(acked), "ids with a PUBACK in the devices' journals", total),
         Number("in Pulsar", len(pulsar & acked), "of these ids, read by the bare client", total),
         Number("in bronze", len(bronze & acked), "of these ids, read by deltalake", total),
-        Number("in silver or quarantine", len((silver | aside) & acked), split, total),
-        Number("redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before silver"),
+        Number("in measurements or quarantine", len((measurements | aside) & acked), split, total),
+        Number(
+            "redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before measurements"
+        ),
     ]
     if others:
         lines.append(Number("of other devices", others, "without a journal: checked up to bronze"))
@@ -140,12 +143,14 @@ def _readings(records: Records) -> list[Number]:
 
 def _flaws(found: Sequence[Finding]) -> list[Number]:
     missing = _count(found, _READINGS, Kind.MISSING)
-    silver = _count([f for f in found if f.fails], (Hop.SILVER,), Kind.REPEATED)
+    measurements = _count([f for f in found if f.fails], (Hop.MEASUREMENTS,), Kind.REPEATED)
     bronze = _count(found, (Hop.BRONZE,), Kind.REPEATED)
     order = _count(found, (Hop.ACK, Hop.PULSAR, Hop.BRONZE), Kind.OUT_OF_ORDER)
     return [
         Number("missing", missing, "ids absent at a hop that the hop before has", 0),
-        Number("duplicates in silver", silver, "ids with more than one row, or in both tables", 0),
+        Number(
+            "duplicates in measurements", measurements, "ids with more than one row, or in both tables", 0
+        ),
         Number("duplicates in bronze", bronze, "positions in Pulsar with more than one row", 0),
         Number("out of order per device", order, "first copies in Pulsar against the journals", 0),
     ]
@@ -156,12 +161,14 @@ def _commands(records: Records, found: Sequence[Finding]) -> list[Number]:
     distinct = set(emitted)
     received = [r.id for r in records.received if r.id in distinct]
     receipts = {r.id for r in records.receipts} & distinct
-    due = len(distinct if records.calls is None else records.calls)
+    called = distinct if records.calls is None else set(records.calls)
+    due = len(called)
     absent, disorder = (_count(found, _COMMANDS, kind) for kind in (Kind.MISSING, Kind.OUT_OF_ORDER))
     again, twice = len(emitted) - len(distinct), len(received) - len(set(received))
     planned = (records.expected or {}).get("commands")
     return [
         Number("commands called for", due, "the rules computed again from the journals", planned),
+        Number("alerts", len({a.id for a in records.alerts} & called), "of these, in the table alerts", due),
         Number("commands emitted", len(distinct), "distinct ids on the commands topic", due),
         Number("commands received", len(set(received)), _JOURNALS, due),
         Number("commands with a receipt", len(receipts), "distinct ids on the receipts topic", due),

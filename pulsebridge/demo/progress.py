@@ -19,7 +19,7 @@ from pulsebridge.demo.simulator import Simulator
 __all__ = ["Counters", "Counts", "Progress"]
 
 Counts = dict[str, int]
-"""Messages published, acknowledged and refused, in pulsar, bronze, silver, quarantine; commands emitted, receipted, received."""
+"""Messages published, acknowledged and refused, in pulsar, bronze, measurements, quarantine, alerts; commands emitted, receipted, received."""
 _EVERY_S = 3.0
 
 
@@ -86,6 +86,6 @@ class Progress:
             self._last = (now, c["published"])
             self.say(
                 f"published {c['published']:,} ({(c['published'] - published) / (now - before):.0f}/s), "
-                f"Pulsar {c['pulsar']:,}, bronze {c['bronze']:,}, silver {c['silver']:,}, "
+                f"Pulsar {c['pulsar']:,}, bronze {c['bronze']:,}, measurements {c['measurements']:,}, "
                 f"quarantine {c['quarantine']:,}, commands {c['emitted']:,} emitted, {c['received']:,} received"
             )

@@ -93,7 +93,7 @@ def _tiles(verdict: Verdict) -> str:
         (f"{values['real readings published']:,}", "real readings"),
         (f"{values['missing'] + values['commands missing']:,}", "missing"),
         (f"{values['out of order per device'] + values['commands out of order']:,}", "out of order"),
-        (f"{values['duplicates in silver']:,}", "duplicates in silver"),
+        (f"{values['duplicates in measurements']:,}", "duplicates in measurements"),
         (f"{values['commands received']:,}", "commands at their devices"),
         (f"{len(verdict.kills)}", "kill -9 on the way"),
         (p50(verdict.to_table), "device → table, p50"),
@@ -149,7 +149,7 @@ def _rates(records: Records, start: int) -> list[dict[str, Any]]:
     stages: dict[str, Iterable[int]] = {
         "published by the devices": (p.us for p in records.published),
         "stored in Pulsar": (s.us for s in records.stored),
-        "committed to silver": (s.us for s in records.silver if s.us),
+        "committed to measurements": (s.us for s in records.measurements if s.us),
     }
     counts = {
         name: Counter((us - start) // 1_000_000 // _STEP_S for us in times) for name, times in stages.items()

@@ -187,7 +187,7 @@ class Demo:
                 moved, last = now, counts
             if not due and fleet.sent_all and _drained(plan, counts):
                 self.progress.say(
-                    "every reading is in silver or quarantine, every command at its device", "green"
+                    "every reading is in measurements or quarantine, every command at its device", "green"
                 )
                 return
             spark_starts = "rows" not in first or "spark" in self._killed
@@ -280,9 +280,9 @@ class Demo:
 def _drained(plan: Plan, counts: Counts) -> bool:
     return (
         counts["acknowledged"] >= plan.readings + plan.faults
-        and counts["silver"] >= plan.readings
+        and counts["measurements"] >= plan.readings
         and counts["quarantine"] >= plan.faults
-        and min(counts["received"], counts["receipted"]) >= plan.commands
+        and min(counts["received"], counts["receipted"], counts["alerts"]) >= plan.commands
     )
 
 

@@ -4,7 +4,8 @@
 
     manifest.json       the plan (what to expect)
     settings.yaml       the settings of all processes of the run
-    rules.yaml          the decoders and alert rules in force
+    rules.yaml          the alert rules in force
+    gx/                 the project of Great Expectations, with its Data Docs
     devices/            the devices' journals
     events.jsonl        stages, kills and restarts, as they happened
     pulsar.jsonl.gz     what Pulsar had at the end, read by the bare client
@@ -45,6 +46,7 @@ class RunFolder:
         self.manifest_file = self.root / "manifest.json"
         self.settings_file = self.root / "settings.yaml"
         self.rules_file = self.root / "rules.yaml"
+        self.expectations = self.root / "gx"
         self.devices = self.root / "devices"
         self.events_file = self.root / "events.jsonl"
         self.dump_file = self.root / "pulsar.jsonl.gz"
@@ -111,14 +113,11 @@ class RunFolder:
             read_live(pulsar) if pulsar else read_dump(self.dump_file) if self.devices.exists() else ()
         )
         published, acks, received = read_journals(self.devices)
-        tables = {name: read_table(folder) for name, folder in table_folders(self.lakehouse).items()}
         return Records(
             published,
             acks,
             received,
-            bronze=tables["bronze"],
-            silver=tables["silver"],
-            quarantine=tables["quarantine"],
+            **{name: read_table(folder) for name, folder in table_folders(self.lakehouse).items()},
             stored=tuple(row for row in rows if isinstance(row, Stored)),
             emitted=tuple(row for row in rows if isinstance(row, Emitted)),
             receipts=tuple(row for row in rows if isinstance(row, ReceiptRow)),

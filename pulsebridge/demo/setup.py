@@ -59,9 +59,10 @@ class DemoOptions:
 
 
 def plan_run(run: RunFolder, options: DemoOptions) -> tuple[Plan, list[VirtualDevice], list[Send]]:
-    """Make an empty run folder with the rules and the manifest; return the plan, the devices and their timeline."""
+    """Make an empty run folder with rules, suite and manifest; return the plan, the devices and their timeline."""
     run.create()
-    shutil.copyfile(conf_path("rules.yaml"), run.rules_file)
+    shutil.copyfile(conf_path("demo/rules.yaml"), run.rules_file)
+    shutil.copytree(conf_path("demo/gx"), run.expectations)
     devices, speed = make_devices(options.scale, {kind: load_recording(kind) for kind in (GLUCOSE, BUOY)})
     planned = kills(options.scale, chaos=options.chaos, more=options.more_chaos)
     plan, sends = make_plan(options.scale, devices, speed, load_rules(run.rules_file), planned)
@@ -95,7 +96,11 @@ def write_settings(run: RunFolder, options: DemoOptions, local: LocalSettings) -
         service_url=local.pulsar_url or f"pulsar://127.0.0.1:{local.pulsar_port}",
         admin_url=local.admin_url or f"http://127.0.0.1:{local.admin_port}",
     )
-    body["streaming"] |= {"root": str(run.lakehouse), "rules": str(run.rules_file)}
+    body["streaming"] |= {
+        "root": str(run.lakehouse),
+        "rules": str(run.rules_file),
+        "expectations": str(run.expectations),
+    }
     run.settings_file.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
     return load(run.settings_file, list(options.sets))
 

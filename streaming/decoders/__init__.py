@@ -1,1 +1,1 @@
-"""How payloads become readings: what a decoder may say, and what it makes of a payload."""
+"""What a payload is made of: bytes into a document, a document into columns, with bounds on what each may cost."""

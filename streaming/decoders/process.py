@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final, NamedTuple
 
+from streaming.decoders.message import Message
+
 __all__ = ["DecoderProcess", "Limits", "Unpacked"]
 
 _PATIENCE: Final = 10
@@ -28,8 +30,8 @@ _ANSWER_BYTES: Final = 8 * _MIB
 _NO_MEMORY: Final = 3
 """Exit code of a process that has used its memory. A new one begins without what this one has kept."""
 
-Row = tuple[int, bytes, str]
-"""Number of the decoder, payload, MQTT topic."""
+Row = tuple[int, bytes, Message]
+"""Number of the decoder, payload, and the message around it."""
 
 
 class Unpacked(NamedTuple):
@@ -52,7 +54,7 @@ class DecoderProcess:
     """The process, made when it is first asked, and again after a payload has ended it. One thread may use it."""
 
     def __init__(
-        self, unpackers: Mapping[int, Callable[[bytes, str], Unpacked]], limits: Mapping[int, Limits]
+        self, unpackers: Mapping[int, Callable[[bytes, Message], Unpacked]], limits: Mapping[int, Limits]
     ) -> None:
         """Both by the number of the decoder."""
         self._unpackers = unpackers
@@ -136,7 +138,7 @@ def _why(code: int | None, limits: Limits) -> str:
 def _serve(
     pipe: Connection,
     other_end: Connection,
-    unpackers: Mapping[int, Callable[[bytes, str], Unpacked]],
+    unpackers: Mapping[int, Callable[[bytes, Message], Unpacked]],
     limits: Mapping[int, Limits],
 ) -> None:
     """Answer until the other side is gone. Runs in the new process."""
@@ -156,16 +158,16 @@ def _serve(
 
 def _answer(
     request: bytes,
-    unpackers: Mapping[int, Callable[[bytes, str], Unpacked]],
+    unpackers: Mapping[int, Callable[[bytes, Message], Unpacked]],
     limits: Mapping[int, Limits],
 ) -> bytes:
     found: list[Unpacked] = []
     size = 0
-    for number, payload, topic in pickle.loads(request):
+    for number, payload, message in pickle.loads(request):
         seconds = limits[number].seconds
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, seconds * _PATIENCE)
-        found.append(unpackers[number](payload, topic))
+        found.append(unpackers[number](payload, message))
         size += len(found[-1].body or b"") + len(found[-1].document or "")
         if size > _ANSWER_BYTES:
             break

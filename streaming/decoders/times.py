@@ -1,21 +1,19 @@
-"""Reads the times that readings carry: ISO 8601 with a date, or numbers since the epoch in a unit.
+"""Reads the times that messages carry: ISO 8601 with a date, or numbers since the epoch in a unit. SQL as text.
 
-Pure Spark SQL on text, since every form gives its fields as text or numbers of any type: ``1700000000``,
-``"1700000000.25"`` and ``1.7e9`` are one time. Numbers are read exactly, to nine places after the point, and rounded
-down to µs. What is no time of the years 1 to 9999 is none: Python, and many a reader of the tables, knows no others.
-A time of day without a date is none either: Spark would take today's, and another day when a batch runs again.
+``1700000000``, ``"1700000000.25"`` and ``1.7e9`` are one time. Numbers are read exactly, to nine places after the point,
+and rounded down to µs. What is no time of the years 1 to 9999 is none: Python, and many a reader of the tables, knows no
+others. A time of day without a date is none either: Spark would take today's, and another day when a batch runs again.
+The session's time zone has no part in it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from bridge.settings.tables import TimeUnit
+from streaming.decoders.sql import literal
 
-__all__ = ["AUTO_BOUNDS", "MICROS", "TimeUnit", "as_timestamp", "words_for"]
-
-TimeUnit = Literal["iso", "s", "ms", "us", "ns", "auto"]
+__all__ = ["AUTO_BOUNDS", "MICROS", "as_timestamp", "in_known_zone", "words_for"]
 
 AUTO_BOUNDS: Final = (("s", 10**11), ("ms", 10**14), ("us", 10**17))
 """``auto`` takes a number whose absolute value is below the bound to be of the unit, others to be ns: seconds as far as
@@ -23,11 +21,14 @@ the year 5138, and anything finer from March 1973 on."""
 
 _FACTORS: Final = {"s": "1000000BD", "ms": "1000BD", "us": "1BD", "ns": "0.001BD"}
 """Microseconds in a unit. Decimals with few digits: the product is exact and cannot overflow."""
-_NUMBER: Final = "DECIMAL(30, 9)"
 MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999, in µs: first and last."""
 _FIRST, _LAST = MICROS
-_DATE: Final = r"^\\s*\\d{4}-\\d{1,2}-\\d{1,2}($|[^\\d])"
+_DATE: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}($|[^\d])'"
+_LOCAL: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0-9:.]+)?\s*$'"
+_MINUTES: Final = r"r'([T ]\d{1,2}:\d{1,2})$'"
+_ONLY_DATE: Final = 10
+"""Characters of a date at most."""
 _WORDS: Final = {
     "iso": "ISO 8601 time with a date; time_unit says how numbers are read",
     "s": "number of seconds since 1970 within the years 1 to 9999",
@@ -38,48 +39,44 @@ _WORDS: Final = {
 }
 
 
-def as_timestamp(text: str, unit: TimeUnit) -> Column:
-    """Return the time that a column of text says, null where it says none."""
-    from pyspark.sql import functions as F
+def in_known_zone(text: str, zone: str | None) -> str:
+    """Return the text of a time, null where it is a local time and no ``zone`` was declared for those."""
+    return text if zone is not None else f"CASE WHEN NOT {text} RLIKE {_LOCAL} THEN {text} END"
 
+
+def as_timestamp(text: str, unit: TimeUnit, zone: str | None) -> str:
+    """Return the time that a column of text says, null where it says none; ``zone`` is that of times that name none."""
+    number = f"try_cast({text} AS DECIMAL(30, 9))"
     if unit == "iso":
-        return F.expr(_iso(text))
+        return _iso(text, zone)
     if unit != "auto":
-        return F.expr(_since_epoch(f"{_number(text)} * {_FACTORS[unit]}"))
-    number = _number(text)
+        return _within(_micros(number, unit))
     scaled = "".join(
-        f"WHEN abs({number}) < {bound}BD THEN {_micros(f'{number} * {_FACTORS[name]}')} "
-        for name, bound in AUTO_BOUNDS
+        f"WHEN abs({number}) < {bound}BD THEN {_micros(number, name)} " for name, bound in AUTO_BOUNDS
     )
-    last = _micros(f"{number} * {_FACTORS['ns']}")
-    micros = f"CASE WHEN {number} IS NULL THEN NULL {scaled} ELSE {last} END"
-    return F.expr(f"coalesce({_within(micros)}, {_iso(text)})")
+    micros = f"CASE WHEN {number} IS NULL THEN NULL {scaled}ELSE {_micros(number, 'ns')} END"
+    return f"CASE WHEN {text} RLIKE {_DATE} THEN {_iso(text, zone)} ELSE {_within(micros)} END"
 
 
-def words_for(text: str, unit: TimeUnit) -> Column:
+def words_for(text: str, unit: TimeUnit) -> str:
     """Return why a column of text says no time, in words."""
-    from pyspark.sql import functions as F
-
-    return F.concat(F.lit("the time "), F.left(F.col(text), F.lit(60)), F.lit(f" is no {_WORDS[unit]}"))
+    return f"concat('the time ', left({text}, 60), {literal(f' is no {_WORDS[unit]}')})"
 
 
-def _iso(text: str) -> str:
-    # try_to_timestamp gives a timestamp in the session's zone, which is UTC
-    time = f"CAST(try_to_timestamp(`{text}`) AS TIMESTAMP)"
+def _iso(text: str, zone: str | None) -> str:
+    bare = f"trim({text})"
+    # Spark takes a zone behind seconds alone.
+    midnight = f"CASE WHEN length({bare}) <= {_ONLY_DATE} THEN ' 00:00:00 ' ELSE ' ' END"
+    seconds = f"regexp_replace({bare}, {_MINUTES}, '$1:00')"
+    local = f"concat({seconds}, {midnight}, {literal(zone or 'UTC')})"
+    whole = f"CASE WHEN {text} RLIKE {_LOCAL} THEN {local} ELSE {bare} END"
+    time = f"try_cast({whole} AS TIMESTAMP_LTZ)"
     within = f"{time} BETWEEN timestamp_micros({_FIRST}) AND timestamp_micros({_LAST})"
-    return f"CASE WHEN `{text}` RLIKE '{_DATE}' AND {within} THEN {time} END"
+    return f"CASE WHEN {text} RLIKE {_DATE} AND {within} THEN {time} END"
 
 
-def _number(text: str) -> str:
-    return f"try_cast(`{text}` AS {_NUMBER})"
-
-
-def _since_epoch(micros: str) -> str:
-    return _within(_micros(micros))
-
-
-def _micros(scaled: str) -> str:
-    return f"try_cast(floor({scaled}) AS BIGINT)"
+def _micros(number: str, unit: str) -> str:
+    return f"try_cast(floor({number} * {_FACTORS[unit]}) AS BIGINT)"
 
 
 def _within(micros: str) -> str:

@@ -1,8 +1,8 @@
-"""Decodes in Python what Spark cannot read: compressed payloads, CBOR, protobuf, and by functions of one's own.
+"""Decodes in Python what Spark cannot read: compressed payloads, Avro, CBOR, protobuf, and by functions of one's own.
 
-Spark's ``from_protobuf`` needs a jar that pyspark does not carry, and drops fields that the descriptor does not know;
-protobuf's own package keeps them. Nothing that a device sends raises: what is wrong with a payload is told in words.
-What a payload may cost is checked before it is parsed (``limits``), and bounded while it is (``process``).
+Spark's ``from_avro`` and ``from_protobuf`` need jars that pyspark does not carry. Nothing that a device sends raises: what
+is wrong with a payload is told in words. What a payload may cost is checked before it is parsed (``limits``), and bounded
+while it is (``process``).
 """
 
 from __future__ import annotations
@@ -10,65 +10,91 @@ from __future__ import annotations
 import base64
 import functools
 import importlib
+import io
+import itertools
+import json
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError, MissingExtraError
+from bridge.settings.tables import Decoding
+from bridge.topic_templates import Filter
 from streaming.decoders.compression import expand
 from streaming.decoders.documents import json_of
 from streaming.decoders.limits import MessageFields, check_cbor, check_protobuf, check_size
+from streaming.decoders.message import Message
 from streaming.decoders.process import DecoderProcess, Limits, Unpacked
-from streaming.decoders.settings import Decoder, parse_decoders
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["ADDED", "Unpacked", "check_packages", "needs_python", "unpack_rows", "unpacker"]
+__all__ = ["Unpacked", "needs_python", "unpack_rows", "unpacker", "with_descriptor"]
 
-ADDED: Final = "body binary, document string, fault string"
-"""The columns that ``unpack_rows`` adds: the payload, expanded; or its document as JSON; or what is wrong with it."""
-
+_ADDED: Final = (("_body", "binary"), ("_document", "string"), ("_broken", "string"))
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _ASKED_ROWS: Final = 256
 _ASKED_BYTES: Final = 2 * 1024 * 1024
 """So many payloads go to the decoders' process together; where one of them ends it, each goes once more alone."""
 _WORDS: Final = 300
 
+Reader = Callable[[bytes, Message], object]
+"""Payload and message in, a value as JSON has it out."""
 
-Reader = Callable[[bytes, str], object]
-"""Payload and MQTT topic in, a value as JSON has it out."""
 
-
-def needs_python(decoder: Decoder) -> bool:
+def needs_python(decoding: Decoding) -> bool:
     """Whether its payloads go through Python."""
-    return decoder.compression is not None or decoder.format in _READERS
+    return decoding.compression is not None or decoding.format in (*_READERS, "python")
 
 
-def unpacker(decoder: Decoder) -> Callable[[bytes, str], Unpacked]:
-    """Return what decodes one payload, given with its MQTT topic.
+def with_descriptor(decoding: Decoding) -> Decoding:
+    """Return it with the content of the file that it names, as executors need it. Raises ConfigError."""
+    if decoding.descriptor is None:
+        return decoding
+    try:
+        content = decoding.descriptor.read_bytes()
+    except OSError as e:
+        raise ConfigError(
+            f"the descriptor of filter {decoding.filter} cannot be read: {e}",
+            remedy="make it with protoc --include_imports -o FILE",
+        ) from e
+    return decoding.model_copy(
+        update={"descriptor": None, "descriptor_set": base64.b64encode(content).decode()}
+    )
+
+
+def unpacker(
+    decoding: Decoding, function: Callable[..., Any] | None = None
+) -> Callable[[bytes, Message], Unpacked]:
+    """Return what decodes one payload, given with its message; ``function``: that of the decoding, already imported.
 
     Raises MissingExtraError for a package that is not installed, ConfigError for a message or a function that is not
     there. What is returned raises MemoryError alone.
     """
-    if decoder.compression == "zstd":
+    if decoding.compression == "zstd":
         _package("zstandard")
-    make = _READERS.get(decoder.format)
-    read = None if make is None else make(decoder)
+    read: Reader | None = None
+    if decoding.format == "python":
+        read = _rows_of(decoding, function or _function(decoding))
+    elif decoding.format in _READERS:
+        read = _READERS[decoding.format](decoding)
 
-    def unpack(payload: bytes, topic: str) -> Unpacked:
-        what = decoder.compression or decoder.format
+    def unpack(payload: bytes, message: Message) -> Unpacked:
+        what = decoding.compression or decoding.format
         try:
-            check_size(len(payload), decoder.max_bytes)
-            body = expand(payload, decoder.compression, decoder.max_bytes) if decoder.compression else payload
+            check_size(len(payload), decoding.max_bytes)
+            body = (
+                expand(payload, decoding.compression, decoding.max_bytes) if decoding.compression else payload
+            )
             if read is None:
                 return Unpacked(body=body)
-            what = decoder.format
+            what = decoding.format
             document = json_of(
-                read(body, topic),
-                decoder.max_bytes,
-                max_depth=decoder.max_depth,
-                max_values=decoder.max_values,
+                read(body, message),
+                decoding.max_bytes,
+                max_depth=decoding.max_depth,
+                max_values=decoding.max_values,
             )
             return Unpacked(document=document)
         except MemoryError:
@@ -79,36 +105,42 @@ def unpacker(decoder: Decoder) -> Callable[[bytes, str], Unpacked]:
     return unpack
 
 
-def check_packages(decoders: Sequence[Decoder], where: str) -> None:
-    """Raise ConfigError, or MissingExtraError, for the first decoder that could not decode on this machine."""
-    for n, decoder in enumerate(decoders):
-        try:
-            unpacker(decoder)
-        except (ConfigError, MissingExtraError) as e:
-            raise type(e)(
-                f"{where}: readings[{n}] (filter {decoder.filter}): {e.what}", remedy=e.remedy
-            ) from e
+def _avro(decoding: Decoding) -> Reader:
+    fastavro = _package("fastavro")
+    try:
+        schema = fastavro.parse_schema(json.loads(decoding.avro_schema or ""))
+    except Exception as e:  # whatever it raises about a schema, the schema is what must change
+        raise ConfigError(f"fastavro refuses the schema: {e}", remedy="correct avro_schema") from e
+
+    def read(body: bytes, message: Message) -> object:
+        stream = io.BytesIO(body)
+        found: object = fastavro.schemaless_reader(stream, schema, None)
+        if stream.tell() < len(body):
+            raise ValueError(f"{len(body) - stream.tell()} bytes behind the record")
+        return found
+
+    return read
 
 
-def _cbor(decoder: Decoder) -> Reader:
+def _cbor(decoding: Decoding) -> Reader:
     loads = _package("cbor2").loads
 
-    def read(body: bytes, topic: str) -> object:
-        check_cbor(body, max_depth=decoder.max_depth, max_values=decoder.max_values)
+    def read(body: bytes, message: Message) -> object:
+        check_cbor(body, max_depth=decoding.max_depth, max_values=decoding.max_values)
         found: object = loads(body)
         return found
 
     return read
 
 
-def _protobuf(decoder: Decoder) -> Reader:
+def _protobuf(decoding: Decoding) -> Reader:
     _package("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, unknown_fields
 
     pool = descriptor_pool.DescriptorPool()
-    name = decoder.message or ""
+    name = decoding.message or ""
     try:
-        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(decoder.descriptor_set or ""))
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(decoding.descriptor_set or ""))
         for file in files.file:
             pool.Add(file)
         kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
@@ -121,8 +153,8 @@ def _protobuf(decoder: Decoder) -> Reader:
 
     fields = MessageFields.of(kind.DESCRIPTOR)
 
-    def read(body: bytes, topic: str) -> object:
-        check_protobuf(body, fields, max_depth=decoder.max_depth, max_values=decoder.max_values)
+    def read(body: bytes, of: Message) -> object:
+        check_protobuf(body, fields, max_depth=decoding.max_depth, max_values=decoding.max_values)
         message = kind.FromString(body)
         found: dict[str, object] = json_format.MessageToDict(
             message,
@@ -139,26 +171,43 @@ def _protobuf(decoder: Decoder) -> Reader:
     return read
 
 
-def _function(decoder: Decoder) -> Reader:
-    module, _, name = (decoder.function or "").partition(":")
+def _function(decoding: Decoding) -> Callable[..., Any]:
+    module, _, name = (decoding.function or "").partition(":")
     try:
-        found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        call = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as e:  # the module is the user's: importing it may raise anything
         raise ConfigError(
-            f"function {decoder.function!r} cannot be imported: {type(e).__name__}: {e}",
+            f"function {decoding.function!r} cannot be imported: {type(e).__name__}: {e}",
             remedy="install its package on driver and executors, or put it on PYTHONPATH",
         ) from e
-    if not callable(found):
-        raise ConfigError(f"function {decoder.function!r} is no function", remedy="give module:function")
-    reader: Reader = found
-    return reader
+    if not callable(call):
+        raise ConfigError(f"function {decoding.function!r} is no function", remedy="give module:function")
+    found: Callable[..., Any] = call
+    return found
 
 
-_READERS: Final[Mapping[str, Callable[[Decoder], Reader]]] = {
+def _rows_of(decoding: Decoding, call: Callable[..., Any]) -> Reader:
+    def read(body: bytes, message: Message) -> object:
+        given = call(body, message)
+        if given is None or isinstance(given, Mapping):
+            return [] if given is None else [given]
+        rows = list(itertools.islice(given, decoding.max_elements + 1))
+        if len(rows) > decoding.max_elements:
+            raise ValueError(f"more rows than max_elements, {decoding.max_elements}")
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise TypeError(f"{decoding.function} gives a {type(row).__name__} where a row is a mapping")
+        return rows
+
+    return read
+
+
+_READERS: Final[Mapping[str, Callable[[Decoding], Reader]]] = {
+    "avro": _avro,
     "cbor": _cbor,
     "protobuf": _protobuf,
-    "python": _function,
 }
+_EXTRAS: Final = {"fastavro": "avro"}
 
 
 def _package(name: str) -> Any:
@@ -167,67 +216,64 @@ def _package(name: str) -> Any:
     except ImportError as e:
         raise MissingExtraError(
             f"decoding needs the package {name}",
-            remedy="pip install 'pulsebridge[decoders]' on driver and executors",
+            remedy=f"pip install 'pulsebridge[{_EXTRAS.get(name, 'decoders')}]' on driver and executors",
         ) from e
 
 
-def unpack_rows(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
-    """Add the columns ``ADDED`` to rows with the number of their ``decoder``; others than these are left alone."""
-    from pyspark.sql import functions as F
-
-    numbers = [n for n, decoder in enumerate(decoders) if needs_python(decoder)]
-    ours = F.coalesce(F.col("decoder").isin(numbers), F.lit(False))
-    plain = _plain(rows.where(~ours), decoders)
-    if not numbers:
-        return plain
-    recipe = [d.model_dump(exclude_defaults=True) for d in decoders]
-    unpacked = rows.where(ours).mapInArrow(functools.partial(_unpack_batches, recipe), plain.schema)
-    return plain.unionAll(unpacked)
+_Recipe = Sequence[tuple[Decoding, bytes | None]]
+"""What executors get: decodings, and the code of their functions."""
 
 
-def _plain(rows: DataFrame, decoders: Sequence[Decoder]) -> DataFrame:
-    from pyspark.sql import functions as F
+def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
+    """Add ``_body`` (the payload, expanded), ``_document`` (JSON) or ``_broken`` (what is wrong with it) to rows with the
+    number ``_n`` of their decoding. All rows go through Python, so that a stream is read once.
 
-    size = F.octet_length("payload")
-    fault = F.lit(None).cast("string")
-    for n, decoder in enumerate(decoders):
-        words = F.concat(size.cast("string"), F.lit(f" bytes, max_bytes is {decoder.max_bytes}"))
-        fault = F.when((F.col("decoder") == n) & (size > decoder.max_bytes), words).otherwise(fault)
-    rows = rows.withColumn("fault", fault)
-    return rows.withColumns(
-        {"body": F.when(F.col("fault").isNull(), F.col("payload")), "document": F.lit(None).cast("string")}
-    ).select(*(c for c in rows.columns if c != "fault"), "body", "document", "fault")
+    Raises ConfigError or MissingExtraError, with the filter, for what could not decode on this machine.
+    """
+    for one in decodings:
+        try:
+            unpacker(one)
+        except (ConfigError, MissingExtraError) as e:
+            raise type(e)(f"filter {one.filter}: {e.what}", remedy=e.remedy) from e
+    from pyspark import cloudpickle
+
+    dumps: Any = cloudpickle.dumps
+    # A function of a module that was loaded from its file goes along by its code.
+    recipe = [(one, dumps(_function(one)) if one.format == "python" else None) for one in decodings]
+    schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _ADDED)).schema
+    return rows.mapInArrow(functools.partial(_unpack_batches, recipe), schema)
 
 
 _of_worker: tuple[object, DecoderProcess] | None = None
 """A Python worker of Spark works for one task after the other, mostly of one query; the process stays with it."""
 
 
-def _process_of(recipe: Sequence[Mapping[str, Any]]) -> DecoderProcess:
+def _process_of(recipe: _Recipe) -> DecoderProcess:
     global _of_worker
     if _of_worker is not None:
         known, process = _of_worker
         if known == recipe:
             return process
         process.close()
-    decoders = {n: d for n, d in enumerate(parse_decoders(recipe, "recipe")) if needs_python(d)}
     process = DecoderProcess(
-        {n: unpacker(decoder) for n, decoder in decoders.items()},
-        {n: Limits(decoder.max_seconds, decoder.max_memory_mb) for n, decoder in decoders.items()},
+        {
+            n: unpacker(one, None if code is None else pickle.loads(code))
+            for n, (one, code) in enumerate(recipe)
+        },
+        {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(recipe)},
     )
     _of_worker = recipe, process
     return process
 
 
-def _unpack_batches(
-    recipe: Sequence[Mapping[str, Any]], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _unpack_batches(recipe: _Recipe, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Called by Spark on an executor for a partition. Gives more batches than it takes, as small payloads grow."""
     process = _process_of(recipe)
+    filters = [Filter.parse(one.filter) for one, _ in recipe]
     for batch in batches:
         found: list[Unpacked] = []
         size = start = 0
-        for rows in _asked(batch):
+        for rows in _asked(batch, filters):
             for one in process.decode(rows):
                 found.append(one)
                 size += len(one.body or b"") + len(one.document or "")
@@ -238,17 +284,20 @@ def _unpack_batches(
             yield _with(batch.slice(start, len(found)), found)
 
 
-def _asked(batch: pa.RecordBatch) -> Iterator[list[tuple[int, bytes, str]]]:
+def _asked(batch: pa.RecordBatch, filters: Sequence[Filter]) -> Iterator[list[tuple[int, bytes, Message]]]:
     """Yield the rows of a batch, some at a time."""
-    columns = [batch.column(name) for name in ("decoder", "payload", "mqtt_topic")]
-    rows: list[tuple[int, bytes, str]] = []
+    names = ("_n", "payload", "mqtt_topic", "device", "arrival_time", "user_properties")
+    rows: list[tuple[int, bytes, Message]] = []
     size = 0
     for start in range(0, batch.num_rows, _ASKED_ROWS):
-        of = [column.slice(start, _ASKED_ROWS) for column in columns]
-        for number, payload, topic in zip(of[0].to_pylist(), of[1], of[2].to_pylist(), strict=True):
-            body = payload.as_py() or b""
-            rows.append((number, body, topic or ""))
-            size += len(body)
+        part = batch.select(names).slice(start, _ASKED_ROWS)
+        for row in part.to_pylist():
+            topic = row["mqtt_topic"] or ""
+            user = tuple((one["name"], one["value"]) for one in row["user_properties"] or ())
+            captures = filters[row["_n"]].match(topic.split("/")) or {}
+            message = Message(topic, row["device"], captures, row["arrival_time"], user)
+            rows.append((row["_n"], row["payload"] or b"", message))
+            size += len(rows[-1][1])
             if len(rows) >= _ASKED_ROWS or size > _ASKED_BYTES:
                 yield rows
                 rows, size = [], 0
@@ -265,5 +314,5 @@ def _with(batch: pa.RecordBatch, found: Sequence[Unpacked]) -> pa.RecordBatch:
         pa.array([one.fault for one in found], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(
-        [*batch.columns, *columns], [*batch.schema.names, "body", "document", "fault"]
+        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _ADDED)]
     )

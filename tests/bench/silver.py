@@ -1,19 +1,20 @@
-"""Topic to table with rules and a quarantine, beside the same written by hand (``by_hand.py``); and how long one takes.
+"""Topic to typed table with ten rules and a quarantine, beside the same written by hand (``by_hand.py``); and the latency.
 
-The two read one Pulsar topic through this project's source, in batches of a given size. The time is that of a batch, from
-its planning to its commits, as Spark reports it; the first batches of a session, in which the JVM compiles, do not count.
+Both read one Pulsar topic through this project's source, in batches of a given size. The product is a declared table with
+a suite of Great Expectations, without keys and with keys (each id once). The time is that of a batch, from its planning to
+its commits, as Spark reports it; the first batches of a session, in which the JVM compiles, do not count.
 
-Latency is that of the whole way, MQTT broker, ingest, Pulsar, bronze and silver, with push and the alerts running beside
-it: from when a reading was due, open loop, to when the commit of Delta that holds it appeared.
+Latency is that of the whole way: MQTT broker, ingest, Pulsar, typed table, with bronze, push and the alerts beside it. It
+counts from when a reading was due, open loop, to when the Delta commit with its row appeared.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -24,16 +25,12 @@ from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_wire.batches import head_of
-from bridge.settings import LocalSettings, PulsarSettings, Settings, StreamingSettings
-from bridge.settings.loading import conf_path
+from bridge.settings import LocalSettings, PulsarSettings, Settings
 from pulsebridge.audit.tables import LogTail, read_table
 from sources.options import connection_options
-from streaming import bronze, silver
-from streaming.checkpoints import Checkpoint
-from streaming.decoders.settings import load_decoders
-from streaming.predicates import load_suite
+from streaming.job import Job
+from streaming.loading import pipeline_of
 from streaming.session import delta_jars, spark_defaults
-from streaming.tables import Tables
 from tests.bench.by_hand import by_hand
 from tests.bench.flood import field, paced, publish
 from tests.bench.loop import config_of
@@ -46,9 +43,9 @@ from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["batches_of", "measure", "seconds_of"]
+__all__ = ["batches_of", "measure", "product", "reference", "seconds_of"]
 
 SIZES: Final = {100: (8, 12), 20_000: (2, 4), 1_000_000: (0, 1)}
 """Rows of a batch; and how many batches come first, and how many are timed then."""
@@ -88,25 +85,72 @@ def measure() -> tuple[list[Figure], list[str]]:
 
 
 def product(
-    spark: SparkSession, settings: PulsarSettings, topic: str, size: int, folder: Path
-) -> DataStreamWriter:
-    """Return the query under measurement, from a topic into new tables below ``folder``, in batches of ``size`` rows."""
-    from pyspark.sql import functions as F
+    spark: SparkSession,
+    settings: PulsarSettings,
+    topic: str,
+    size: int,
+    count: int,
+    folder: Path,
+    *,
+    distinct: bool,
+) -> list[float]:
+    """Run a declared table over a topic, below ``folder``, in batches of ``size`` rows. Returns the seconds of each."""
+    _suite(folder)
+    table = {
+        "name": "glucose",
+        "cluster_by": ["device", "event_time"],
+        "keys": ["device", "_id", "event_time"] if distinct else [],
+        "suite": "glucose",
+        "decoding": {
+            "filter": "wearables/+/glucose",
+            "fields": "glucose double, sent_us bigint",
+            "columns": {"glucose": "glucose", "sent_at": "timestamp_micros(sent_us)"},
+            "id": "$.id",
+            "time": "$.ts",
+        },
+    }
+    streaming = {
+        "root": str(folder),
+        "subscription": folder.name,
+        "topics": [topic.rpartition("/")[2]],
+        "built_in": [],
+        "tables": [table],
+        "expectations": folder,
+        "quality_interval_s": 0,
+        "trigger_s": 0,
+        "max_rows_per_trigger": size,
+        "max_bytes_per_trigger": 1 << 40,
+    }
+    whole = Settings.model_validate({"pulsar": settings, "streaming": streaming})
+    job = Job(spark, whole, pipeline_of(whole))
+    job.prepare()
+    stop = threading.Event()
+    thread = threading.Thread(target=job.run, args=(stop,))
+    thread.start()
+    try:
+        poll_for(lambda: job.queries, 60, "the query to start")
+        return _batches(job.queries["glucose"][0], size * count)
+    finally:
+        stop.set()
+        thread.join()
 
-    streaming = StreamingSettings(
-        root=str(folder), subscription=folder.name, max_rows_per_trigger=size, max_bytes_per_trigger=1 << 40
-    )
-    tables = Tables.of(streaming)
-    silver.create_tables(spark, tables)
-    suite = load_suite(conf_path("expectations/silver.json"))
-    recipe = silver.recipe_of(load_decoders(conf_path("rules.yaml")), suite, 600.0)
-    checkpoint = Checkpoint(spark, tables.checkpoint("silver"))
-    messages = bronze.source(spark, Settings(pulsar=settings, streaming=streaming), [topic])
-    return (
-        messages.withColumn("stored_at", F.current_timestamp())
-        .writeStream.foreachBatch(silver.SilverBatches(tables, checkpoint, recipe))
-        .option("checkpointLocation", tables.checkpoint("silver"))
-    )
+
+def _suite(folder: Path) -> None:
+    """Save the rules of ``by_hand.py`` that are no part of a declaration as a suite of Great Expectations."""
+    import great_expectations as gx
+    from great_expectations import expectations as gxe
+
+    rules = [
+        gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("device", "_id", "event_time", "glucose")
+    ]
+    rules += [
+        gxe.ExpectColumnValueLengthsToBeBetween(column="_id", min_value=1, max_value=256),
+        gxe.ExpectColumnValueLengthsToBeBetween(column="device", max_value=1024),
+        gxe.ExpectColumnValuesToBeBetween(column="event_time", min_value=datetime(1970, 1, 1)),
+        gxe.ExpectColumnValuesToBeBetween(column="glucose", min_value=10, max_value=1000),
+    ]
+    context = gx.get_context(mode="file", project_root_dir=str(folder))
+    context.suites.add(gx.ExpectationSuite("glucose", expectations=rules))
 
 
 def reference(
@@ -145,18 +189,23 @@ def batches_of(size: int, count: int) -> Iterator[list[Message]]:
         yield batch
 
 
+def _batches(query: StreamingQuery, rows: int) -> list[float]:
+    """Wait until a query has read so many rows. Returns the seconds of each of its batches."""
+
+    def done() -> bool:
+        if not query.isActive:
+            raise RuntimeError(f"the query ended: {query.exception()}")
+        return sum(progress.numInputRows for progress in query.recentProgress) >= rows
+
+    poll_for(done, 240, f"{rows} rows in the tables")
+    return [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
+
+
 def seconds_of(writer: DataStreamWriter, rows: int) -> list[float]:
     """Run a query until it has read so many rows. Returns the seconds of each of its batches."""
     query = writer.start()
     try:
-
-        def done() -> bool:
-            if not query.isActive:
-                raise RuntimeError(f"the query ended: {query.exception()}")
-            return sum(progress.numInputRows for progress in query.recentProgress) >= rows
-
-        poll_for(done, 240, f"{rows} rows in the tables")
-        return [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
+        return _batches(query, rows)
     finally:
         query.stop()
 
@@ -170,18 +219,22 @@ def _session(
         spark = build_session(folder, {"spark.eventLog.enabled": "false"})
     else:
         spark = stock_session(folder, delta_jars(), {key: spark_defaults()[key] for key in _DELTA})
-    ways: dict[str, Callable[[str, int, Path], DataStreamWriter]] = {
-        way: functools.partial(reference, spark, settings, distinct=way == "distinct")
-        for way in ("by hand", "distinct")
-    }
-    if name == "ours":
-        ways["product"] = functools.partial(product, spark, settings)
     found = {}
     try:
-        for (size, (warm, timed)), (way, made) in itertools.product(SIZES.items(), ways.items()):
-            writer = made(topics[size], size, folder / f"{name}-{way.replace(' ', '-')}-{size}")
-            found[way, size] = median(seconds_of(writer, size * (warm + timed))[warm:])
-            print(f"  {name}, {way}, {size:,} rows: {found[way, size]:.2f} s", flush=True)
+        for size, (warm, timed) in SIZES.items():
+            for suffix in ("", ".distinct"):
+                count, distinct = warm + timed, bool(suffix)
+                place = folder / f"hand-{size}{suffix}"
+                writer = reference(spark, settings, topics[size], size, place, distinct=distinct)
+                took = {f"by hand{suffix}": seconds_of(writer, size * count)}
+                if name == "ours":
+                    place = folder / f"product-{size}{suffix}"
+                    took[f"product{suffix}"] = product(
+                        spark, settings, topics[size], size, count, place, distinct=distinct
+                    )
+                for way, seconds in took.items():
+                    found[way, size] = median(seconds[warm:])
+                    print(f"  {name}, {way}, {size:,} rows: {found[way, size]:.2f} s", flush=True)
     finally:
         stop_session(spark)
     return found
@@ -191,23 +244,18 @@ def _figures(took: Mapping[str, Mapping[tuple[str, int], float]]) -> list[Figure
     figures = []
     ours, stock = took["ours"], took["stock"]
     for size in SIZES:
-        for way, suffix in (("by hand", ""), ("distinct", ".distinct")):
-            name = f"silver.by_hand.{size}{suffix}"
+        for suffix in ("", ".distinct"):
+            name, way = f"silver.by_hand.{size}{suffix}", f"by hand{suffix}"
             what = "by hand" + (", each id once" if suffix else "")
-            product = ours["product", size]
+            product = ours[f"product{suffix}", size]
             if size == max(SIZES):
                 beside = (f"{what}, Spark's settings", size / stock[way, size])
                 figures.append(Figure(name, size / product, "1/s", *beside))
             else:
                 figures.append(Figure(name, product * 1000, "ms", what, ours[way, size] * 1000))
-            of = Figure(
-                f"silver.settings.{size}{suffix}",
-                ours[way, size] * 1000,
-                "ms",
-                "Spark's settings",
-                stock[way, size] * 1000,
-            )
-            figures.append(of)
+            name = f"silver.settings.{size}{suffix}"
+            beside = ("Spark's settings", stock[way, size] * 1000)
+            figures.append(Figure(name, ours[way, size] * 1000, "ms", *beside))
     return figures
 
 
@@ -242,7 +290,7 @@ class _Fleet:
     def __init__(self, stack: LocalStack, root: Path) -> None:
         self._stack = stack
         self._root = root
-        self._tail = LogTail(root / "silver")
+        self._tail = LogTail(root / "measurements")
         self._sent = 0
         self._epoch = datetime.now(timezone.utc) - timedelta(days=365)
 
@@ -262,9 +310,9 @@ class _Fleet:
         return publish(topic, number % 60_000 + 1, body)
 
     def wait(self, seconds: float) -> None:
-        """Wait until silver has all that was sent."""
-        poll_for(lambda: self._tail.advance() >= self._sent, seconds, f"{self._sent} readings in silver")
+        """Wait until the table has all that was sent."""
+        poll_for(lambda: self._tail.advance() >= self._sent, seconds, f"{self._sent} readings in the table")
 
     def visible(self) -> dict[str, int]:
         """Return when each reading became visible, µs since the epoch."""
-        return {row.id: row.us for row in read_table(self._root / "silver")}
+        return {row.id: row.us for row in read_table(self._root / "measurements")}

@@ -1,7 +1,7 @@
 """``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load.
 
 Of ingest, or with ``--push`` of push, with devices that come and go. With ``--hostile`` nothing is killed: hostile devices
-attack ingest, push and silver beside 1,000 honest ones.
+attack ingest, push and the pipeline beside 1,000 honest ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _hostile(args: argparse.Namespace, seed: int) -> int:
             rate=args.rate or 500.0,
             command_rate=50.0,
             seed=seed,
-            with_silver=True,
+            with_tables=True,
         ) as one,
     ):
         _say(f"attacks for {args.seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""Ingest, push and silver beside hostile devices, and what became of the honest ones; nothing is killed.
+"""Ingest, push and tables beside hostile devices, and what became of the honest ones; nothing is killed.
 
 Interrupted is measured at the sockets: ingest and push go through a proxy that counts connections, so a reconnect is one more of them,
 and a process that ended by itself is seen as such.
@@ -19,7 +19,7 @@ from bridge.settings.push import GroupRule
 from bridge.settings.rules import TopicRule
 from tests.chaos.hostile import HostileDevices, Target
 from tests.chaos.push_world import PushWorld, push_world
-from tests.chaos.silver_beside import SilverBeside
+from tests.chaos.tables_beside import TablesBeside
 from tests.chaos.world import TOPIC, World
 from tests.support.device_processes import DeviceProcesses
 from tests.support.fleet import Fleet
@@ -53,11 +53,11 @@ class HostileWorld:
         fleet: Fleet,
         devices: DeviceProcesses,
         proxy: TcpProxy,
-        silver: SilverBeside | None,
+        tables: TablesBeside | None,
         seed: int,
     ) -> None:
         self._ingest = ingest
-        self._silver = silver
+        self._tables = tables
         self._push = push
         self._fleet = fleet
         self._devices = devices
@@ -88,7 +88,7 @@ class HostileWorld:
             self._push.check()
         except AssertionError as e:
             found.append(str(e))
-        return found + (self._silver.interruptions() if self._silver is not None else [])
+        return found + (self._tables.interruptions() if self._tables is not None else [])
 
     def account(self, say: Callable[[str], None]) -> HostileVerdict:
         """End the attacks, and compare what honest devices sent and got with what should have come."""
@@ -104,9 +104,9 @@ class HostileWorld:
         broken += [f"readings: {readings.text()}"] * bool(
             readings.missing or readings.disordered or readings.unexplained
         )
-        if self._silver is not None:
-            broken += self._silver.account(self._fleet.confirmed)
-            figures.append(f"rows: {self._silver.text()}")
+        if self._tables is not None:
+            broken += self._tables.account(self._fleet.confirmed)
+            figures.append(f"rows: {self._tables.text()}")
         commands = self._push.account(self._devices, say=say)
         arrivals = sorted(event.at for event in self._devices.events() if event.kind == "R")
         figures.append(f"commands: {commands.text()}; longest gap {_longest(arrivals) // 1000} ms")
@@ -142,7 +142,7 @@ def hostile_world(
     rate: float,
     command_rate: float,
     seed: int,
-    with_silver: bool = False,
+    with_tables: bool = False,
 ) -> Iterator[HostileWorld]:
     """A world with ``devices`` that publish ``rate`` messages a second together, and as many that take commands."""
     with ExitStack() as closing:
@@ -180,11 +180,11 @@ def hostile_world(
         ingest.start()
         fleet = closing.enter_context(ingest.fleet(devices=devices, rate=rate))
         fleet_of_push.all_there()
-        silver = None
-        if with_silver:
-            silver = SilverBeside(ingest.pulsar, ingest.root, (TOPIC, "hostile", "named"), folder)
-            closing.callback(silver.end)
-            silver.start()
-        made = HostileWorld(ingest, push, fleet, fleet_of_push, other, silver, seed)
+        tables = None
+        if with_tables:
+            tables = TablesBeside(ingest.pulsar, ingest.root, (TOPIC, "hostile", "named"), folder)
+            closing.callback(tables.end)
+            tables.start()
+        made = HostileWorld(ingest, push, fleet, fleet_of_push, other, tables, seed)
         with made.hostile:
             yield made

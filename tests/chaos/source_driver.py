@@ -1,4 +1,4 @@
-"""A driver with a query into bronze that never ends: a query that fails is started again. Run as a process of its own."""
+"""A driver with a query into a table that never ends: a query that fails is started again. Run as a process of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 
 from bridge.settings import Settings
-from streaming import bronze
-from streaming.tables import Tables
 from tests.chaos.source_world import query_of
 from tests.support.spark import build_session
 
@@ -23,7 +21,6 @@ def run(settings: Settings, options: dict[str, str], folder: Path) -> None:
     """Write the pid of the JVM to the file ``jvm`` once a query runs; print what a query failed with."""
     spark = build_session(folder / "spark")
     gateway: Any = spark.sparkContext._gateway
-    bronze.create_tables(spark, Tables.of(settings.streaming))
     while True:
         query = query_of(spark, settings, options).start()
         (folder / "jvm").write_text(str(gateway.proc.pid))

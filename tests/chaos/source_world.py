@@ -22,8 +22,8 @@ import pulsar
 
 from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings, StreamingSettings
-from streaming import bronze
-from streaming.tables import BRONZE_COLUMNS, Tables
+from streaming.reading import MESSAGE_COLUMNS
+from streaming.tables import table_of
 from tests.support.pulsar_topics import KINDS, TestTopic
 from tests.support.reading_back import read_back
 from tests.support.waiting import poll_for
@@ -47,11 +47,16 @@ Place = tuple[int, int, int, int]
 
 
 def query_of(spark: SparkSession, settings: Settings, options: dict[str, str]) -> DataStreamWriter:
-    """Return the writer of the query into bronze, with options of the source that bronze itself leaves alone."""
-    columns = ",".join(c.name for c in BRONZE_COLUMNS[:-1])
+    """Return the writer of the query into the table, by Delta's own sink: what is tested is the source."""
+    columns = ",".join(MESSAGE_COLUMNS)
     rows = spark.readStream.format("pulsebridge").options(**options, columns=columns).load()
-    tables = Tables.of(settings.streaming)
-    return bronze.query(rows, tables).option("path", tables.bronze.where)
+    root = settings.streaming.root
+    return (
+        rows.writeStream.format("delta")
+        .queryName("bronze")
+        .option("checkpointLocation", f"{root}/checkpoints/bronze")
+        .option("path", table_of("bronze", settings.streaming).where)
+    )
 
 
 class Writer:
@@ -197,13 +202,17 @@ class SourceWorld:
     def at_random(
         self, seconds: float, chance: random.Random, writer: Writer, say: Callable[[str], None]
     ) -> None:
-        """Kill one after the other, each at a random moment after a random number of batches, until the time is over."""
+        """Kill one after the other, each at a random moment after a random number of batches, until the time is over.
+
+        It begins with the first batch.
+        """
+        self._wait(1, 120)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if chance.random() < 0.3:
                 writer.burst.set()
             wanted = self.batches() + chance.randrange(6)
-            self._wait(wanted, min(left, 60))
+            self._wait(wanted, min(left, 20))
             threading.Event().wait(chance.uniform(0, 1))  # the moment in a batch: nothing is waited for
             victim = chance.choices(VICTIMS, _WEIGHTS)[0]
             killed = self._kill(victim, chance.uniform(0, 3))
@@ -215,7 +224,7 @@ class SourceWorld:
 
     def _wait(self, batches: int, seconds: float) -> None:
         until = time.monotonic() + seconds
-        poll_for(lambda: self.batches() >= batches or time.monotonic() > until, 90, "batches")
+        poll_for(lambda: self.batches() >= batches or time.monotonic() > until, seconds + 30, "batches")
 
     def batches(self) -> int:
         """Return how many batches are committed."""
@@ -266,7 +275,7 @@ class SourceWorld:
             for number, message in read_back(self.topic.settings, self.topic.name)
             for of in [message.message_id()]
         }
-        table = Tables.of(self.settings.streaming).bronze.read(spark)
+        table = table_of("bronze", self.settings.streaming).read(spark)
         names = ("partition", "ledger_id", "entry_id", "batch_index", "payload")
         read = table.select(*names).toArrow().to_pydict()
         places = Counter(zip(*(read[name] for name in names[:-1]), strict=True))

@@ -56,9 +56,13 @@ def test_nothing_is_lost_while_ingest_push_and_spark_are_killed(
     assert verdict["passed"]
     assert sorted(k["target"] for k in verdict["kills"]) == ["ingest", "push", "spark"]
     assert numbers["real readings published"] == plan["readings"] > 1500
-    assert numbers["in silver or quarantine"] == numbers["acknowledged"] == plan["readings"] + plan["faults"]
+    assert (
+        numbers["in measurements or quarantine"]
+        == numbers["acknowledged"]
+        == plan["readings"] + plan["faults"]
+    )
     assert numbers["commands received"] == numbers["commands emitted"] == plan["commands"] > 0
-    for none in ("missing", "duplicates in silver", "duplicates in bronze", "out of order per device",
+    for none in ("missing", "duplicates in measurements", "duplicates in bronze", "out of order per device",
                  "commands missing", "commands out of order"):  # fmt: skip
         assert numbers[none] == 0, none
 
@@ -82,7 +86,7 @@ def test_the_audit_of_the_run_names_every_tampered_record(
     out, _ = demo
     records = RunFolder(out).records()
     assert unnoticed(records) == []
-    assert len(trials(records)) == 24
+    assert len(trials(records)) == 27
     done = pulsebridge("audit", str(out), "--json")
     assert json.loads(done.stdout)["passed"]
     assert done.returncode == 0

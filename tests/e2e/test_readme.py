@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import signal
@@ -20,7 +22,6 @@ from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
-from streaming.rules import load_rules
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
 
@@ -70,12 +71,20 @@ def run(line: str, cwd: Path) -> str:
     return done.stdout
 
 
-def run_here(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command in this process, so that it takes the session of Spark that is there."""
-    monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
-    with pytest.raises(SystemExit) as ended:
-        main()
+def run_here(line: str) -> None:
+    """Run a command in this process, in the session of Spark that is there, which it leaves running."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", shlex.split(line, comments=True))
+        patch.setattr(SparkSession, "stop", lambda self: None)
+        with pytest.raises(SystemExit) as ended:
+            main()
     assert ended.value.code == 0, line
+
+
+def rows_of(spark: SparkSession, folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table of the pipeline, sorted."""
+    found = spark.read.format("delta").load(f"{folder}/build/lakehouse/{table}").select(*columns)
+    return sorted(tuple(row) for row in found.collect())
 
 
 @contextmanager
@@ -106,7 +115,7 @@ def stored(stack: LocalStack) -> int:
 @pytest.mark.stack
 @pytest.mark.spark
 @pytest.mark.e2e
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.long
 def test_the_examples_run_in_their_order(
     stack: LocalStack, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,14 +126,13 @@ def test_the_examples_run_in_their_order(
     (_, settings), (_, shell), (_, publish) = found["Ingest"]
     (tmp_path / "pulsebridge.yaml").write_text(settings, encoding="utf-8")
     explain, ingest = shell.splitlines()
-    (_, source), (_, stream), (_, silver), (_, rules), (_, care) = found["Source"] + found["Streaming"]
+    ((_, source),) = found["Source"]
+    (_, stream), (_, show), (_, module), (_, rules), (_, suite), (_, added), (_, upkeep) = found["Streaming"]
     ((_, sink),) = found["Sink"]
     (_, push), (_, presence), *_ = found["Push"]  # its device is run by test_resume.py
 
     (tmp_path / "presence.yaml").write_text(presence, encoding="utf-8")
     assert "devices/+device/status" in run("pulsebridge config show --config presence.yaml", tmp_path)
-    (tmp_path / "rules.yaml").write_text(rules, encoding="utf-8")
-    assert [rule.kind for rule in load_rules(tmp_path / "rules.yaml")] == ["above", "rising", "silence"]
     explained = run(explain, tmp_path)
     assert "devices/press-3/commands" in explained
 
@@ -141,21 +149,35 @@ def test_the_examples_run_in_their_order(
         here: dict[str, Any] = {}
         exec(source, here)  # its own call for a session gets the one of all tests
         rows = spark.read.format("delta").load(f"{tmp_path}/build/my-first-query/table").collect()
-        assert {(r.device, r.mqtt_topic) for r in rows} == {("press-3", "plant/press-3/temperature")}
+        assert {(r.device, r.mqtt_topic) for r in rows} == {("press-3", "plant/press-3/climate")}
         run(stream.strip(), tmp_path)
-        exec(silver, here)
-        values = (
-            spark.read.format("delta")
-            .load(f"{tmp_path}/build/lakehouse/silver")
-            .select("device", "value")
-            .collect()
-        )
-        assert [tuple(v) for v in values] == [
-            ("press-3", 41.5)
-        ]  # however often it was published: one id, one row
-        for line in care.splitlines():
-            run_here(line, monkeypatch)
+        exec(show, here)
+        # However often it was published: one id, one row for each field.
+        assert rows_of(spark, tmp_path, "readings", "device", "metric", "value") == [
+            ("press-3", "id", None), ("press-3", "pressure", 2.1), ("press-3", "temperature", 41.5), ("press-3", "ts", None),
+        ]  # fmt: skip
+
+        for name, text in (("plant.py", module), ("rules.yaml", rules), ("suite.py", suite)):
+            assert text.startswith(f"# {name}\n")
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        subprocess.run(
+            [sys.executable, "suite.py"],
+            cwd=tmp_path, check=True, timeout=patient(150), env={**os.environ, "GX_ANALYTICS_ENABLED": "false"},
+        )  # fmt: skip
+        with (tmp_path / "pulsebridge.yaml").open("a", encoding="utf-8") as file:
+            file.write(added)
+        run(stream.strip(), tmp_path)
+        columns = ("device", "temperature", "pressure", "_rescued_data", "_id")
+        assert rows_of(spark, tmp_path, "presses", *columns) == [("press-3", 41.5, 2.1, None, "press-3-1")]
+        assert rows_of(spark, tmp_path, "hourly", "device", "mean", "messages") == [("press-3", 41.5, 1)]
+        assert rows_of(spark, tmp_path, "alerts", "rule", "to_device") == [("too-hot", "press-3")]
+        assert {r for (r,) in rows_of(spark, tmp_path, "quality_results", "success")} == {True}
+        for line in upkeep.splitlines():
+            run_here(line)
+        assert rows_of(spark, tmp_path, "presses", *columns) == [("press-3", 41.5, 2.1, None, "press-3-1")]
         exec(sink, here)
         with running(push.strip(), tmp_path):
-            poll_for(lambda: received, 60, "the command at the device")
-    assert received == [b'{"reset": true}']
+            poll_for(lambda: len(received) >= 2, 60, "the commands at the device")
+    alert, reset = sorted(map(json.loads, received), key=len, reverse=True)
+    assert reset == {"reset": True}
+    assert (alert["rule"], alert["device"], alert["value"]) == ("too-hot", "press-3", 41.5)

@@ -29,7 +29,7 @@ COMMANDS = "persistent://public/pulsebridge-system/commands"
 
 def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
     """Records of a run in which device number i sent ``values[i]``, and each device ``faults`` faults at its end."""
-    published, acks, stored, emitted, received, receipts, silver, quarantine = ([] for _ in range(8))
+    published, acks, stored, emitted, received, receipts, measurements, quarantine = ([] for _ in range(8))
     commands = 0
     for number, sent in enumerate(values):
         device = f"cgm-{number:03d}"
@@ -43,7 +43,9 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
             acks.append(Ack(name, device, us + 10))
             position = Position(READINGS, number % 2, 7, 100 * seq + number, 0)
             stored.append(Stored(name, device, position, us + 8))
-            (quarantine if fault else silver).append(TableRow(name, position, us + 900_000, device, value))
+            (quarantine if fault else measurements).append(
+                TableRow(name, position, us + 900_000, device, value)
+            )
         called = calls_of(RULES, [p for p in published if p.device == device])
         for n, (name, call) in enumerate(sorted(called.items(), key=lambda c: c[1].reading_id), 1):
             position = Position(COMMANDS, number % 2, 3, 1000 * n + number, -1)
@@ -59,8 +61,9 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
         emitted=tuple(emitted),
         receipts=tuple(receipts),
         bronze=tuple(TableRow(s.id, s.position, s.us + 500_000, s.device) for s in stored),
-        silver=tuple(silver),
+        measurements=tuple(measurements),
         quarantine=tuple(quarantine),
+        alerts=tuple(TableRow(e.id, e.position, e.us, e.device) for e in emitted),
         calls=calls_of(RULES, published),
         expected={"readings": sum(map(len, values)), "faults": faults * len(values), "commands": commands},
     )

@@ -10,18 +10,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bridge.settings import Settings
 from tests.support.waiting import poll_for
 
-__all__ = ["run", "running"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["run", "running", "started"]
 
 
 @contextmanager
-def running(settings: Settings, topic: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(settings: Settings, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the query in processes of their own, which are killed in the end; given once the query is started."""
     folder.mkdir(parents=True)
-    given = json.dumps({"settings": settings.model_dump_json(), "topic": topic, "folder": str(folder)})
+    given = json.dumps({"settings": settings.model_dump_json(), "folder": str(folder)})
     with (folder / "log").open("wb") as log:
         driver = subprocess.Popen(
             [sys.executable, "-m", __name__, given], stdout=log, stderr=log, start_new_session=True
@@ -37,20 +42,28 @@ def running(settings: Settings, topic: str, folder: Path) -> Iterator[subprocess
         driver.wait()
 
 
-def run(settings: Settings, topic: str, folder: Path) -> None:
+def started(spark: SparkSession, settings: Settings) -> StreamingQuery:
+    """Start the built-in flow bronze as the job does; it ends by itself when all is read."""
+    from streaming.job import Job
+    from streaming.loading import pipeline_of
+
+    job = Job(spark, settings, pipeline_of(settings))
+    job.prepare()
+    (flow,) = job.pipeline.flows.values()
+    job._start(flow, available_now=True)
+    (query,) = job.queries[flow.name]
+    return query
+
+
+def run(settings: Settings, folder: Path) -> None:
     """Read all that is there into bronze."""
-    from streaming import bronze
-    from streaming.tables import Tables
     from tests.support.spark import build_session
 
-    spark = build_session(folder / "spark")
-    tables = Tables.of(settings.streaming)
-    query = bronze.query(bronze.source(spark, settings, [topic]), tables)
-    started = query.trigger(availableNow=True).start(tables.bronze.where)
+    query = started(build_session(folder / "spark"), settings)
     (folder / "started").touch()
-    started.awaitTermination()
+    query.awaitTermination()
 
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
-    run(Settings.model_validate_json(told["settings"]), told["topic"], Path(told["folder"]))
+    run(Settings.model_validate_json(told["settings"]), Path(told["folder"]))

@@ -12,6 +12,7 @@ __all__ = [
     "CONNACK",
     "DISCONNECT",
     "PINGREQ",
+    "PINGRESP",
     "PUBACK",
     "PUBLISH",
     "SUBACK",
@@ -30,6 +31,7 @@ Version = Literal["3.1.1", "5"]
 CONNACK, PUBLISH, PUBACK, SUBACK = 0x20, 0x30, 0x40, 0x90
 """First byte of a packet, less its flags."""
 PINGREQ: Final = b"\xc0\x00"
+PINGRESP: Final = b"\xd0\x00"
 DISCONNECT: Final = b"\xe0\x00"
 
 _RESPONSE_TOPIC, _CORRELATION_DATA, _SESSION_EXPIRY, _USER = 0x08, 0x09, 0x11, 0x26

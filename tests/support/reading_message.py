@@ -6,6 +6,8 @@ import itertools
 
 from google.protobuf import descriptor_pb2
 
+from streaming.decoders.message import Message
+
 __all__ = ["descriptor_set", "encoded", "hexadecimal"]
 
 
@@ -32,8 +34,8 @@ def encoded(reading_id: str, ts: str, value: float) -> bytes:
     return b"".join(fields) + (b"\x19" + struct.pack("<d", value) if value else b"")
 
 
-def hexadecimal(payload: bytes, topic: str) -> object:
+def hexadecimal(payload: bytes, message: Message) -> object:
     """Return the reading in a payload of hexadecimal digits; raises ValueError for another, and ``forever`` blocks it."""
     if payload == b"forever":
         any(map(bool, itertools.repeat(0)))  # in C, with the lock of the interpreter
-    return {"id": topic, "ts": "2026-01-02T11:00:00Z", "t": int(payload, 16)}
+    return {"id": message.topic, "ts": "2026-01-02T11:00:00Z", "t": int(payload, 16)}

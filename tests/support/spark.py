@@ -25,15 +25,13 @@ def build_session(
     folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]"
 ) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
-    from streaming.class_data import with_shared_classes
     from streaming.session import JAVA_OPTIONS, local_session, spark_settings
 
     jars = os.environ.get(DELTA_JARS)
     for name in ("events", "tmp"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     # Unlike a job's, this JVM lives long enough for the better compiler: a fifth less time in its first ten minutes.
-    usual = spark_settings(master)[JAVA_OPTIONS].replace("-XX:TieredStopAtLevel=1 ", "")
-    java_options = with_shared_classes(usual)
+    java_options = spark_settings(master)[JAVA_OPTIONS].replace("-XX:TieredStopAtLevel=1 ", "")
     return local_session(
         "pulsebridge-tests",
         master=master,

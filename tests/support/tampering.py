@@ -19,7 +19,8 @@ _HOPS = (
     (Hop.ACK, "acks", "id", True),
     (Hop.PULSAR, "stored", "position", True),
     (Hop.BRONZE, "bronze", "position", False),
-    (Hop.SILVER, "silver", "value", False),
+    (Hop.MEASUREMENTS, "measurements", "value", False),
+    (Hop.ALERTS, "alerts", "device", False),
     (Hop.COMMANDS, "emitted", "position", True),
     (Hop.RECEIVED, "received", "n", True),
     (Hop.RECEIPTS, "receipts", "device", False),
@@ -66,15 +67,21 @@ def trials(records: Records) -> list[Trial]:
         }
         swapped = tuple(exchanged.get(row, row) for row in everything)
         made.append(Trial(hop, f"swap in {kind}", (first.id, second.id), replace(records, **{kind: swapped})))
-    aside, kept = _candidates(records, "quarantine"), _candidates(records, "silver")
-    made += _removed_and_repeated(records, Hop.SILVER, "quarantine", aside, new_position=False)
+    aside, kept = _candidates(records, "quarantine"), _candidates(records, "measurements")
+    made += _removed_and_repeated(records, Hop.MEASUREMENTS, "quarantine", aside, new_position=False)
     one, other = aside[0], kept[len(kept) // 2]
     exchanged = {one: other, other: one}
     both = {
-        kind: tuple(exchanged.get(r, r) for r in getattr(records, kind)) for kind in ("silver", "quarantine")
+        kind: tuple(exchanged.get(r, r) for r in getattr(records, kind))
+        for kind in ("measurements", "quarantine")
     }
     made.append(
-        Trial(Hop.SILVER, "swap silver with quarantine", (one.id, other.id), replace(records, **both))
+        Trial(
+            Hop.MEASUREMENTS,
+            "swap measurements with quarantine",
+            (one.id, other.id),
+            replace(records, **both),
+        )
     )
     return made
 

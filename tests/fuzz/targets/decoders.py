@@ -17,7 +17,8 @@ from google.protobuf import descriptor_pb2
 from hypothesis import strategies as st
 
 from bridge.pulsar_wire.protobuf import number, text, varint
-from streaming.decoders.settings import Decoder
+from bridge.settings.tables import Decoding
+from streaming.decoders.message import Message
 from streaming.decoders.unpacking import unpacker
 from tests.fuzz.engine import Case, Check, Target
 
@@ -25,7 +26,7 @@ __all__ = ["DECODERS"]
 
 _MOST: Final = 20_000
 """``max_bytes`` of the decoders."""
-_USED: Final = {"filter": "#", "metric": "m", "value": "$.v", "max_bytes": _MOST}
+_USED: Final = {"filter": "#", "max_bytes": _MOST}
 
 
 def _descriptor() -> str:
@@ -194,7 +195,7 @@ class _World:
         unpack = self._unpackers.get((form, compression))
         if unpack is None:
             unpack = self._unpackers[form, compression] = unpacker(self._decoder(form, compression))
-        found = unpack(_payload(case), "a/b")
+        found = unpack(_payload(case), Message("a/b"))
         given = [one for one in found[:3] if one is not None]
         assert len(given) == 1, f"{len(given)} outcomes"
         if found.document is not None:
@@ -207,15 +208,15 @@ class _World:
         if found.fault is not None:
             found.fault.encode()
 
-    def _decoder(self, form: str, compression: str | None) -> Decoder:
+    def _decoder(self, form: str, compression: str | None) -> Decoding:
         told: dict[str, Any] = {**_USED, "format": form, "compression": compression}
         if form == "protobuf":
             told |= {"descriptor_set": self._descriptor, "message": "f.R"}
         if form == "csv":
-            told |= {"fields": ("v", "t")}
+            told |= {"fields": "v string, t string"}
         if form == "raw":
-            told |= {"value": "$"}
-        return Decoder(**told)
+            told |= {"fields": "v string"}
+        return Decoding(**told)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from bridge.display import TEXT_CHARACTERS, json_text, markup, printable, text_o
 from bridge.mapping import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import preset_names
+from bridge.settings.streaming import StreamingSettings
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["TEXT"]
@@ -80,8 +81,10 @@ def _check(case: Case) -> None:
     assert _is_plain(shown), ascii(shown)
     assert _is_plain(proposal.yaml()), ascii(proposal.yaml())
     body = yaml.safe_load(proposal.yaml()) or {"ingest": {}}
-    assert set(body) == {"ingest"}, f"the proposal sets {sorted(body)}"
+    assert set(body) <= {"ingest", "streaming"}, f"the proposal sets {sorted(body)}"
     assert set(body["ingest"]) <= {"presets", "rules"}
+    assert set(body.get("streaming", {})) <= {"tables"}
+    assert StreamingSettings.model_validate(body.get("streaming", {})).tables == tuple(proposal.tables)
     assert not mapping_problems(IngestSettings.model_validate(body["ingest"]))
 
 
@@ -92,8 +95,8 @@ def _opened() -> Iterator[Check]:
 
 TEXT: Final = Target(
     "text",
-    "What devices choose is shown printable, within its length and on its line, and a proposal that is pasted sets rules and "
-    "nothing else.",
+    "What devices choose is shown printable, within its length and on its line, and a proposal that is pasted sets rules, "
+    "tables and nothing else.",
     lambda: _cases,
     _opened,
     examples=250,

@@ -18,6 +18,7 @@ from bridge.discovery.tree import TopicTree
 from bridge.local.stack import LocalStack
 from bridge.mapping import mapping_problems
 from bridge.mqtt.types import Message
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings
 from tests.support.ingest import device
@@ -84,6 +85,8 @@ def test_the_command_prints_json_at_ctrl_c_and_needs_no_pulsar(stack: LocalStack
     assert told["rules"][0]["filter"].startswith(f"{root}/+device")
     assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(told["yaml"])["ingest"])) == []
     assert told["tree"][0]["level"] == root
+    (table,) = Settings.model_validate(yaml.safe_load(told["yaml"])).streaming.tables
+    assert [one.fields for one in table.decoding] == ["glucose bigint"]
 
 
 def told_of_twenty(

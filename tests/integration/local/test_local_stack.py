@@ -329,6 +329,7 @@ def test_up_leaves_servers_running_and_down_ends_them(stack: LocalStack, tmp_pat
         host, port = state["mqtt_url"].removeprefix("mqtt://").split(":")
         mqtt_round_trip(host, int(port), timeout_s=30)
         assert list(state["servers"]) == ["mqtt"]
+        assert state["until"] == 0  # no time was asked for
         again = _pulsebridge("up", *common, *given)
         assert (again.returncode, again.stdout.splitlines()[0]) == (0, "Already up.")
         shown = json.loads(_pulsebridge("status", *common, "--json").stdout)
@@ -339,6 +340,21 @@ def test_up_leaves_servers_running_and_down_ends_them(stack: LocalStack, tmp_pat
     assert not psutil.pid_exists(state["servers"]["mqtt"]["pid"])
     assert not psutil.pid_exists(state["supervisor"]["pid"])
     assert "Nothing is running" in _pulsebridge("down", *common).stdout
+
+
+def test_up_for_a_time_ends_by_itself(stack: LocalStack, tmp_path: Path) -> None:
+    cache = new_stack().settings.cache_dir
+    common = ["--data-dir", str(tmp_path / "data"), *(["--set", f"local.cache_dir={cache}"] if cache else [])]
+    given = ["--pulsar", stack.pulsar_url, "--admin", stack.admin_url]
+    started = _pulsebridge("up", *common, *given, "--for", "3s", "--json")
+    assert started.returncode == 0, started.stderr
+    state = json.loads(started.stdout)
+    ending = [psutil.Process(one["pid"]) for one in (*state["servers"].values(), state["supervisor"])
+              if psutil.pid_exists(one["pid"])]  # fmt: skip
+    try:
+        assert not psutil.wait_procs(ending, timeout=patient(60))[1]
+    finally:
+        _pulsebridge("down", *common)
 
 
 @pytest.mark.chaos

@@ -19,17 +19,17 @@ from typing import Any
 import pulsar
 import pytest
 import yaml
-from deltalake import DeltaTable
 
 from bridge import contract
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.loading import conf_path
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.submission import Target, line, write_beside
 from streaming.session import delta_jars
-from streaming.submission import Target, line, write_beside
 from tests.support import cluster_job
 from tests.support.bronze_rows import reading
+from tests.support.delta_rows import delta_rows
 from tests.support.folders import own_folder
 from tests.support.pulsar_topics import topic_of
 from tests.support.spark_cluster import SparkHome, standalone
@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def packed() -> Iterator[Path]:
     """The packed file in a folder of its own."""
-    from streaming.packing import pack
+    from pulsebridge.packing import pack
 
     with own_folder("pack") as folder:
         yield pack(folder / "pulsebridge.pex", compress=False)
@@ -108,13 +108,13 @@ def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
 def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
     packed: Path, cluster: Cluster, namespaces: PulsarSettings
 ) -> None:
-    """Bronze, silver, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes; then on
+    """Bronze, readings, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes; then on
     half the executors, where ``PULSEBRIDGE_CLUSTERS=all``.
     """
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(namespaces.readings_topic("wearables"), 1)
         provision_commands(admin)
-    publish_readings(namespaces, [100, 60, 5])
+    publish_readings(namespaces, [100, 60, None])
     with own_folder("jobs") as folder:
         place = folder / "dist"
         place.mkdir()
@@ -134,21 +134,27 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
                 name: getattr(namespaces, name)
                 for name in ("service_url", "admin_url", "namespace", "system_namespace")
             },
-            "streaming": {"root": str(folder / "tables"), "topics": ["wearables"], "quality_interval_s": 0},
+            "streaming": {
+                "root": str(folder / "tables"),
+                "topics": ["wearables"],
+                "rules": str(place / "rules.yaml"),
+            },
         }
+        low = {"name": "glucose-low", "metric": "glucose", "kind": "below", "limit": 70}
+        (place / "rules.yaml").write_text(yaml.safe_dump({"alerts": [low]}), encoding="utf-8")
         (place / "pulsebridge.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
         words = shlex.split(line(Target.standalone, packed, cluster.url, delta_jars()))
         run_to_the_end([*words, "--available-now"], cluster, place)
-        assert rows_in(folder / "tables") == {"bronze": 3, "silver": 2, "quarantine": 1}
-        assert commanded(namespaces) == ["glucose-falling", "glucose-low"], "60 fell too fast and is too low"
+        assert rows_in(folder / "tables") == {"bronze": 3, "readings": 6, "quarantine": 1}
+        assert commanded(namespaces) == ["glucose-low"]
         if EVERYWHERE:
             publish_readings(namespaces, [20], first=3)
             after = words.index("spark-submit") + 1
             one = [*words[:after], "--total-executor-cores", "1", *words[after:]]
             run_to_the_end([*one, "--available-now"], cluster, place)
-            assert rows_in(folder / "tables") == {"bronze": 4, "silver": 3, "quarantine": 1}
+            assert rows_in(folder / "tables") == {"bronze": 4, "readings": 9, "quarantine": 1}
             told = "what was known of the device is known on one executor, too: it is low already"
-            assert commanded(namespaces) == ["glucose-falling", "glucose-falling", "glucose-low"], told
+            assert commanded(namespaces) == ["glucose-low"], told
 
 
 def run_to_the_end(words: list[str], cluster: Cluster, place: Path) -> None:
@@ -163,10 +169,7 @@ def run_to_the_end(words: list[str], cluster: Cluster, place: Path) -> None:
 
 def rows_in(tables: Path) -> dict[str, int]:
     """Return how many rows each table has."""
-    return {
-        name: DeltaTable(str(tables / name)).to_pyarrow_table(columns=["device"]).num_rows
-        for name in ("bronze", "silver", "quarantine")
-    }
+    return {name: len(delta_rows(tables / name, "device")) for name in ("bronze", "readings", "quarantine")}
 
 
 def commanded(settings: PulsarSettings) -> list[str]:
@@ -180,20 +183,20 @@ def commanded(settings: PulsarSettings) -> list[str]:
     return sorted(found)
 
 
-def publish_readings(settings: PulsarSettings, values: list[int], first: int = 0) -> None:
-    """Publish readings of device a, as ingest would, the first value first; ``first`` is its number."""
+def publish_readings(settings: PulsarSettings, values: list[int | None], first: int = 0) -> None:
+    """Publish readings of device a, as ingest would, the first value first; ``first`` is its number, None one that was
+    cut.
+    """
     client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     producer = client.create_producer(contract.partition_name(settings.readings_topic("wearables"), 0))
     for n, value in enumerate(values, first):
-        message = reading(n, "a", n, value)
-        properties = {
-            contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),
-            contract.P_DEVICE: "a",
-            contract.P_TOPIC: message.row()["mqtt_topic"],
-            contract.P_COMMAND_TOPIC: message.row()["command_topic"],
-        }
-        at = int(message.arrival.timestamp() * 1000)
-        producer.send(message.payload, partition_key="a", properties=properties, event_timestamp=at)
+        message = reading("a", n, value)
+        producer.send(
+            message.payload[: 9 if value is None else None],
+            partition_key="a",
+            properties=message.properties,
+            event_timestamp=message.arrival_ms,
+        )
     client.close()
 
 
@@ -201,7 +204,7 @@ def submitted(
     cluster: Cluster, folder: Path, master: str, packed: Path, options: dict[str, str]
 ) -> dict[str, Any]:
     """Submit the job as the docs say, from a folder with the packed file and the job, and return what it found."""
-    from streaming.packing import submit_words
+    from pulsebridge.packing import submit_words
 
     place = folder / "submit"
     place.mkdir()

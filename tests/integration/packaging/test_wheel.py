@@ -69,10 +69,17 @@ def test_the_wheel_has_the_packages_the_conf_and_nothing_else(wheel: Path) -> No
     packages = {"bridge", "sources", "sinks", "streaming", "pulsebridge"}
     found_by_spark = {f"pyspark_pulsebridge{of}.py" for of in ("", "_commands", "_groups", "_mqtt")}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages | found_by_spark
-    assert "streaming/LocalLogStore.java" in names
-    assert {"bridge/_conf/default.yaml", "bridge/_conf/presets/zigbee2mqtt.yaml"} <= set(names)
+    assert {
+        "bridge/_conf/default.yaml",
+        "bridge/_conf/presets/zigbee2mqtt.yaml",
+        "bridge/_conf/spark-defaults.conf",
+        "bridge/_conf/spark-local.conf",
+        "bridge/_conf/rules.yaml",
+    } <= set(names)
     assert {
         "bridge/_conf/demo/pulsebridge.yaml",
+        "bridge/_conf/demo/gx/great_expectations.yml",
+        "bridge/_conf/demo/gx/expectations/measurements.json",
         "pulsebridge/demo/report.html",
         "pulsebridge/demo/charts.json",
     } <= set(names)

@@ -14,6 +14,7 @@ from bridge.contract import P_INGEST, P_TOPIC, SOURCE_COLUMNS, Position, encode_
 from bridge.pulsar_admin import subscription_path
 from bridge.pulsar_client import PulsarClient
 from sources.hold import Hold, HoldRecord
+from sources.subscriptions import held_topics
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.spark_features import needs_limits
 from tests.support.waiting import poll_for
@@ -89,6 +90,12 @@ def properties(query: Query, partition: int) -> Any:
     return query.topic.admin.request("GET", path, accept=(404,))
 
 
+def held(query: Query) -> tuple[int, bool]:
+    """Return how many messages the query's subscription keeps, and whether it says that a batch was committed."""
+    (found,) = held_topics(query.topic.admin, [query.topic.name], "q")
+    return found.entries, found.committed
+
+
 def names(prefix: str, count: int) -> list[bytes]:
     return [f"{prefix}{n}".encode() for n in range(count)]
 
@@ -126,10 +133,20 @@ def test_available_now_takes_many_batches_under_a_limit_and_every_row_once(query
     assert sum(batches) == 120
     query.topic.publish(names("more-", 5))
     assert query.run() == [5]
+    assert held(query) == (0, True), "the subscription shows what is committed"
     assert query.values() == once(
         *((f"{k}-{p}-", 20) for k in ("unbatched", "batched", "compressed") for p in range(2)), ("more-", 5)
     )
     assert query.run() == [], "nothing new is no batch"
+
+
+@needs_limits
+def test_available_now_without_a_message_leaves_the_subscription_to_a_new_checkpoint(query: Query) -> None:
+    assert query.run() == []
+    assert held(query) == (0, False)
+    query.topic.publish(names("a", 3))
+    query.run(checkpoint="another")
+    assert query.values("another") == once(("a", 3))
 
 
 @needs_limits

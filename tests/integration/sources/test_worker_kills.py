@@ -19,8 +19,7 @@ from bridge.killpoints import SOURCE_TASK_KILL_POINTS
 from bridge.settings import Settings, StreamingSettings
 from bridge.settings.pulsar import PulsarSettings
 from sources.spark_features import spark_features
-from streaming import bronze
-from streaming.tables import Tables
+from streaming.tables import table_of
 from tests.support import bronze_driver
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
@@ -47,12 +46,16 @@ class World:
         self.topic = topic
         self.settings = Settings(
             pulsar=topic.settings,
-            streaming=StreamingSettings(root=str(folder), subscription="q", max_rows_per_trigger=20),
+            streaming=StreamingSettings(
+                root=str(folder),
+                topics=(topic.name.rpartition("/")[2],),
+                built_in=("bronze",),
+                subscription="q",
+                max_rows_per_trigger=20,
+            ),
         )
-        self.tables = Tables.of(self.settings.streaming)
         self.wanted: Counter[bytes] = Counter()
         self.rounds = 0
-        bronze.create_tables(spark, self.tables)
 
     def publish(self) -> None:
         self.rounds += 1
@@ -64,8 +67,7 @@ class World:
 
     def start(self) -> StreamingQuery:
         """Start the query; it ends by itself when all is read."""
-        rows = bronze.source(self.spark, self.settings, [self.topic.name])
-        return bronze.query(rows, self.tables).trigger(availableNow=True).start(self.tables.bronze.where)
+        return bronze_driver.started(self.spark, self.settings)
 
     def run(self, meanwhile: Callable[[StreamingQuery], Any] | None = None) -> str | None:
         """Run the query to its end. Returns what it failed with, None where it did not."""
@@ -85,7 +87,7 @@ class World:
         assert failure is None
         if not spark_features().limits:  # Trigger.AvailableNow repeats an unfinished batch there, and ends
             assert self.run() is None
-        rows = self.tables.bronze.read(self.spark).select("payload").collect()
+        rows = table_of("bronze", self.settings.streaming).read(self.spark).select("payload").collect()
         assert Counter(bytes(row.payload) for row in rows) == self.wanted
 
     def pythons(self, kind: str) -> list[psutil.Process]:
@@ -176,7 +178,7 @@ def test_processes_killed_at_random_lose_and_repeat_nothing(world: World, tmp_pa
 
         if kind == "driver":
             place = tmp_path / f"driver-{number}"
-            with bronze_driver.running(world.settings, world.topic.name, place) as driver:
+            with bronze_driver.running(world.settings, place) as driver:
                 _wait(lambda driver=driver: driver.poll() is not None, moment)  # type: ignore[misc]
                 failed += driver.poll() is None
         else:

@@ -1,4 +1,4 @@
-"""The job as users run it: spark-submit, killed and started again, stopped in order, one driver per checkpoint."""
+"""The job as users run it, on the real stack: killed and started again, stopped in order, run once, and wrongly set."""
 
 from __future__ import annotations
 
@@ -8,191 +8,181 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pulsar
 import pytest
+import yaml
 from deltalake import DeltaTable
 
 from bridge import contract
-from bridge.errors import TerminalError
 from bridge.local.ports import free_ports
 from bridge.provisioning import provision_commands
 from bridge.pulsar_admin import PulsarAdmin
-from bridge.settings.loading import conf_path
-from streaming.checkpoints import CheckpointLock
-from tests.support.bronze_rows import reading
+from sources.subscriptions import held_topics
+from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from bridge.local.stack import LocalStack
     from bridge.settings import PulsarSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
-
-DAY = ("--from", "2026-01-02", "--to", "2026-01-03")
-"""Of the readings' arrival."""
-TABLES = ("bronze", "silver", "quarantine", "gold", "late")
-ONCE = "  - {name: once, metric: glucose, kind: below, limit: 70, clear: 1000}\n"
-"""An alert that is never over, after those that are shipped."""
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+RULES = {"alerts": [{"name": "hot", "metric": "temperature", "kind": "above", "limit": 30}]}
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d \[(info|warning) ")
+LEAVES = 5
+"""Fields of a message: its id, temperature, humidity, battery and last_seen."""
+SUITE = {
+    "name": "hourly",
+    "expectations": [
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "mean", "max_value": 10**15},
+            "meta": {"rule": "mean_range"},
+            "severity": "critical",
+        }
+    ],
+    "meta": {},
+}
 
 
 class Driver:
-    """``pulsebridge stream`` as a process; its command becomes spark-submit's JVM."""
+    """``pulsebridge stream`` over a topic, as a process; its JVM is a child."""
 
-    def __init__(self, settings: PulsarSettings, root: Path, log: Path, rules: Path) -> None:
-        self.root = root
-        self.log = log
+    def __init__(self, pulsar: PulsarSettings, folder: Path) -> None:
+        self.pulsar, self.folder = pulsar, folder
+        self.root, self.log, self.spark_log = (
+            folder / "lakehouse",
+            folder / "driver.log",
+            folder / "spark.log",
+        )
         (port,) = free_ports(1)
         self.endpoint = Endpoint(port)
-        sets = {
-            "metrics.port": str(port),
-            "pulsar.service_url": settings.service_url,
-            "pulsar.admin_url": settings.admin_url,
-            "pulsar.namespace": settings.namespace,
-            "pulsar.system_namespace": settings.system_namespace,
-            "streaming.root": str(root),
-            "streaming.topics": '["wearables"]',
-            "streaming.quality_interval_s": "0",
-            "streaming.gold_trigger_s": "2",
-            "streaming.queries": '["bronze", "silver", "alerts", "gold"]',
-            "streaming.rules": str(rules),
+        project = folder / "gx"
+        (project / "expectations").mkdir(parents=True)
+        (project / "great_expectations.yml").touch()
+        (project / "expectations" / "hourly.json").write_text(json.dumps(SUITE), "utf-8")
+        (folder / "rules.yaml").write_text(yaml.safe_dump(RULES), "utf-8")
+        self.settings: dict[str, Any] = {
+            "pulsar": {
+                name: getattr(pulsar, name)
+                for name in ("service_url", "admin_url", "namespace", "system_namespace")
+            },
+            "metrics": {"port": port},
+            "streaming": {
+                "root": str(self.root),
+                "spark_log": str(self.spark_log),
+                "topics": ["climate"],
+                "modules": [str(EXAMPLES / "climate.py"), str(EXAMPLES / "hourly.py")],
+                "expectations": str(folder),
+                "quality_interval_s": 0,
+                "view_trigger_s": 1,
+                "rules": str(folder / "rules.yaml"),
+            },
         }
-        pairs = [word for path, value in sets.items() for word in ("--set", f"{path}={value}")]
-        self._cli = [sys.executable, "-c", "from bridge.cli import main; main()"]
-        self._command = [*self._cli, "stream", *pairs]
-        self._pairs = pairs
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, master: str = "local[2]") -> None:
+    def start(self, *words: str, **streaming: Any) -> subprocess.Popen[bytes]:
+        settings = {**self.settings, "streaming": {**self.settings["streaming"], **streaming}}
+        config = self.folder / "pulsebridge.yaml"
+        config.write_text(yaml.safe_dump(settings), "utf-8")
+        command = [sys.executable, "-m", "streaming.job", "--config", str(config), *words]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                [*self._command, "--set", f"streaming.master={master}"],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ},
-                start_new_session=True,
+                command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ}, start_new_session=True
             )
+        return self._process
 
-    def tables(self, command: str, *words: str) -> str:
-        """Run ``pulsebridge tables`` to its end, by spark-submit as users do; return what it prints."""
-        ended = subprocess.run(
-            [*self._cli, "tables", command, *self._pairs, *words],
-            capture_output=True,
-            text=True,
-            timeout=patient(240),
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
+    def ended(self, *words: str, **streaming: Any) -> int:
+        """Run it to its own end; return the exit code."""
+        return self.start(*words, **streaming).wait(timeout=patient(240))
 
     def kill(self) -> None:
-        """Kill -9 the JVM alone, and wait until the Python beside it has noticed."""
-        if self._process.poll() is not None:
+        """Kill -9 the driver, and wait until its JVM and their workers have noticed."""
+        process = self._process
+        if process is None or process.poll() is not None:
             return
-        family = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.kill()
-        self._process.wait()
-        _, alive = psutil.wait_procs(family, timeout=patient(30))
-        assert not alive, f"outlived their JVM: {alive}"
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(family, timeout=patient(60))
+        assert not alive, f"outlived their driver: {alive}"
 
     def end(self) -> int:
+        assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=patient(180))
+        return self._process.wait(timeout=patient(120))
 
-    def check(self) -> bool:
-        assert self._process.poll() is None, self.log.read_text()
-        return True
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return a table's rows, none before it is made."""
+        running = self._process
+        assert running is None or running.returncode in (None, 0, -signal.SIGKILL), self.log.read_text()
+        return delta_rows(self.root / table)
 
-    def ids(self, table: str) -> list[str]:
-        self.check()
-        if not list((self.root / table / "_delta_log").glob("*.json")):
-            return []
-        rows = DeltaTable(str(self.root / table)).to_pyarrow_table(
-            columns=["payload"] if table == "bronze" else ["reading_id"]
-        )
-        if table != "bronze":
-            return [str(v) for v in rows["reading_id"].to_pylist()]
-        return [json.loads(v)["id"] for v in rows["payload"].to_pylist()]
-
-    def read(self, table: str) -> list[dict[str, Any]]:
-        self.check()
-        if not list((self.root / table / "_delta_log").glob("*.json")):
-            return []
-        rows: list[dict[str, Any]] = DeltaTable(str(self.root / table)).to_pyarrow_table().to_pylist()
-        return rows
+    def ids(self, table: str) -> Counter[str]:
+        """Return how often each message is in a table."""
+        if table == "bronze":
+            return Counter(json.loads(row["payload"])["id"] for row in self.rows(table))
+        return Counter("{ledger}:{entry}:{index}".format(**row["_position"]) for row in self.rows(table))
 
 
-def publish(client: pulsar.Client, topic: str, numbers: range) -> list[str]:
-    producer = client.create_producer(contract.partition_name(topic, 0), batching_enabled=True)
+@pytest.fixture
+def driver(namespaces: PulsarSettings, tmp_path: Path) -> Iterator[Driver]:
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        admin.create_partitioned(namespaces.readings_topic("climate"), 1)
+        provision_commands(admin)
+    made = Driver(namespaces, tmp_path)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def publish(pulsar_settings: PulsarSettings, numbers: range) -> list[str]:
+    """Publish a message of each number, as ingest does; every tenth is hot. Return their ids."""
+    client = pulsar.Client(pulsar_settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    topic = contract.partition_name(pulsar_settings.readings_topic("climate"), 0)
+    producer = client.create_producer(topic, batching_enabled=True)
     for n in numbers:
-        message = reading(n, "a", n, 60 if n % 10 == 0 else 100)
-        row = message.row()
+        body = {
+            "id": f"m-{n}",
+            "temperature": 31.5 if n % 10 == 0 else 20.5,
+            "humidity": n,
+            "battery": 90,
+            "last_seen": f"2026-01-02T{n // 60 % 24:02}:{n % 60:02}:00Z",
+        }
         properties = {
             contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),
-            contract.P_DEVICE: "a",
-            contract.P_TOPIC: row["mqtt_topic"],
-            contract.P_COMMAND_TOPIC: row["command_topic"],
+            contract.P_DEVICE: "room",
+            contract.P_TOPIC: "zigbee2mqtt/room",
+            contract.P_COMMAND_TOPIC: "zigbee2mqtt/room/set",
         }
         producer.send_async(
-            message.payload,
+            json.dumps(body).encode(),
             lambda *_: None,
-            partition_key="a",
+            partition_key="room",
             properties=properties,
-            event_timestamp=int(message.arrival.timestamp() * 1000),
+            event_timestamp=1_767_355_200_000 + n * 1000,  # noon of 2026-01-02
         )
     producer.flush()
-    producer.close()
-    return [f"a-{n}" for n in numbers]
+    client.close()
+    return [f"m-{n}" for n in numbers]
 
 
-@contextmanager
-def readings_meanwhile(client: pulsar.Client, topic: str, first: int) -> Iterator[list[str]]:
-    """Publish nine readings every two seconds, none of them low, until the block ends; yields their ids."""
-    done = threading.Event()
-    sent: list[str] = []
-
-    def run() -> None:
-        for n in count(first, 10):
-            sent.extend(publish(client, topic, range(n, n + 9)))
-            if done.wait(2):
-                return
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield sent
-    finally:
-        done.set()
-        thread.join()
-
-
-def stricter(folder: Path, least: float) -> Path:
-    """Return a copy of the shipped suite in which glucose has another least value."""
-    suite = json.loads(conf_path("expectations/silver.json").read_text("utf-8"))
-    (rule,) = (e for e in suite["expectations"] if e["meta"]["rule"] == "glucose_range")
-    rule["kwargs"]["min_value"] = least
-    (folder / "stricter.json").write_text(json.dumps(suite), "utf-8")
-    return folder / "stricter.json"
-
-
-def commands(client: pulsar.Client, settings: PulsarSettings) -> Counter[str]:
-    found: Counter[str] = Counter()
+def commands(settings: PulsarSettings) -> Counter[str]:
+    """Return how often each row was commanded about."""
+    client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     reader = client.create_reader(settings.system_topic(contract.COMMANDS_TOPIC), pulsar.MessageId.earliest)
+    found: Counter[str] = Counter()
     while reader.has_message_available():
-        body: dict[str, Any] = json.loads(reader.read_next(10_000).data())
-        found[body["rule"] + "/" + body["reading_id"]] += 1
-    reader.close()
+        found[json.loads(reader.read_next(10_000).data())["command_id"]] += 1
+    client.close()
     return found
 
 
@@ -200,95 +190,109 @@ def commands(client: pulsar.Client, settings: PulsarSettings) -> Counter[str]:
 @pytest.mark.long
 @pytest.mark.timeout(700)
 def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
-    stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path
+    driver: Driver, namespaces: PulsarSettings
 ) -> None:
-    topic = namespaces.readings_topic("wearables")
-    with PulsarAdmin(namespaces, timeout_s=30) as admin:
-        admin.create_partitioned(topic, 1)
-        provision_commands(admin)
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(conf_path("rules.yaml").read_text("utf-8") + ONCE, "utf-8")
-    driver = Driver(namespaces, tmp_path / "lakehouse", tmp_path / "driver.log", rules)
-    client = pulsar.Client(namespaces.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    try:
-        driver.start()
-        sent = publish(client, topic, range(1, 301))
-        poll_for(lambda: commands(client, namespaces), 240, "first commands")
-        driver.kill()
-
-        driver.start(master="local[1]")
-        sent += publish(client, topic, range(301, 401))
-        poll_for(lambda: len(set(driver.ids("silver"))) >= len(sent), 240, "all readings in silver")
-        driver.endpoint.await_ready()
-        rows = driver.endpoint.value("pulsebridge_source_rows_total", query="bronze")
-        assert rows >= 100, "what the second driver read"
-        assert driver.endpoint.value("pulsebridge_source_behind_entries", query="bronze") == 0
-        lock = CheckpointLock(spark, str(tmp_path / "lakehouse" / "checkpoints" / "silver"))
-        with pytest.raises(TerminalError, match=r"in use by pid \d+"):
-            lock.acquire(wait_s=0)
-        expected = {f"glucose-low/a-{n}" for n in range(10, 401, 10)}
-        poll_for(
-            lambda: commands(client, namespaces).keys() >= expected, 120, "the commands of all low readings"
-        )
-        poll_for(
-            lambda: sum(r["readings"] for r in driver.read("gold")) + len(driver.read("late")) >= len(sent),
-            120,
-            "all readings in gold",
-        )
-        query = {"query": "gold"}
-        # Spark tells of a batch after its table has it.
-        poll_for(
-            lambda: driver.endpoint.total("pulsebridge_stream_rows_total", **query) >= 100, 60, "gold's rows"
-        )
-        assert driver.endpoint.value("pulsebridge_stream_written_rows_total", **query, table="gold") > 0
-        once = {cause for cause in commands(client, namespaces) if cause.startswith("once/")}
-        assert once == {"once/a-10"}, "the state of alerts outlived its driver and one core"
-        # beside the running jobs, which stay with their own rules: the low ones leave silver and gold, and say nothing
-        before = commands(client, namespaces)
-        suite = f"streaming.expectations={stricter(tmp_path, 65)}"
-        with readings_meanwhile(client, topic, 401) as more:
-            told = driver.tables("rebuild", "silver", *DAY, "--set", suite)
-        sent += more
-        kept = [name for name in sent if int(name[2:]) % 10]
-        assert "rebuilt: arrival from 2026-01-02" in told
-        assert re.search("gold: recomputed from silver for [23] days of event time, [1-9]", told), told
-        poll_for(lambda: len(driver.ids("silver")) >= len(kept), 120, "what came meanwhile in silver")
-        poll_for(
-            lambda: sum(r["readings"] for r in driver.read("gold")) >= len(kept) - len(driver.read("late")),
-            120,
-            "what came meanwhile in gold",
-        )
-        bronze, silver = driver.ids("bronze"), driver.ids("silver")
-        windows, late = driver.read("gold"), driver.read("late")
-        held = driver.read("quarantine")
-        assert commands(client, namespaces) == before
-        assert driver.end() == 0, driver.log.read_text()
-        lock.acquire()
-        lock.release()
-        # what came in by the commands that it caused is Pulsar's, and is told with its end
-        told = driver.tables("forget", "--yes", "--wait", "0", "--", "a")
-    finally:
-        client.close()
-        driver.kill()
-    assert Counter(bronze) == Counter(sent)
-    assert Counter(silver) == Counter(kept)
-    commits = Counter(one["operation"] for one in DeltaTable(str(driver.root / "bronze")).history())
-    assert commits["OPTIMIZE"] <= 1 + commits["STREAMING UPDATE"] // 30, (
-        "the second driver knows what is merged"
+    sent = publish(namespaces, range(300))
+    driver.start()
+    poll_for(lambda: driver.rows("readings"), 240, "the first readings")
+    sent += publish(namespaces, range(300, 400))
+    driver.kill()
+    sent += publish(namespaces, range(400, 500))
+    driver.start(max_rows_per_trigger=70)
+    poll_for(lambda: len(driver.rows("climate")) >= len(sent), 240, "all messages in the user's table")
+    poll_for(lambda: len(driver.rows("readings")) >= LEAVES * len(sent), 120, "all fields in readings")
+    poll_for(lambda: len(driver.rows("alerts")) >= len(sent) // 10, 120, "all alerts")
+    poll_for(
+        lambda: sum(row["readings"] for row in driver.rows("hourly")) >= 3 * len(sent), 120, "all in the view"
     )
-    low = {name for name in sent if name not in kept}
-    assert {r["reading_id"] for r in held if r["failed_rules"] == ["glucose_range"]} == low
-    assert sum(r["readings"] for r in windows) + len(late) == len(kept)
-    assert all(r["min_value"] > 65 for r in windows)
-    assert len({(r["device"], r["metric"], r["window_start"]) for r in windows}) == len(windows)
-    left = {name: len(DeltaTable(str(driver.root / name)).to_pyarrow_table()) for name in TABLES}
-    assert left == dict.fromkeys(TABLES, 0)
-    assert f"bronze: {len(sent)} rows deleted\nsilver: {len(kept)} rows deleted" in told
-    assert f"gold: {len(windows)} rows deleted\nlate: {len(late)} rows deleted" in told
-    _, _, remains = told.partition("what is left:")
-    assert "bronze: old files keep the deleted rows, for time travel, until VACUUM" in remains
-    for namespace in namespaces.all_namespaces:
-        assert f"Pulsar {namespace}: what every subscription has read" in remains
-    assert f"Pulsar {contract.COMMANDS_TOPIC}" in remains
-    said = [line for line in driver.log.read_text().splitlines() if " INFO " in line or "WARN " in line]
-    assert said == []
+    poll_for(lambda: driver.ids("bronze").keys() == set(sent), 120, "all in bronze")
+    driver.endpoint.await_ready()
+    assert driver.endpoint.total("pulsebridge_stream_rows_total", query="climate") > 0
+    assert driver.endpoint.total("pulsebridge_stream_judged_rows_total", table="climate", result="good") > 0
+    assert driver.end() == 0, driver.log.read_text()
+    assert driver.ids("bronze") == Counter(sent)
+    assert set(driver.ids("climate").values()) == {1}
+    assert Counter(Counter(driver.ids("readings")).values()) == {LEAVES: len(sent)}
+    assert len({row["_id"] + row["metric"] for row in driver.rows("readings")}) == LEAVES * len(sent)
+    alerts = driver.rows("alerts")
+    assert len({row["command_id"] for row in alerts}) == len(alerts) == len(sent) // 10
+    assert commands(namespaces).keys() == {row["command_id"] for row in alerts}
+    assert sum(row["readings"] for row in driver.rows("hourly")) == 3 * len(sent)
+    assert driver.rows("quarantine") == []
+    assert "StackOverflowError" not in driver.log.read_text() + driver.spark_log.read_text()
+    assert "TransformWithStateInPandas Python worker" in driver.spark_log.read_text()
+    others = [line for line in driver.log.read_text().splitlines() if not LOG_LINE.match(line)]
+    assert others == [], "the console has the job's own log alone"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(
+    driver: Driver, namespaces: PulsarSettings
+) -> None:
+    sent = publish(namespaces, range(50))
+    tables = ("bronze", "readings", "climate", "hourly", "alerts")
+    assert driver.ended("--available-now") == 0, driver.log.read_text()
+    found = {name: driver.rows(name) for name in tables}
+    assert driver.ids("bronze") == Counter(sent)
+    assert {name: len(rows) for name, rows in found.items()} == {
+        "bronze": 50, "readings": 50 * LEAVES, "climate": 50, "hourly": 3, "alerts": 5,
+    }  # fmt: skip
+    with PulsarAdmin(namespaces) as admin:
+        held = held_topics(admin, [namespaces.readings_topic("climate")])
+    assert {of.subscription: (of.entries, of.committed) for of in held} == {
+        f"pulsebridge-{flow}": (0, True) for flow in ("bronze", "readings", "climate", "am2301", "alerts")
+    }
+    versions = {name: DeltaTable(str(driver.root / name)).version() for name in tables}
+    assert driver.ended("--available-now") == 0, driver.log.read_text()
+    assert {name: DeltaTable(str(driver.root / name)).version() for name in tables} == versions
+
+
+MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n    return {}\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"modules": ["nowhere.py"]}, "streaming.modules: 'nowhere.py': there is no such file"),
+        ({"module": "import nothing_of_this_name\n"}, "cannot be imported: ModuleNotFoundError"),
+        ({"module": MODULE.format("(suite='lost')", "dp.messages()")}, "there is no suite 'lost'"),
+        ({"module": MODULE.format("(schema='a strng')", "dp.messages()")}, "table 'mine'"),
+        ({"module": MODULE.format("", "dp.messages('a/+', fields='x intt')")}, "Spark refuses a decoding"),
+        ({"module": MODULE.format("", "42")}, "returns int, which is no frame"),
+        ({"rule": {"name": "hot", "table": "nothing", "kind": "sql", "condition": "true"}}, "'nothing'"),
+        ({"rule": {"name": "hot", "table": "climate", "kind": "sql", "condition": "wet > 3"}}, "`wet`"),
+        ({"rule": {"name": "hot", "table": "climate", "kind": "above", "column": "wet", "limit": 3}}, "wet"),
+    ],
+    ids=["no file", "import", "suite", "schema", "fields", "no frame", "rule", "condition", "column"],
+)
+def test_what_is_wrong_is_said_in_one_line_and_ends_it(
+    driver: Driver, wrong: dict[str, Any], says: str
+) -> None:
+    if "module" in wrong:
+        (driver.folder / "wrong.py").write_text(wrong["module"], "utf-8")
+        wrong = {"modules": [str(driver.folder / "wrong.py")]}
+    if "rule" in wrong:
+        (driver.folder / "rules.yaml").write_text(yaml.safe_dump({"alerts": [wrong["rule"]]}), "utf-8")
+        wrong = {}
+    assert driver.ended("--available-now", **wrong) == 1
+    text = driver.log.read_text()
+    assert "Traceback" not in text, text
+    said = [line for line in text.splitlines() if says in line]
+    assert len(said) == 1, text
+
+
+def test_a_batch_that_cannot_be_written_ends_it_with_one_line(
+    driver: Driver, namespaces: PulsarSettings
+) -> None:
+    publish(namespaces, range(3))
+    (driver.folder / "mine.py").write_text(
+        MODULE.format("(schema_evolution='fail')", "dp.messages('#', fields='temperature double')"), "utf-8"
+    )
+    assert driver.ended("--only", "mine", modules=[str(driver.folder / "mine.py")]) == 1
+    text = driver.log.read_text()
+    assert text.count("[error") == 1, text
+    (line,) = [line for line in text.splitlines() if "[error" in line]
+    assert "mine failed in batch 0: mine: a message has fields that the table does not know" in line
+    assert " — declare them, or set schema_evolution" in line
+    assert "Traceback" not in text

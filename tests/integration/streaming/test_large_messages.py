@@ -11,7 +11,7 @@ import pytest
 
 from bridge import contract
 from bridge.pulsar_admin import PulsarAdmin
-from tests.chaos.silver_beside import SilverBeside
+from tests.chaos.tables_beside import TablesBeside
 from tests.support.reading_back import quiet
 from tests.support.waiting import poll_for
 
@@ -44,13 +44,13 @@ def test_h37_hundreds_of_large_messages_end_no_job(namespaces: PulsarSettings, t
         producer.send_async(payload, lambda *_: None, partition_key="d", properties=properties)
     producer.flush()
     client.close()
-    job = SilverBeside(namespaces, "large", ("large",), tmp_path)
+    job = TablesBeside(namespaces, "large", ("large",), tmp_path)
     try:
         job.start()
 
         def judged() -> bool:
             assert not job.interruptions(), job.interruptions()
-            return job.rows("bronze") == job.rows("silver") + job.rows("quarantine") == len(SIZES)
+            return job.rows("bronze") == job.rows("typed") + job.rows("quarantine") == len(SIZES)
 
         poll_for(judged, 240, "all messages in one of the two tables", every=1)
     finally:

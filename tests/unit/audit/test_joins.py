@@ -28,7 +28,7 @@ def test_any_record_removed_from_any_hop_is_named(values: list[list[int]], data:
     whole = whole_run(values)
     hops = [
         name
-        for name in ("acks", "stored", "bronze", "silver", "emitted", "received", "receipts")
+        for name in ("acks", "stored", "bronze", "measurements", "alerts", "emitted", "received", "receipts")
         if getattr(whole, name)
     ]
     name = data.draw(st.sampled_from(hops))
@@ -50,7 +50,7 @@ def test_any_record_removed_from_any_hop_is_named(values: list[list[int]], data:
 def test_whatever_is_removed_repeated_or_swapped_is_named(values: list[list[int]]) -> None:
     whole = whole_run(values)
     assert unnoticed(whole) == []
-    assert len(trials(whole)) == 24
+    assert len(trials(whole)) == 27
 
 
 def redelivered(whole: Records, count: int) -> Records:
@@ -80,15 +80,15 @@ def test_a_first_copy_that_comes_late_is_out_of_order() -> None:
 
 def test_a_reading_lost_between_pulsar_and_bronze_is_missing_there_and_behind() -> None:
     whole = whole_run([DIP])
-    found = findings(replace(whole, bronze=whole.bronze[1:], silver=whole.silver[1:]))
+    found = findings(replace(whole, bronze=whole.bronze[1:], measurements=whole.measurements[1:]))
     assert [(f.hop, f.kind) for f in found] == [(Hop.BRONZE, Kind.MISSING)]
 
 
-@pytest.mark.parametrize("field", ["silver", "quarantine"])
-def test_a_row_twice_in_silver_or_quarantine_fails(field: str) -> None:
+@pytest.mark.parametrize("field", ["measurements", "quarantine"])
+def test_a_row_twice_in_measurements_or_quarantine_fails(field: str) -> None:
     whole = whole_run([DIP])
     found = findings(replace(whole, **{field: (*getattr(whole, field), getattr(whole, field)[0])}))
-    assert [(f.hop, f.kind, f.fails) for f in found] == [(Hop.SILVER, Kind.REPEATED, True)]
+    assert [(f.hop, f.kind, f.fails) for f in found] == [(Hop.MEASUREMENTS, Kind.REPEATED, True)]
 
 
 def test_commands_are_expected_by_the_rules_and_not_by_what_was_emitted() -> None:
@@ -149,7 +149,12 @@ def test_a_live_audit_needs_no_journals_and_no_plan(values: list[list[int]]) -> 
 
 @pytest.mark.parametrize(
     ("kind", "hop"),
-    [("bronze", Hop.BRONZE), ("silver", Hop.SILVER), ("quarantine", Hop.SILVER), ("receipts", Hop.RECEIPTS)],
+    [
+        ("bronze", Hop.BRONZE),
+        ("measurements", Hop.MEASUREMENTS),
+        ("quarantine", Hop.MEASUREMENTS),
+        ("receipts", Hop.RECEIPTS),
+    ],
 )
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())

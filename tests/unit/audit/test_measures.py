@@ -65,7 +65,7 @@ def test_the_numbers_of_a_whole_run_are_what_they_must_be() -> None:
     whole = whole_run([DIP, DIP])
     found = {n.name: n for n in numbers(whole, findings(whole))}
     assert all(n.ok for n in found.values())
-    assert found["in silver or quarantine"].value == 22
+    assert found["in measurements or quarantine"].value == 22
     assert found["commands received"].value == len(whole.emitted)
 
 

@@ -77,6 +77,25 @@ def test_rows_of_delta_have_the_time_of_the_commit_that_brought_them(tmp_path: P
     assert rows[0].us == rows[1].us
 
 
+def typed(table: str, *entries: int) -> pa.Table:
+    at = {"topic": f"{TOPIC}-partition-1", "partition": 1, "ledger": 3, "index": -1, "element": 0}
+    return pa.table({
+        "table": [table for _ in entries],
+        "_id": [f"r{e}" for e in entries],
+        "value": [float(e) for e in entries],
+        "_position": [at | {"entry": e} for e in entries],
+    })  # fmt: skip
+
+
+def test_rows_are_known_by_their_id_and_the_position_of_their_message(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "t"), typed("measurements", 1, 2))
+    write_deltalake(str(tmp_path / "t"), typed("another", 3), mode="append")
+    rows = sorted(read_table(tmp_path / "t"), key=lambda b: b.position)
+    assert [(r.id, r.position, r.value) for r in rows] == [
+        (f"r{e}", Position(TOPIC, 1, 3, e, 0), float(e)) for e in (1, 2)
+    ]
+
+
 def test_a_row_that_compaction_moved_keeps_its_first_commit(tmp_path: Path) -> None:
     table = tmp_path / "bronze"
     for entry in range(3):

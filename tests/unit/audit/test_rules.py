@@ -69,8 +69,8 @@ def test_the_id_is_the_jobs_own() -> None:
     assert of_the_job("low", "cgm-001", "cgm-001-00007") == command_id("low", "cgm-001", "cgm-001-00007")
 
 
-def test_the_rules_as_shipped_are_all_known_here() -> None:
-    assert [r.kind for r in load_rules(conf_path("rules.yaml"))] == ["below", "falling"]
+def test_the_rules_of_the_demo_are_all_known_here() -> None:
+    assert [r.kind for r in load_rules(conf_path("demo/rules.yaml"))] == ["below", "falling"]
 
 
 def test_a_rule_that_cannot_be_computed_again_is_refused() -> None:

@@ -204,7 +204,6 @@ def test_names_and_help_follow_the_conventions_of_prometheus(family: Family) -> 
 def test_no_label_can_grow_with_devices_or_topics() -> None:
     labels = {label for family in catalogue(mop=False) for label in family.labels}
     bounded = {
-        "decoder",
         "link",
         "reason",
         "result",

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pulsebridge.demo.setup import DemoOptions, local_settings
+from pulsebridge.audit.tables import TABLES
+from pulsebridge.demo.plan import QUICK
+from pulsebridge.demo.run_folder import RunFolder
+from pulsebridge.demo.setup import DemoOptions, local_settings, plan_run, write_settings
+from streaming.loading import pipeline_of
+from streaming.suites import Suites
 
 
 def test_a_slow_machine_may_have_more_time_to_start_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,3 +21,14 @@ def test_a_slow_machine_may_have_more_time_to_start_the_servers(monkeypatch: pyt
     assert local_settings(DemoOptions(Path("run"), sets=sets)).start_timeout_s == usual * 2
     monkeypatch.setenv("PULSEBRIDGE_LOCAL__START_TIMEOUT_S", str(usual * 3))
     assert local_settings(DemoOptions(Path("run"))).start_timeout_s == usual * 3
+
+
+def test_the_demo_declares_its_tables_with_the_suite_of_the_run(tmp_path: Path) -> None:
+    options = DemoOptions(tmp_path / "run", QUICK)
+    run = RunFolder(options.out)
+    plan_run(run, options)
+    settings = write_settings(run, options, local_settings(options))
+    pipeline = pipeline_of(settings)
+    assert list(pipeline.tables) == [name for name in TABLES if name != "quarantine"]
+    suite = pipeline.tables["measurements"].suite
+    assert Suites(settings.streaming.expectations).suite(suite or "").file.startswith(str(run.root))

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from bridge.discovery.payloads import device_places, kind_of
 from bridge.discovery.proposing import PresetSigns, Proposal, propose
+from bridge.discovery.schemas import Fields, Room
 from bridge.discovery.showing import discovery_of, discovery_text, seconds_of
 from bridge.discovery.tree import Distinct, Node, TopicTree
 from bridge.errors import ConfigError
@@ -21,6 +23,7 @@ from bridge.mapping import Mapper, Route, mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import preset_names
+from bridge.settings.tables import TableDeclaration
 
 
 def seen(messages: Iterable[tuple[str, bytes]]) -> tuple[TopicTree, PresetSigns]:
@@ -290,5 +293,81 @@ def test_h38_what_is_printed_holds_the_proposal_and_nothing_else(
         loaded = load_with_origins(file, environ={})
     assert loaded.settings.ingest.rules == tuple(proposal.rules)
     assert loaded.settings.ingest.presets == tuple(proposal.presets)
+    assert loaded.settings.streaming.tables == tuple(proposal.tables)
     given_by_file = {f"ingest.{name}" for name in ("rules", "presets") if getattr(proposal, name)}
+    given_by_file |= {"streaming.tables"} if proposal.tables else set()
     assert set(loaded.origins) == given_by_file
+
+
+# --- typed tables ---
+
+
+def tables(*messages: tuple[str, Any]) -> tuple[dict[str, TableDeclaration], list[str]]:
+    tree, signs = seen((topic, json.dumps(body).encode()) for topic, body in messages)
+    proposal = propose(tree, signs.seen)
+    assert {
+        one["name"] for one in yaml.safe_load(proposal.yaml()).get("streaming", {}).get("tables", [])
+    } == {table.name for table in proposal.tables}
+    return {table.name: table for table in proposal.tables}, proposal.notes
+
+
+def test_json_of_one_form_is_one_table_with_the_types_that_were_seen() -> None:
+    bodies = [
+        {"hum": 78.0, "n": 1, "ok": True, "at": {"lat": 1, "name": "x"}, "list": [1, 2.5], "none": None, "any": 1,
+         "ts": "2026-01-01T00:00:00Z"},
+        {"hum": 48, "n": 2, "ok": None, "at": {"lat": 1.5, "more": [{"k": "v"}]}, "list": [], "any": "x", "HUM": 1},
+    ]  # fmt: skip
+    found, notes = tables(*((f"plant/press-{n % 4}/climate", bodies[n % 2]) for n in range(8)))
+    (decoding,) = found["plant"].decoding
+    assert decoding.filter == "plant/+device/+metric"
+    assert decoding.fields == (
+        "hum double, n bigint, ok boolean, at struct<lat: double, name: string, more: array<struct<k: string>>>, "
+        "list array<double>, any string, ts string"
+    )
+    assert (decoding.time, decoding.columns) == ("$.ts", {})
+    assert notes == [
+        "table plant: bigint held whole numbers alone: write double where there may be fractions"
+    ]
+
+
+def test_each_form_of_payload_is_a_table_and_text_beside_them_is_none() -> None:
+    messages: list[tuple[str, Any]] = []
+    for n in range(5):
+        messages += [
+            (f"plant/press-{n}/climate", {"temperature": 20.5, "time": "2026-01-01T00:00:00"}),
+            (f"plant/press-{n}/power", {"watts": 5.5, "meter": {"seen": 1700000000, "ts": 1700000000}}), (f"plant/press-{n}/mode", 3),
+        ]  # fmt: skip
+    found, notes = tables(*messages)
+    assert {name: one.decoding[0].filter for name, one in found.items()} == {
+        "plant_climate": "plant/+device/climate", "plant_power": "plant/+device/power",
+    }  # fmt: skip
+    assert [one.decoding[0].time for one in found.values()] == ["$.time", "$.meter.ts"]
+    assert any("$.time is a local time: set time_zone" in note for note in notes)
+    deep = [(f"site/s-{n}/{'a/b' if n % 2 else 'c'}", 5 if n % 2 else {"k": 1}) for n in range(8)]
+    found, notes = tables(*deep)
+    assert found == {}
+    assert any("its payloads have several forms" in note for note in notes)
+
+
+def test_names_that_are_taken_or_odd_get_other_columns() -> None:
+    body = {"device": "x", "_id": 1, "metric": 5, "a b": 1.5, "a`b": 2, "ok": 3, "s": {"x y": 1}}
+    found, _ = tables(*((f"plant/press-{n}/{m}", body) for n in range(4) for m in ("one", "two")))
+    assert found["plant"].decoding[0].columns == {
+        "payload_device": "fields.device", "field_id": "fields.`_id`", "payload_metric": "fields.metric",
+        "field_a_b": "fields.`a b`", "field_a_b_2": "fields.`a``b`", "ok": "fields.ok", "s": "fields.s",
+    }  # fmt: skip
+    assert "s string" in (found["plant"].decoding[0].fields or "")
+
+
+def test_what_payloads_name_is_kept_in_bounded_memory() -> None:
+    fields, room = Fields(), Room(left=300)
+    for n in range(200):
+        fields.add({f"f{n}-{m}": {"x": {"y": m}} for m in range(90)}, room)
+    kept = len(fields.below) + sum(len(one.below) for one in fields.below.values())
+    assert 0 < kept <= 300
+    deep: Any = 1
+    for _ in range(100):
+        deep = {"d": deep}
+    other = Fields()
+    other.add(deep, Room())
+    assert other.ddl() == "struct<d: struct<d: struct<d: struct<d: string>>>>"

@@ -10,13 +10,16 @@ from pydantic import SecretStr
 from bridge.errors import ConfigError
 from bridge.settings import PulsarSettings
 from bridge.settings.loading import conf_path
-from sinks.options import read_options
-from streaming.alerts import sink_options
+from sinks.options import read_options, sink_options
 from streaming.rules import load_rules
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_the_rules_that_are_shipped_load() -> None:
-    assert [r.name for r in load_rules(conf_path("rules.yaml"))] == ["glucose-low", "glucose-falling"]
+    assert load_rules(conf_path("rules.yaml")) == ()
+    assert [r.name for r in load_rules(conf_path("demo/rules.yaml"))] == ["glucose-low", "glucose-falling"]
+    assert [r.name for r in load_rules(EXAMPLES / "damp.yaml")] == ["damp", "blink", "fan"]
 
 
 def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
@@ -25,7 +28,7 @@ def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
     path.write_text(
         "\n".join(["alerts:", *(li[1:] for li in lines if li.startswith("#   - {name:"))]), "utf-8"
     )
-    assert [r.kind for r in load_rules(path)] == ["above", "rising", "silence"]
+    assert [r.kind for r in load_rules(path)] == ["above", "rising", "silence", "above", "sql"]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,42 @@ def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
         ("alerts: {a: 1}", "alerts is no list"),
         ("alerts: [{name: a|b, metric: m, kind: below, limit: 1}]", "alerts[0].name"),
         ("alerts: [", "rules file"),
+        ("alerts: []\nreadings: []", "readings: is not read here"),
+        ("[]", "is no mapping with a list alerts"),
+        ("alerts: [{name: a, name: b, kind: silence, after_minutes: 1}]", "name is given twice"),
+        ("alerts: [{name: a, kind: sql, condition: x, mesage: y}]", "no such field, did you mean message?"),
+        ("alerts: [{name: a, kind: silnce, after_minutes: 1}]", "'sql', not 'silnce'"),
+        ("alerts: [{name: a, kind: below, metric: m, limit: low}]", "alerts[0].limit (rule a): Input should"),
+        (
+            "alerts: [{name: a, kind: sql}]",
+            "alerts[0].condition (rule a): a rule of kind sql needs condition",
+        ),
+        ("alerts: [{name: a, kind: sql, condition: x, limit: 1}]", "alerts[0].limit (rule a): is for below"),
+        ("alerts: [{name: a, kind: below, table: t, limit: 1}]", "a rule of kind below needs column"),
+        (
+            "alerts: [{name: a, kind: below, metric: m, column: c, limit: 1}]",
+            "give metric or column, not both",
+        ),
+        ("alerts: [{name: a, kind: sql, condition: x, every: change}]", "every: change needs the metric"),
+        ("alerts: [{name: a, kind: sql, condition: x, tell_cleared: true}]", "add every: change"),
+        (
+            "alerts: [{name: a, kind: sql, condition: x, to: b}]",
+            "a command to another device needs its topic",
+        ),
+        ("alerts: [{name: a, kind: sql, condition: x, payload: 'to_json(b)'}]", "write it as {sql: ...}"),
+        ("alerts: [{name: a, kind: sql, condition: x, payload: 5}]", "must be text, or {sql: an expression}"),
+        (
+            "alerts: [{name: a, kind: silence, after_minutes: 1, payload: {sql: x}}]",
+            "alerts[0].payload (rule a): SQL is for kind sql",
+        ),
+        (
+            "alerts: [{name: a, kind: silence, after_minutes: 1, payload: '{\"x\": {humidity}}'}]",
+            "alerts[0].payload (rule a): names humidity, there is rule, state",
+        ),
+        (
+            "alerts: [{name: a, kind: silence, after_minutes: 1}, {name: a, kind: silence, after_minutes: 1}]",
+            "two rules are named 'a'",
+        ),
     ],
 )
 def test_a_wrong_rules_file_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:

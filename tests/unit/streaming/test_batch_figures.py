@@ -23,7 +23,6 @@ PROGRESS: dict[str, Any] = {
         {"numRowsTotal": 3, "memoryUsedBytes": 100, "numRowsDroppedByWatermark": 2},
         {"numRowsTotal": 4, "memoryUsedBytes": 50, "numRowsDroppedByWatermark": 0},
     ],
-    "observedMetrics": {"pulsebridge": {"oldest_us": 1767355190_000000}},
     "sources": [], "sink": {"description": "ForeachBatchSink", "numOutputRows": -1},
 }  # fmt: skip
 
@@ -34,11 +33,7 @@ def progressed(**other: Any) -> Any:
 
 def test_a_progress_is_read_as_spark_writes_it() -> None:
     found = figures_of(PROGRESS)
-    assert found == (40, None, 2.0, {"addBatch": 1.5, "walCommit": 0.02}, 12.0, 7, 150, 3600.0, 2)
-    assert figures_of(PROGRESS | {"sink": {"description": "a[b]", "numOutputRows": 5}}).written == 5
-    assert (
-        figures_of(PROGRESS | {"sink": {"description": "DeltaSink[/x]", "numOutputRows": -1}}).written == 40
-    )
+    assert found == (40, 2.0, {"addBatch": 1.5, "walCommit": 0.02}, 7, 150, 3600.0, 2)
     none_yet = figures_of(PROGRESS | {"eventTime": {"watermark": "1970-01-01T00:00:00.000Z"}})
     assert none_yet.watermark_delay_s is None
 
@@ -57,12 +52,6 @@ def test_a_progress_is_read_as_spark_writes_it() -> None:
                     st.sampled_from(["numRowsTotal", "memoryUsedBytes"]), st.none() | st.integers(-1, 99)
                 )
             ),
-            "observedMetrics": st.none()
-            | st.dictionaries(
-                st.just("pulsebridge"),
-                st.none() | st.dictionaries(st.just("oldest_us"), st.none() | st.integers(0, 10**16)),
-            ),
-            "sink": st.none() | st.dictionaries(st.just("numOutputRows"), st.integers(-1, 99)),
         },
     )
 )
@@ -70,7 +59,7 @@ def test_whatever_a_progress_leaves_out_nothing_is_below_zero(progress: dict[str
     found = figures_of(progress)
     assert min(found.rows, found.seconds, found.state_rows, found.state_bytes, found.late) >= 0
     assert all(seconds >= 0 for seconds in found.phases.values())
-    assert all(n is None or n >= 0 for n in (found.written, found.behind_s, found.watermark_delay_s))
+    assert found.watermark_delay_s is None or found.watermark_delay_s >= 0
 
 
 def test_a_query_is_shown_from_its_start_to_its_end_and_its_counts_stay() -> None:
@@ -94,18 +83,18 @@ def test_a_query_is_shown_from_its_start_to_its_end_and_its_counts_stay() -> Non
     listener.onQueryProgress(progressed())
     assert missing() == []
     listener.onQueryProgress(progressed(numInputRows=2))
-    metrics.written("gold", "gold", 5)
-    metrics.written("gold", "late", 3)
-    assert (value("rows_total"), value("late_rows_total")) == (42, 7)
-    assert value("written_rows_total", table="late") == 3
+    metrics.judged("readings", 5, 3)
+    assert (value("rows_total"), value("late_rows_total")) == (42, 4)
+    judged = {"table": "readings", "result": "bad"}
+    assert registry.get_sample_value("pulsebridge_stream_judged_rows_total", judged) == 3
     assert value("phase_seconds_total", phase="addBatch") == 3
     assert value("batch_seconds_sum") == 4
     assert (value("state_rows"), value("state_bytes")) == (7, 150)
-    assert (value("behind_seconds"), value("watermark_delay_seconds")) == (12, 3600)
+    assert value("watermark_delay_seconds") == 3600
     assert value("progress_age_seconds") == 0
     now[0] = 20.0
     listener.onQueryIdle(SimpleNamespace(runId="r1"))
-    assert (value("behind_seconds"), value("progress_age_seconds")) == (0, 0)
+    assert value("progress_age_seconds") == 0
 
     listener.onQueryStarted(SimpleNamespace(runId="r2", name="gold"))  # started again after a failure
     listener.onQueryTerminated(SimpleNamespace(runId="r1", exception="away"))

@@ -21,14 +21,15 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.settings.tables import Decoding
 from streaming.decoders.documents import json_of
 from streaming.decoders.limits import check_cbor
+from streaming.decoders.message import Message
 from streaming.decoders.process import DecoderProcess, Limits, Unpacked
-from streaming.decoders.settings import Decoder, parse_decoders
 from streaming.decoders.unpacking import unpacker
 from tests.support.waiting import poll_for
 
-DECODER = {"filter": "a", "metric": "m", "value": "$.t", "id": "$.id", "time": "$.ts"}
+HERE = Message("a")
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.decimals(allow_nan=False)
     | st.datetimes(timezones=st.timezones()) | st.fractions() | st.uuids(),
@@ -38,9 +39,8 @@ values = st.recursive(
 )  # fmt: skip
 
 
-def decoder(**more: Any) -> Decoder:
-    (found,) = parse_decoders([DECODER | more], "test")
-    return found
+def decoder(**more: Any) -> Decoding:
+    return Decoding(filter="a", **more)
 
 
 def tree_descriptor() -> str:
@@ -108,7 +108,7 @@ HOSTILE_CBOR: dict[str, tuple[bytes, str]] = {
 def test_h37_cbor_that_is_costly_is_refused_before_it_is_parsed(name: str) -> None:
     payload, words = HOSTILE_CBOR[name]
     cpu = time.process_time()
-    found = unpacker(decoder(format="cbor"))(payload, "a")
+    found = unpacker(decoder(format="cbor"))(payload, HERE)
     assert words in (found.fault or ""), (found.fault, time.process_time() - cpu)
 
 
@@ -123,7 +123,7 @@ def test_what_a_library_writes_is_within_the_limits(value: object) -> None:
 
 def test_sets_and_decimals_that_are_marked_as_shareable_are_within_the_limits() -> None:
     value = {"elements": {1, 2}, "decimal": Decimal("1.5")}
-    found = unpacker(decoder(format="cbor"))(cbor2.dumps(value, value_sharing=True), "a")
+    found = unpacker(decoder(format="cbor"))(cbor2.dumps(value, value_sharing=True), HERE)
     assert found.document == '{"elements":[1,2],"decimal":"1.5"}'
 
 
@@ -164,13 +164,13 @@ def test_any_bytes_are_within_the_limits_or_a_value_error(payload: bytes) -> Non
     ],
 )
 def test_h37_protobuf_that_is_costly_is_refused_before_it_is_parsed(payload: bytes, words: str) -> None:
-    assert words in (unpacker(decoder(**TREE))(payload, "a").fault or "")
+    assert words in (unpacker(decoder(**TREE))(payload, HERE).fault or "")
 
 
 def test_protobuf_within_the_limits_is_read() -> None:
     read = unpacker(decoder(**TREE))
     found = read(
-        b"\x0a\x02\x10\x07" + b"\x12\x03\x01\x02\x03" + b"\x43\x08\x01\x44" + b"\x4d\x00\x00\x00\x00", "a"
+        b"\x0a\x02\x10\x07" + b"\x12\x03\x01\x02\x03" + b"\x43\x08\x01\x44" + b"\x4d\x00\x00\x00\x00", HERE
     )
     assert found.fault is None
     assert '"numbers":["1","2","3"]' in (found.document or "")
@@ -203,7 +203,7 @@ def test_h37_values_that_are_shared_count_each_time() -> None:
 # --- a decoder that is stuck ---
 
 
-def act(payload: bytes, topic: str) -> Unpacked:
+def act(payload: bytes, message: Message) -> Unpacked:
     """Do what the payload says; none of the stuck ones lets Python's own signal handlers run."""
     if payload == b"loop in C":
         any(map(bool, itertools.repeat(0)))
@@ -253,33 +253,34 @@ def process() -> Iterator[DecoderProcess]:
 def test_h37_a_payload_that_ends_or_blocks_the_decoder_is_a_fault_and_no_other(
     process: DecoderProcess, payload: bytes, words: str
 ) -> None:
-    rows = [(0, b"before", "a"), (0, payload, "a"), (0, b"behind", "a")]
+    rows = [(0, b"before", HERE), (0, payload, HERE), (0, b"behind", HERE)]
     before, fault, behind = process.decode(rows)
     assert (before.document, behind.document) == ("before", "behind")
     assert words in (fault.fault or "")
-    assert [one.document for one in process.decode([(0, b"next", "a")])] == ["next"]
+    assert [one.document for one in process.decode([(0, b"next", HERE)])] == ["next"]
 
 
 def test_healthy_payloads_share_a_process(process: DecoderProcess) -> None:
     for _ in range(3):
-        assert [one.document for one in process.decode([(0, b"x", "a")] * 300)] == ["x"] * 300
+        assert [one.document for one in process.decode([(0, b"x", HERE)] * 300)] == ["x"] * 300
     assert process.started == 1
 
 
 def test_h37_payloads_that_grow_do_not_add_up_to_an_answer_without_a_bound(process: DecoderProcess) -> None:
-    found = process.decode([(0, b"grow", "a")] * 100)
+    found = process.decode([(0, b"grow", HERE)] * 100)
     assert sum(len(one.document or "") for one in found) == 100 * 2**20
     assert process.started == 1  # within its 64 MiB
 
 
 PARENT = """
 import sys
-from tests.unit.streaming.decoders.test_limits import act
+from tests.unit.streaming.decoders.test_limits import HERE, act
+from streaming.decoders.message import Message
 from streaming.decoders.process import DecoderProcess, Limits
 process = DecoderProcess({0: act}, {0: Limits(1.0, 64)})
-list(process.decode([(0, b"x", "a")]))
+list(process.decode([(0, b"x", HERE)]))
 print("ready", flush=True)
-list(process.decode([(0, sys.argv[1].encode(), "a")]))
+list(process.decode([(0, sys.argv[1].encode(), HERE)]))
 sys.stdin.read()
 """
 

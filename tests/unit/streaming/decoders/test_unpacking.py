@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import math
 from datetime import datetime, timezone
@@ -11,17 +12,17 @@ from typing import Any
 
 import cbor2
 import pytest
-from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
+from bridge.settings.tables import Decoding
 from streaming.decoders.documents import json_of
-from streaming.decoders.settings import Decoder, load_decoders, parse_decoders
-from streaming.decoders.unpacking import check_packages, unpacker
+from streaming.decoders.message import Message
+from streaming.decoders.unpacking import unpacker, with_descriptor
 from tests.support.reading_message import descriptor_set, encoded
 
-DECODER = {"filter": "a", "metric": "m", "value": "$.t", "id": "$.id", "time": "$.ts"}
+HERE = Message("a", "d1", {"x": "1"}, None, (("unit", "km"),))
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -29,14 +30,13 @@ values = st.recursive(
 )  # fmt: skip
 
 
-def decoder(**more: Any) -> Decoder:
-    (found,) = parse_decoders([DECODER | more], "test")
-    return found
+def decoder(**more: Any) -> Decoding:
+    return Decoding(filter="a", **more)
 
 
 @given(values)
 def test_what_json_has_is_the_same_after_cbor(value: object) -> None:
-    found = unpacker(decoder(format="cbor"))(cbor2.dumps(value), "a")
+    found = unpacker(decoder(format="cbor"))(cbor2.dumps(value), HERE)
     assert found.document is not None
     assert json.loads(found.document) == value
 
@@ -44,7 +44,7 @@ def test_what_json_has_is_the_same_after_cbor(value: object) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_document_or_a_fault_in_words(payload: bytes) -> None:
     for form in ({"format": "cbor"}, {"format": "protobuf", "message": "t.Reading", "descriptor_set": SET}):
-        found = unpacker(decoder(**form, max_bytes=1000))(payload, "a")
+        found = unpacker(decoder(**form, max_bytes=1000))(payload, HERE)
         assert (found.document is None) != (found.fault is None)
         assert found.document is None or json.loads(found.document) is not ...
 
@@ -78,7 +78,7 @@ def test_a_payload_that_refers_to_itself_or_grows_is_a_fault() -> None:
         (b"\x81" * 5000 + b"\x00", "nested deeper than max_depth, 64"),
         (b"\x9b" + b"\xff" * 8, "premature end"),
     ):
-        found = cbor(payload, "a")
+        found = cbor(payload, HERE)
         assert found.fault is not None
         assert words in found.fault
 
@@ -88,26 +88,64 @@ SET = base64.b64encode(descriptor_set()).decode()
 
 def test_protobuf_keeps_zeros_and_fields_that_the_descriptor_does_not_know() -> None:
     read = unpacker(decoder(format="protobuf", message="t.Reading", descriptor_set=SET))
-    found = read(encoded("r1", "2026-01-02T00:00:00Z", 0.0) + b"\x38\x05", "a")
+    found = read(encoded("r1", "2026-01-02T00:00:00Z", 0.0) + b"\x38\x05", HERE)
     assert json.loads(found.document or "") == {
         "id": "r1", "ts": "2026-01-02T00:00:00Z", "t": 0.0, "field7": 5,
     }  # fmt: skip
-    assert "premature end" in (read(b"\x0a\xff", "a").fault or "")
+    assert "premature end" in (read(b"\x0a\xff", HERE).fault or "")
 
 
-def own(payload: bytes, topic: str) -> object:
+def own(payload: bytes, message: Message) -> object:
     if payload == b"none":
         raise KeyError("speed")
-    return [{"id": topic, "t": int(payload, 16)}]
+    if payload == b"not a reading":
+        return None
+    if payload == b"many":
+        return ({"n": n} for n in range(10**9))
+    if payload == b"text":
+        return "text"
+    row = {"id": message.topic, "t": int(payload, 16), "unit": dict(message.user_properties)["unit"]}
+    return row if len(payload) < 3 else [row, row | {"t": 0}]
 
 
-def test_a_function_gets_payload_and_topic_and_what_it_raises_is_the_fault() -> None:
-    call = unpacker(decoder(format="python", function=f"{__name__}:own", compression="gzip"))
-    assert call(gzip.compress(b"ff"), "a").document == '[{"id":"a","t":255}]'
-    assert call(gzip.compress(b"none"), "a").fault == "python: KeyError: 'speed'"
-    assert call(b"ff", "a").fault == (
+def test_a_function_gets_payload_and_message_and_gives_any_number_of_rows() -> None:
+    call = unpacker(decoder(format="python", function=f"{__name__}:own", compression="gzip", max_elements=5))
+
+    def given(payload: bytes) -> Any:
+        return call(gzip.compress(payload), HERE)
+
+    assert given(b"ff").document == '[{"id":"a","t":255,"unit":"km"}]'
+    assert given(b"fff").document == '[{"id":"a","t":4095,"unit":"km"},{"id":"a","t":0,"unit":"km"}]'
+    assert given(b"not a reading").document == "[]"
+    assert given(b"none").fault == "python: KeyError: 'speed'"
+    assert "more rows than max_elements, 5" in given(b"many").fault
+    assert "gives a str where a row is a mapping" in given(b"text").fault
+    assert call(b"ff", HERE).fault == (
         "gzip: ValueError: not gzip: Error -3 while decompressing data: incorrect header check"
     )
+
+
+AVRO = json.dumps(
+    {"type": "record", "name": "R", "fields": [{"name": "t", "type": "double"}, {"name": "l", "type": {"type": "array", "items": "null"}}]}
+)  # fmt: skip
+
+
+def test_avro_is_read_by_its_schema_to_the_last_byte() -> None:
+    import fastavro
+
+    read = unpacker(decoder(format="avro", avro_schema=AVRO))
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(AVRO)), {"t": 1.5, "l": [None]})
+    assert read(stream.getvalue(), HERE).document == '{"t":1.5,"l":[null]}'
+    assert "1 bytes behind the record" in (read(stream.getvalue() + b"x", HERE).fault or "")
+    assert read(b"\x00", HERE).fault is not None
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_as_avro_are_a_document_or_a_fault(payload: bytes) -> None:
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]})
+    found = unpacker(decoder(format="avro", avro_schema=schema))(payload, HERE)
+    assert (found.document is None) != (found.fault is None)
 
 
 @pytest.mark.parametrize(
@@ -115,46 +153,23 @@ def test_a_function_gets_payload_and_topic_and_what_it_raises_is_the_fault() -> 
     [
         ({"format": "python", "function": "no_such_module:f"}, "'no_such_module:f' cannot be imported"),
         ({"format": "python", "function": "json:JSONDecodeErrors"}, "cannot be imported: AttributeError"),
+        ({"format": "avro", "avro_schema": '{"type":"nothing"}'}, "refuses the schema"),
         ({"format": "python", "function": "math:pi"}, "is no function"),
         ({"format": "protobuf", "message": "t.Other", "descriptor_set": SET}, "has no message 't.Other'"),
         ({"format": "protobuf", "message": "t.R", "descriptor_set": "AAAA"}, "refuses the descriptor"),
     ],
 )
-def test_what_could_decode_nothing_is_refused_at_load_with_its_filter(more: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=r"rules: readings\[0\] \(filter a\): ") as caught:
-        check_packages([decoder(**more)], "rules")
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"format": "csv"}, "format csv needs fields"),
-        ({"format": "protobuf", "message": "m"}, "format protobuf needs descriptor"),
-        ({"format": "python"}, "format python needs function"),
-        ({"separator": ";"}, "separator is for format csv, and this one's is json"),
-        ({"format": "csv", "fields": ["a", "a"]}, "each needs a name of its own"),
-        ({"format": "csv", "fields": ["a"], "elements": "$.x"}, "give $ for a reading on each line"),
-        ({"format": "raw", "elements": "$"}, "a raw payload is one value"),
-        ({"format": "xml"}, "readings[0].format: Input should be 'json', 'csv'"),
-        ({"compression": "lz4"}, "readings[0].compression: Input should be 'gzip' or 'zstd'"),
-    ],
-)
-def test_settings_of_another_form_are_refused(more: Any, words: str) -> None:
+def test_what_could_decode_nothing_is_refused(more: Any, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        decoder(**more)
+        unpacker(decoder(**more))
     assert words in str(caught.value)
-    assert "(filter a)" in str(caught.value)
 
 
-def test_a_descriptor_is_a_file_beside_the_rules_and_travels_with_them(tmp_path: Path) -> None:
+def test_a_descriptor_is_a_file_whose_content_travels_to_the_executors(tmp_path: Path) -> None:
     (tmp_path / "t.desc").write_bytes(descriptor_set())
-    entry = DECODER | {"format": "protobuf", "message": "t.Reading", "descriptor": "t.desc"}
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(json.dumps({"readings": [entry]}))
-    (found,) = load_decoders(rules)
+    named = decoder(format="protobuf", message="t.Reading", descriptor=tmp_path / "t.desc")
+    found = with_descriptor(named)
     assert base64.b64decode(found.descriptor_set or "") == descriptor_set()
-    assert descriptor_pb2.FileDescriptorSet.FromString(descriptor_set()).file[0].package == "t"
-    rules.write_text(json.dumps({"readings": [entry | {"descriptor": "gone.desc"}]}))
-    with pytest.raises(ConfigError, match=r"readings\[0\].descriptor: .*gone.desc"):
-        load_decoders(rules)
+    assert unpacker(found)(encoded("r1", "t", 1.5), HERE).document == '{"id":"r1","ts":"t","t":1.5}'
+    with pytest.raises(ConfigError, match=r"filter a cannot be read: .*gone.desc"):
+        with_descriptor(named.model_copy(update={"descriptor": tmp_path / "gone.desc"}))

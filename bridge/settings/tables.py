@@ -1,0 +1,280 @@
+"""Typed tables as they are declared: which messages a table holds, and how a payload becomes its rows.
+
+A declaration is data, the same in YAML and in Python, and is checked without Spark. What is made of it is decided by
+``streaming.decoding``; which files declare tables by ``bridge.settings.presets.declared_tables``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import Field, field_validator, model_validator
+
+from bridge.message_fields import MessageField
+from bridge.settings.base import Section
+from bridge.topic_templates import Filter
+
+__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "known_zone", "path_steps"]
+
+Format = Literal["json", "csv", "avro", "protobuf", "cbor", "raw", "python", "none"]
+TimeUnit = Literal["iso", "s", "ms", "us", "ns", "auto"]
+
+_OF_FORM: Final = {
+    "names": ("csv",),
+    "separator": ("csv",),
+    "descriptor": ("protobuf",),
+    "descriptor_set": ("protobuf",),
+    "message": ("protobuf",),
+    "avro_schema": ("avro",),
+    "function": ("python",),
+}
+_NEEDED: Final = {"avro": "avro_schema", "protobuf": "message", "python": "function"}
+# Spark raises where such a cast meets text of another kind, and one payload would stop the batch (H37).
+_RAISES: Final = re.compile(r"(?<!try_)\bcast\s*\((?!.*\bas\s+string\s*\))|::(?!\s*string\b)", re.I)
+
+
+def path_steps(text: str) -> tuple[str | int, ...]:
+    """Return the steps of ``$.a['b'][0]``, none for ``$``. Raises ValueError for what is no path."""
+    return () if text == "$" else MessageField.parse("json", text).steps
+
+
+def known_zone(name: str) -> str:
+    """Return the IANA name of a time zone. Raises ValueError for one that is not known."""
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as e:
+        raise ValueError(f"there is no time zone {name!r}; give one like Europe/Berlin") from e
+    return name
+
+
+class Decoding(Section):
+    """How the payloads on one filter of MQTT topics become rows.
+
+    Where a place in the payload is asked for, ``$.a.b`` is a JSON path into the row's document, ``$$.a.b`` into the whole
+    message where ``elements`` takes it apart; anything else is a SQL expression over the fields, the message's columns
+    and the filter's captures. A field that is called like one of those is reached as ``fields.NAME``.
+    """
+
+    filter: str = Field(
+        min_length=1,
+        description="MQTT topics of its messages, with named captures that become columns: ``tele/+device/SENSOR``.",
+    )
+    fields: str | None = Field(
+        None,
+        description="DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: one row "
+        "for each field, as in the table readings.",
+    )
+    columns: dict[str, str] = Field(
+        {},
+        description="Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, so use "
+        "the try_ functions: an expression that raises an error stops the query.",
+    )
+    where: str | None = Field(
+        None,
+        description="SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that do not decode.",
+    )
+    format: Format = Field(
+        "json",
+        description="Format of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``; "
+        "none: these messages are not readings and give no rows.",
+    )
+    names: tuple[str, ...] = Field(
+        (), description="csv: names of a line's fields, in order; default: those of ``fields``."
+    )
+    separator: str = Field(",", min_length=1, max_length=1, description="csv: character between two fields.")
+    avro_schema: str | None = Field(None, description="avro: the writer's schema, as JSON.")
+    descriptor: Path | None = Field(
+        None, description="protobuf: file that protoc wrote with --include_imports -o."
+    )
+    descriptor_set: str | None = Field(None, description="protobuf: the same file as base64.")
+    message: str | None = Field(None, description="protobuf: full name of the message.")
+    function: str | None = Field(
+        None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="python: module:function, in Python also the function itself: ``decode(payload: bytes, message: Message)``. "
+        "It returns a row as a mapping, any number of rows, or None for a message that is not a reading "
+        "(``streaming.decoders.message``).",
+    )
+    compression: Literal["gzip", "zstd"] | None = Field(None, description="Compression of the payloads.")
+    elements: str | None = Field(
+        None, description="JSON path of an array whose elements are rows; $: the payload itself."
+    )
+    id: str | None = Field(
+        None,
+        description="JSON path or SQL expression of the row's id; none: the topic rule's reading_id, else the message's "
+        "position in Pulsar, which never repeats.",
+    )
+    time: str | None = Field(
+        None,
+        description="JSON path or SQL expression of its time; none: the topic rule's reading_time, else the time of arrival.",
+    )
+    time_unit: TimeUnit = Field(
+        "auto",
+        description="Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the value.",
+    )
+    time_zone: str | None = Field(
+        None,
+        description="IANA time zone of times without one, like Europe/Berlin; none: ``streaming.time_zone``.",
+    )
+    ignored: tuple[str, ...] = Field(
+        (), description="Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."
+    )
+    max_bytes: int = Field(
+        1_048_576,
+        ge=1,
+        description="Most bytes of a payload, also after decompression, and of its document.",
+    )
+    max_elements: int = Field(10_000, ge=1, description="Most rows of one message.")
+    max_depth: int = Field(
+        64,
+        ge=1,
+        le=400,
+        description="avro, cbor, protobuf, python: most levels. Spark reads JSON up to 1,000.",
+    )
+    max_values: int = Field(
+        100_000,
+        ge=1,
+        description="avro, cbor, protobuf, python: most values and keys of a payload; a protobuf message counts all fields "
+        "that it can have.",
+    )
+    max_seconds: float = Field(
+        1.0,
+        gt=0,
+        description="Payloads that Python decodes: most processor time for one, in seconds. It may take ten times as long.",
+    )
+    max_memory_mb: int = Field(
+        512,
+        ge=16,
+        description="Payloads that Python decodes: most memory for decoding, beside that of Python itself, in MiB. Linux "
+        "enforces it.",
+    )
+
+    @field_validator("filter")
+    @classmethod
+    def _filter(cls, text: str) -> str:
+        Filter.parse(text)
+        return text
+
+    @field_validator("elements")
+    @classmethod
+    def _elements(cls, text: str | None) -> str | None:
+        if text is not None:
+            path_steps(text)
+        return text
+
+    @field_validator("id", "time")
+    @classmethod
+    def _place(cls, text: str | None) -> str | None:
+        if text is not None and text.startswith("$"):
+            path_steps(text.removeprefix("$") if text.startswith("$$") else text)
+        return text if text is None or text.startswith("$") else cls._safe(text)
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        for name, expression in columns.items():
+            if not name or name.startswith("_"):
+                raise ValueError(f"column {name!r}: a name is not empty and does not begin with _")
+            cls._safe(expression)
+        return columns
+
+    @field_validator("where")
+    @classmethod
+    def _where(cls, text: str | None) -> str | None:
+        return text if text is None else cls._safe(text)
+
+    @staticmethod
+    def _safe(expression: str) -> str:
+        if _RAISES.search(expression):
+            raise ValueError(f"{expression!r} may raise for what a device sends: write try_cast(… AS …)")
+        return expression
+
+    @field_validator("function", mode="before")
+    @classmethod
+    def _named(cls, function: Any) -> Any:
+        return f"{function.__module__}:{function.__qualname__}" if callable(function) else function
+
+    @field_validator("time_zone")
+    @classmethod
+    def _zone(cls, name: str | None) -> str | None:
+        return name if name is None else known_zone(name)
+
+    @model_validator(mode="after")
+    def _of_one_form(self) -> Decoding:
+        for name, forms in _OF_FORM.items():
+            if getattr(self, name) != type(self).model_fields[name].default and self.format not in forms:
+                raise ValueError(f"{name} is for format {forms[0]}, and this one's is {self.format}")
+        needed = _NEEDED.get(self.format)
+        if needed is not None and getattr(self, needed) is None:
+            raise ValueError(f"format {self.format} needs {needed}")
+        if self.format == "protobuf" and (self.descriptor is None) == (self.descriptor_set is None):
+            raise ValueError("format protobuf needs descriptor or descriptor_set, one of them")
+        if self.format == "none" and self.model_fields_set - {"filter", "format"}:
+            raise ValueError("format none gives no rows: it has a filter and nothing else")
+        if self.format in ("csv", "raw") and self.fields is None and not self.names:
+            raise ValueError(f"format {self.format} needs fields")
+        if self.format in ("raw", "python") and self.elements is not None:
+            raise ValueError(f"elements: a {self.format} payload gives its rows by itself")
+        if self.elements not in (None, "$") and self.format == "csv":
+            raise ValueError("elements: give $ for a row on each line")
+        if len({name.lower() for name in self.names}) < len(self.names) or not all(self.names):
+            raise ValueError("names: each needs a name of its own")
+        if (self.columns or self.where) and self.fields is None:
+            raise ValueError("columns and where are made of fields: declare fields")
+        return self
+
+    @property
+    def many(self) -> bool:
+        """Whether a message may give several documents."""
+        return self.elements is not None or self.format == "python"
+
+
+def filter_problem(decodings: Sequence[Decoding]) -> str | None:
+    """Return what is wrong where a decoding would never be used, None when each may take messages."""
+    parsed = [Filter.parse(one.filter) for one in decodings]
+    for number, later in enumerate(parsed):
+        for earlier in parsed[:number]:
+            if earlier.mqtt == later.mqtt:
+                return f"two decodings have the filter {later.mqtt}"
+            if earlier.covers(later):
+                return f"the decoding of {later.mqtt} takes nothing that {earlier.mqtt} before it leaves"
+    return None
+
+
+class TableDeclaration(Section):
+    """A table of typed rows, as ``streaming.tables`` and the presets declare it."""
+
+    name: str = Field(pattern=r"^\w+(\.\w+){0,2}$", description="Name of the table.")
+    comment: str | None = Field(None, description="Comment of the table.")
+    cluster_by: tuple[str, ...] = Field((), description="Columns for clustering.")
+    table_properties: dict[str, str] = Field({}, description="Delta table properties.")
+    keys: tuple[str, ...] = Field(
+        ("device", "_id", "event_time"),
+        description="Columns that identify a row: a second row with the same values is left out; empty: every row is stored. "
+        "A time among them saves reading most of the table's files.",
+    )
+    suite: str | None = Field(None, description="Great Expectations suite that validates its rows.")
+    schema_evolution: Literal["rescue", "add_columns", "fail"] = Field(
+        "rescue",
+        description="Unknown fields become JSON in _rescued_data, columns, or an error that stops the job.",
+    )
+    decoding: tuple[Decoding, ...] = Field(
+        min_length=1,
+        description="How messages become rows: one decoding, or a list; the first whose filter matches applies.",
+    )
+
+    @field_validator("decoding", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple) else (value,)
+
+    @model_validator(mode="after")
+    def _each_is_used(self) -> TableDeclaration:
+        problem = filter_problem(self.decoding)
+        if problem is not None:
+            raise ValueError(f"table {self.name}: {problem}")
+        return self

@@ -1,0 +1,174 @@
+"""What goes beside the packed file for each kind of cluster, and the line that submits the jobs there.
+
+Texts are made by pure functions; ``write_beside`` writes them. Only standalone clusters are tested (with a master and two
+workers as processes); for the others the line is what Spark's and Databricks' documents ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from pulsebridge.packing import submit_words
+
+__all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_beside"]
+
+JOB: Final = "pulsebridge_job.py"
+_SCRIPT: Final = '''"""The job of Pulsebridge, for spark-submit."""
+
+import sys
+
+from streaming.job import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+_PROPERTIES: Final = "spark-defaults.conf"
+_SETTINGS: Final = "pulsebridge.yaml"
+_IN_IMAGE: Final = "/opt/pulsebridge"
+_JOBS_OWN: Final = (
+    "spark.sql.session.timeZone",
+    "spark.sql.streaming.noDataMicroBatches.enabled",
+    "spark.sql.streaming.stateStore.providerClass",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
+    "spark.sql.execution.arrow.pyspark.enabled",
+    "spark.sql.python.filterPushdown.enabled",
+    "spark.sql.redaction.options.regex",
+)
+"""What the jobs count on; the rest of conf/spark-defaults.conf is size, and Delta's set-up."""
+
+
+class Target(str, Enum):
+    """The kinds of clusters."""
+
+    standalone = "standalone"
+    yarn = "yarn"
+    k8s = "k8s"
+    databricks = "databricks"
+
+    @property
+    def master(self) -> str:
+        """The master of a submission, with what is to be filled in in capitals."""
+        return {
+            Target.standalone: "spark://HOST:7077",
+            Target.yarn: "yarn",
+            Target.k8s: "k8s://https://HOST:6443",
+            Target.databricks: "",
+        }[self]
+
+
+def line(target: Target, pex: Path, master: str, jars: Sequence[Path]) -> str:
+    """Return the command that submits the jobs, for the folder of the packed file. Not for Databricks."""
+    if target is Target.standalone:
+        words = submit_words(pex, master, jars)
+        return shlex.join([*words, "--properties-file", _PROPERTIES, JOB, "--config", _SETTINGS])
+    words = ["spark-submit", "--master", master, "--deploy-mode", "cluster", "--properties-file", _PROPERTIES]
+    if target is Target.yarn:
+        # In cluster mode the driver's Python is the executors': both find the file in their working folder.
+        words += [
+            "--conf", f"spark.yarn.appMasterEnv.PYSPARK_PYTHON=./{pex.name}",
+            "--conf", f"spark.executorEnv.PYSPARK_PYTHON=./{pex.name}",
+            "--conf", "spark.yarn.appMasterEnv.PEX_ROOT=./.pex",
+            "--conf", "spark.executorEnv.PEX_ROOT=./.pex",
+            "--files", f"{pex.name},{_SETTINGS}",
+            "--jars", ",".join(map(str, jars)),
+            JOB, "--config", _SETTINGS,
+        ]  # fmt: skip
+    else:
+        python = f"{_IN_IMAGE}/{pex.name}"
+        words += [
+            "--conf", "spark.kubernetes.container.image=IMAGE",
+            "--conf", f"spark.kubernetes.driverEnv.PYSPARK_PYTHON={python}",
+            "--conf", f"spark.executorEnv.PYSPARK_PYTHON={python}",
+            "--conf", "spark.kubernetes.driverEnv.PEX_ROOT=/tmp/pex",
+            "--conf", "spark.executorEnv.PEX_ROOT=/tmp/pex",
+            "--jars", ",".join(f"local://{_IN_IMAGE}/jars/{jar.name}" for jar in jars),
+            f"local://{_IN_IMAGE}/{JOB}", "--config", f"{_IN_IMAGE}/{_SETTINGS}",
+        ]  # fmt: skip
+    return shlex.join(words)
+
+
+def dockerfile(pex: Path) -> str:
+    """Return how an image with the jobs is made from one of Spark; it must have the packing Python's version."""
+    return (
+        "# SPARK_IMAGE: one of Spark 4 with a CPython of the same minor version as the one that packed.\n"
+        "ARG SPARK_IMAGE\n"
+        "FROM ${SPARK_IMAGE}\n"
+        f"COPY {pex.name} {JOB} {_SETTINGS} {_IN_IMAGE}/\n"
+        f"COPY jars {_IN_IMAGE}/jars\n"
+    )
+
+
+def databricks_job(wheel: str, needs: Iterable[str], defaults: Mapping[str, str]) -> dict[str, Any]:
+    """Return the body of ``databricks jobs create``. ``needs``: what the wheel's extras need; ``defaults``: the pairs of
+    conf/spark-defaults.conf. Databricks brings its own Delta, Python and pyspark, so no packed file goes there.
+    """
+    volume = "/Volumes/CATALOG/SCHEMA/VOLUME"
+    libraries: list[dict[str, Any]] = [{"whl": f"{volume}/{wheel}"}]
+    libraries += [{"pypi": {"package": need}} for need in needs]
+    return {
+        "name": "pulsebridge",
+        "max_concurrent_runs": 1,
+        "tasks": [
+            {
+                "task_key": "jobs",
+                "spark_python_task": {
+                    "python_file": f"{volume}/{JOB}",
+                    "parameters": ["--config", f"{volume}/{_SETTINGS}"],
+                },
+                "new_cluster": {
+                    "spark_version": "RUNTIME",
+                    "node_type_id": "NODE_TYPE",
+                    "num_workers": 2,
+                    "data_security_mode": "SINGLE_USER",
+                    "spark_conf": {name: defaults[name] for name in _JOBS_OWN if name in defaults},
+                },
+                "libraries": libraries,
+                "max_retries": -1,
+            }
+        ],
+    }
+
+
+def notes(target: Target) -> list[str]:
+    """Return what to do before the line, and what was not tried."""
+    found = [
+        f"{_SETTINGS}: your settings, beside these files; streaming.root and the tables where all machines reach them"
+    ]
+    if target is Target.standalone:
+        return [*found, "tested: a master and two workers as processes, client mode"]
+    if target is Target.k8s:
+        found.append("first: docker build --build-arg SPARK_IMAGE=… -t IMAGE . in this folder, and push it")
+    if target is Target.databricks:
+        found.append(
+            "first: copy the wheel, the script and the settings into the volume; RUNTIME is one with Spark 4 and "
+            "a Python from 3.10 on; then: databricks jobs create --json @databricks-job.json"
+        )
+    return [*found, "not tested here: no such cluster was at hand"]
+
+
+def write_beside(
+    target: Target, artefact: Path, *, jars: Sequence[Path], properties: Path, job: Mapping[str, Any]
+) -> list[Path]:
+    """Write what goes beside the packed file, or the wheel, into its folder; return the files. ``properties`` is
+    conf/spark-defaults.conf, ``job`` the body for Databricks.
+    """
+    folder = artefact.parent
+    texts = {JOB: _SCRIPT}
+    if target is Target.k8s:
+        texts["Dockerfile"] = dockerfile(artefact)
+        (folder / "jars").mkdir(exist_ok=True)
+        for jar in jars:
+            shutil.copy(jar, folder / "jars")
+    if target is Target.databricks:
+        texts["databricks-job.json"] = json.dumps(job, indent=2) + "\n"
+    else:
+        texts[_PROPERTIES] = properties.read_text(encoding="utf-8")
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]

@@ -1,0 +1,174 @@
+"""What the rows of every table have: device, captures, id, time, metric and position. SQL as text.
+
+Id and time are where the decoding says, else where the topic rule says that took the message: the envelope of each message
+names it; ``reading_id`` and ``reading_time`` of it are templates (``bridge.topic_templates``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from bridge.contract import P_INGEST
+from bridge.settings.rules import TopicRule
+from bridge.settings.tables import Decoding, path_steps
+from bridge.topic_patterns import meet
+from bridge.topic_templates import Filter, Template
+from streaming.decoders.sql import by_number, captured, json_path, literal
+from streaming.decoders.times import as_timestamp, words_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "ARRIVAL",
+    "POSITION",
+    "Path",
+    "Place",
+    "captures",
+    "device",
+    "message_columns",
+    "metric_of",
+    "row_id",
+    "said",
+    "time_columns",
+    "top_names",
+]
+
+POSITION: Final = (
+    "named_struct('topic', __topic, 'partition', partition, 'ledger', ledger_id, 'entry', entry_id, "
+    "'index', batch_index, 'element', _element)"
+)
+ARRIVAL: Final = "arrival_time, __publishTime"
+Path = tuple[str | int, ...]
+Place = Callable[[Path], str]
+"""The text at a path of the payload, as SQL."""
+Part = Literal["id", "time"]
+_NONE: Final = "CAST(NULL AS STRING)"
+
+
+def message_columns(rows: DataFrame) -> list[str]:
+    """Return the source's columns; what begins with one underscore is added on the way."""
+    return [name for name in rows.columns if not name.startswith("_") or name.startswith("__")]
+
+
+def captures(message: Sequence[str], decodings: Sequence[Decoding]) -> dict[str, str]:
+    """Return the captures of the filters that are columns: those that no column of the message is called like."""
+    filters = [Filter.parse(one.filter) for one in decodings]
+    taken = {name.lower() for name in message}
+    names = [n for of in filters for n in of.names if n is not None and n.lower() not in taken]
+    return {
+        name: by_number([captured(of, name) if name in of.names else _NONE for of in filters])
+        for name in dict.fromkeys(names)
+    }
+
+
+def device(decodings: Sequence[Decoding], fallback: str = _NONE) -> str:
+    """Return the message's device, else what the filter captures as one."""
+    filters = [Filter.parse(one.filter) for one in decodings]
+    found = by_number([captured(of, "device") if "device" in of.names else fallback for of in filters])
+    return f"coalesce(device, {found}, {fallback})"
+
+
+def row_id(given: str, shared: str) -> str:
+    """Return the id of a row: ``given`` by its payload, with the element where it is that of a whole message."""
+    element = "concat('#', CAST(_element AS STRING))"
+    place = f"concat_ws(':', ledger_id, entry_id, batch_index), {element}"
+    own = f"concat({given}, CASE WHEN {shared} THEN {element} ELSE '' END)"
+    return f"coalesce({own}, concat({place}))"
+
+
+def time_columns(decodings: Sequence[Decoding]) -> tuple[str, str]:
+    """Return the time that the text ``_time`` says, and what is wrong with it where that, as ``_read``, is null."""
+    times = by_number([as_timestamp("_time", one.time_unit, one.time_zone) for one in decodings])
+    words = by_number([words_for("_time", one.time_unit) for one in decodings])
+    return times, f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {words} END"
+
+
+def said(decoding: Decoding, part: Part, rules: Sequence[TopicRule], row: Place) -> str:
+    """Return the id or the time of a row: at a path in its document, or in the message, or as SQL; else by its rule."""
+    text = getattr(decoding, part)
+    if text is None:
+        place = _in_message if decoding.many else row
+        return _by_name((rule, _filled(of, place)) for rule, of in _templates(rules, decoding, part))
+    if text.startswith("$$"):
+        return _in_message(path_steps(text[1:]))
+    return row(path_steps(text)) if text.startswith("$") else str(text)
+
+
+def _in_message(path: Path) -> str:
+    return f"get_json_object(_whole, {json_path(path)})"
+
+
+def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]:
+    """Return the names of fields at the top of a row's document in which its id or time is said to be."""
+    found: list[str] = []
+    for part in ("id", "time"):
+        text = getattr(decoding, part)
+        paths = [path_steps(text)] if text is not None and text[:1] == "$" and text[:2] != "$$" else []
+        if text is None and not decoding.many:
+            paths = [
+                f.steps
+                for _, of in _templates(rules, decoding, part)
+                for f in of.fields
+                if f.property is None
+            ]
+        found += [step for path in paths if len(path) == 1 for step in path if isinstance(step, str)]
+    return tuple(dict.fromkeys(found))
+
+
+def metric_of(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
+    """Return what the capture ``metric`` stands for, of the decoding's filter or the rule's; else the last level."""
+    own = Filter.parse(decoding.filter)
+    last = "element_at(split(mqtt_topic, '/', -1), -1)"
+    if "metric" in own.names:
+        return f"coalesce(nullif({captured(own, 'metric')}, ''), {last})"
+    filters = [(rule.name, Filter.parse(rule.filter)) for rule in rules]
+    found = _by_name((name, captured(of, "metric")) for name, of in filters if "metric" in of.names)
+    return f"coalesce(nullif({found}, ''), {last})"
+
+
+def _by_name(columns: Iterable[tuple[str, str]]) -> str:
+    took = f"get_json_object(try_element_at(__messageProperties, {literal(P_INGEST)}), '$.rule')"
+    cases = " ".join(f"WHEN {literal(name)} THEN {column}" for name, column in columns)
+    return f"CASE {took} {cases} END" if cases else _NONE
+
+
+def _templates(rules: Sequence[TopicRule], decoding: Decoding, part: str) -> list[tuple[str, Template]]:
+    wanted = Filter.parse(decoding.filter).patterns
+    found = []
+    for rule in rules:
+        text, of = getattr(rule, f"reading_{part}"), Filter.parse(rule.filter)
+        if text is not None and any(meet(a, b) for a in wanted for b in of.patterns):
+            found.append((rule.name, Template.parse(text, of)))
+    return found
+
+
+def _filled(template: Template, place: Place) -> str:
+    fields = {field.name: field for field in template.fields}
+    pieces: list[str] = []
+    for text, name in template.parts:
+        if text:
+            pieces.append(literal(text))
+        if name in fields:
+            field = fields[name]
+            found = place(field.steps) if field.property is None else _user_property(field.property)
+            pieces.append(f"nullif({found}, '')")  # as ingest: empty is none
+        elif name is not None:
+            pieces.append(_of_topic(template.of, name))
+    return f"concat({', '.join(pieces)})"
+
+
+def _user_property(name: str) -> str:
+    """Return a user property; two different ones are none, for either could be meant."""
+    named = f"filter(user_properties, one -> one.name <=> {literal(name)})"
+    values = f"array_distinct(transform({named}, one -> one.value))"
+    return f"CASE WHEN size({values}) = 1 THEN try_element_at({values}, 1) END"
+
+
+def _of_topic(of: Filter, name: str) -> str:
+    if name == "mqtt_topic" or name in of.names:
+        return name if name == "mqtt_topic" else captured(of, name)
+    return (
+        f"try_element_at(split(mqtt_topic, '/', -1), {int(name.removeprefix('level'))})"  # level1, level2, …
+    )

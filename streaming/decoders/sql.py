@@ -1,0 +1,63 @@
+"""Pieces of Spark SQL as text: names and values that are quoted, topics that a filter matches, captures of a topic. Pure.
+
+Columns are written as SQL, for each function of pyspark is a call into the JVM, or a message of Spark Connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bridge.topic_patterns import Star
+from bridge.topic_templates import Filter
+
+__all__ = ["by_number", "captured", "json_path", "literal", "matches", "quoted"]
+
+
+def literal(text: str) -> str:
+    """Return a value as SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def quoted(name: str) -> str:
+    """Return the name of a column or field as SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def json_path(steps: tuple[str | int, ...]) -> str:
+    """Return a path as ``get_json_object`` and ``try_variant_get`` take it, as SQL."""
+    return literal(
+        "$"
+        + "".join(f"[{s}]" if isinstance(s, int) else f'["{s}"]' if "'" in s else f"['{s}']" for s in steps)
+    )
+
+
+def matches(of: Filter) -> str:
+    """Return whether a row's MQTT topic is one that the filter matches (MQTT 5, 4.7)."""
+    if of.levels == (Star.REST,):
+        return "coalesce(mqtt_topic NOT LIKE '$%', true)"  # a message of no MQTT topic is one of all
+    parts = [
+        "[^/]*" if level is Star.LEVEL else "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in level)
+        for level in of.levels
+        if level is not Star.REST
+    ]
+    body = "/".join(parts)
+    if of.levels[-1] is Star.REST:  # without a name, a/# matches a itself as well
+        body += "/.*" if of.names[-1] is not None else "(/.*)?"
+    guard = r"(?!\x24)" if isinstance(of.levels[0], Star) else ""
+    return "mqtt_topic RLIKE " + literal(f"(?s)^{guard}{body}" + r"\z")
+
+
+def captured(of: Filter, name: str) -> str:
+    """Return what a capture of the filter stands for in a row's MQTT topic."""
+    number = of.names.index(name) + 1
+    levels = "split(mqtt_topic, '/', -1)"
+    if of.levels[number - 1] is Star.REST:
+        return f"array_join(slice({levels}, {number}, greatest(size({levels}), 1)), '/')"
+    return f"try_element_at({levels}, {number})"
+
+
+def by_number(columns: Sequence[str]) -> str:
+    """Return one column, by the number ``_n`` of a row's decoding."""
+    if len(set(columns)) == 1:
+        return columns[0]
+    return "CASE _n " + " ".join(f"WHEN {n} THEN {column}" for n, column in enumerate(columns)) + " END"

@@ -1,0 +1,56 @@
+"""Builds the pipeline that settings ask for: built-in tables, declared ones, and those of the user's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streaming import built_in
+from streaming import pipelines as dp
+from streaming.modules import import_module
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from bridge.settings import Settings, TopicRule
+    from bridge.settings.tables import TableDeclaration
+
+__all__ = ["pipeline_of"]
+
+
+def pipeline_of(settings: Settings) -> dp.Pipeline:
+    """Return what the settings declare. Raises ConfigError, in one line, for an invalid module or declaration."""
+    from streaming.decoding import declared_tables
+
+    with dp.declaring(dp.Pipeline()) as pipeline:
+        # Alerts look at the columns of tables: they come last.
+        chosen = settings.streaming.built_in
+        built_in.declare(settings, [name for name in chosen if name != "alerts"])
+        for table in declared_tables(settings):
+            _declare(table, settings.ingest.all_rules)
+        for name in settings.streaming.modules:
+            import_module(name)
+        if "alerts" in chosen:
+            built_in.declare(settings, ["alerts"])
+    pipeline.check()
+    return pipeline
+
+
+def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:
+    def rows() -> DataFrame:
+        return dp.decoded(table.decoding)
+
+    # A row without an id of its own is known by its place in Pulsar, of which there is one: nothing is looked up.
+    said = [one for one in table.decoding if one.id is not None] or any(r.reading_id for r in rules)
+    keys = table.keys if table.keys != type(table).model_fields["keys"].default or said else ()
+
+    dp.table(
+        rows,
+        name=table.name,
+        comment=table.comment,
+        cluster_by=table.cluster_by,
+        table_properties=table.table_properties,
+        keys=keys,
+        suite=table.suite,
+        schema_evolution=table.schema_evolution,
+    )

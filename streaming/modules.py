@@ -1,0 +1,68 @@
+"""The user's modules: imported by name or from a file, here and in the processes that Spark starts."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bridge.errors import ConfigError, PulsebridgeError
+from streaming import pipelines as dp
+
+__all__ = ["import_module", "load_again", "sources_of"]
+
+
+def import_module(name: str) -> None:
+    """Import a module of the user's, by name or by its file. What it declares counts each time.
+
+    Raises ConfigError in one line for what it raises.
+    """
+    where = f"streaming.modules: {name!r}"
+    try:
+        if name.endswith(".py"):
+            path = Path(name).expanduser().absolute()
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            if spec is None or spec.loader is None or not path.is_file():
+                raise ConfigError(f"{where}: there is no such file", remedy="correct the path")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+            from pyspark import cloudpickle
+
+            by_value: Any = cloudpickle.register_pickle_by_value
+            by_value(module)  # Spark's workers cannot import it by its name
+        elif name in sys.modules:
+            importlib.reload(sys.modules[name])
+        else:
+            importlib.import_module(name)
+    except PulsebridgeError:
+        raise
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        raise ConfigError(
+            f"{where} cannot be imported: {type(e).__name__}: {e} ({at.filename}:{at.lineno})",
+            remedy="correct the module, or install what it needs on the driver",
+        ) from e
+
+
+def sources_of(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return name and text of those of the modules that were imported from a file."""
+    from pyspark import cloudpickle
+
+    by_value: Any = cloudpickle.list_registry_pickle_by_value
+    found = [(name, Path(str(sys.modules[name].__file__))) for name in names if name in by_value()]
+    return tuple((name, path.read_text(encoding="utf-8")) for name, path in found)
+
+
+def load_again(sources: Iterable[tuple[str, str]]) -> None:
+    """Make modules from their text, in a process that has not got them. What they declare counts for nothing here."""
+    for name, text in sources:
+        if name not in sys.modules:
+            sys.modules[name] = module = ModuleType(name)
+            with dp.declaring(dp.Pipeline()):
+                exec(compile(text, name, "exec"), module.__dict__)

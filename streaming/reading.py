@@ -1,0 +1,242 @@
+"""What the functions of a pipeline read: messages of topics, tables, views. Spark's part of ``streaming.pipelines``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from bridge.contract import SOURCE_COLUMNS
+from bridge.errors import ConfigError, PulsebridgeError
+from streaming.pipelines import Declared, Flow, Pipeline, running
+from streaming.tables import Table, create, struct_of, table_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from bridge.settings import Settings
+    from bridge.settings.tables import Decoding
+
+__all__ = ["MESSAGE_COLUMNS", "QUARANTINE", "WORKING_COLUMNS", "Reader"]
+
+MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
+"""The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
+WORKING_COLUMNS: Final = ("_fault", "_ahead", "_payload")
+"""Columns that rows carry on their way to a table and that no table has."""
+QUARANTINE: Final = "quarantine"
+"""Name of the table of rows that failed a rule."""
+
+
+@dataclass
+class Reader:
+    """Resolves what functions read, for one pipeline in one session."""
+
+    spark: SparkSession
+    settings: Settings
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    instead: dict[str, DataFrame] = field(default_factory=dict)
+    """Frames to give for tables, in place of all of their rows."""
+    stored: DataFrame | None = None
+    """Messages as bronze has them. Where they are given, functions read them in place of the topics, and the rows of a
+    table in place of its stream: what they return is not streaming.
+    """
+    seen: list[str] = field(default_factory=list)
+    """Tables of the pipeline that were read, in this order."""
+    _flow: str = ""
+    _sources: int = 0
+    _made: set[str] = field(default_factory=set)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # With Spark Connect views are brought up to date in another process, which has a session of its own.
+        return {**self.__dict__, "spark": None, "instead": {}, "stored": None}
+
+    @classmethod
+    def of_session(cls) -> Reader:
+        """Return a reader for the active session, with the settings that the environment gives."""
+        from pyspark.sql import SparkSession
+
+        from bridge.settings.loading import load
+
+        spark = SparkSession.active()
+        return cls(spark, load(None, ()))
+
+    def frame(self, flow: Flow) -> DataFrame:
+        """Return what a flow's function gives, with the tables that it reads created. Raises ConfigError for what the
+        function raises.
+        """
+        from pyspark.sql import DataFrame
+
+        self._flow, self._sources = flow.name, 0
+        try:
+            with running(self):
+                found = flow.query()
+        except PulsebridgeError:
+            raise
+        except Exception as e:
+            if type(e).__module__.startswith(
+                "py4j"
+            ):  # Spark's own trouble, a query that is stopped for example
+                raise
+            raise ConfigError(
+                f"flow {flow.name!r}: {type(e).__name__}: {_line(e)}", remedy="correct its function"
+            ) from e
+        if not isinstance(found, DataFrame):
+            raise ConfigError(
+                f"flow {flow.name!r} returns {type(found).__name__}, which is no frame",
+                remedy="return a DataFrame",
+            )
+        if self.stored is None and found.isStreaming == (flow.kind == "view"):
+            wanted = "read" if flow.kind == "view" else "read_stream or messages"
+            raise ConfigError(
+                f"flow {flow.name!r} returns a frame that is {'' if found.isStreaming else 'not '}a stream",
+                remedy=f"read its tables by {wanted}",
+            )
+        return found
+
+    @property
+    def read_messages(self) -> bool:
+        """Whether the flow of the last frame reads messages."""
+        return self._sources > 0
+
+    def messages(self, filter: str, declared: Mapping[str, Any]) -> DataFrame:
+        """Return the messages of a filter, decoded as declared."""
+        from streaming.decoding import Decoding
+
+        if declared:
+            try:
+                return self.decoded([Decoding(filter=filter, **declared)])
+            except ValidationError as e:
+                raise ConfigError(f"messages({filter!r}): {_line(e)}", remedy="correct its arguments") from e
+        from bridge.topic_templates import Filter
+        from streaming.decoders.sql import matches
+
+        rows = self._source(filter)
+        return rows if filter == "#" else rows.where(matches(Filter.parse(filter)))
+
+    def decoded(self, decodings: Sequence[Decoding]) -> DataFrame:
+        """Return the messages of several declarations, decoded. ``_ahead``: whether the row's time is too far ahead."""
+        from pyspark.sql import functions as F
+
+        from streaming.decoding import decoded
+
+        zone = self.settings.streaming.time_zone
+        decodings = [
+            one if one.time_zone or not zone else one.model_copy(update={"time_zone": zone})
+            for one in decodings
+        ]
+        rows = self._source(*(one.filter for one in decodings))
+        skew = f"make_dt_interval(0, 0, 0, CAST({self.settings.streaming.clock_skew_s} AS DECIMAL(18, 6)))"
+        # Ingest's clock may be ahead as well (H45).
+        ahead = f"event_time > least(arrival_time, current_timestamp()) + {skew}"
+        return decoded(rows, decodings, self.settings.ingest.all_rules).withColumn("_ahead", F.expr(ahead))
+
+    def read(self, name: str) -> DataFrame:
+        """Return the rows of a table."""
+        if name in self.instead:
+            self.seen.append(name)
+            return self.instead[name]
+        if name in self.pipeline.views:
+            return self.pipeline.views[name]()
+        return self._table(name).read(self.spark)
+
+    def read_stream(self, name: str) -> DataFrame:
+        """Return the stream of what comes into a table."""
+        if self.stored is not None:
+            return self.read(name)
+        if name in self.pipeline.views:
+            return self.pipeline.views[name]()
+        return self._table(name).stream(self.spark)
+
+    def table(self, name: str) -> Table:
+        """Return where a table is."""
+        return table_of(name, self.settings.streaming)
+
+    def ensure(self, name: str) -> Table:
+        """Return a table of the pipeline, created from its declaration unless it exists."""
+        found = self.table(name)
+        if name in self._made:
+            return found
+        self._made.add(name)
+        declared = self.pipeline.tables[name]
+        create(
+            self.spark,
+            found,
+            self._schema(declared),
+            comment=declared.comment,
+            cluster_by=declared.cluster_by,
+            partition_cols=declared.partition_cols,
+            properties=declared.table_properties,
+        )
+        return found
+
+    def _table(self, name: str) -> Table:
+        self.seen.append(name)
+        if name in self.pipeline.tables:
+            return self.ensure(name)
+        return self.table(name)
+
+    def _schema(self, declared: Declared) -> StructType:
+        from pyspark.sql.types import StructType
+
+        if isinstance(declared.schema, StructType):
+            return declared.schema
+        if declared.schema is not None:
+            return struct_of(declared.schema)
+        kept = (self._flow, self._sources, list(self.seen))
+        try:
+            found = self.frame(self.pipeline.flows_of(declared.name)[0]).schema
+        finally:
+            self._flow, self._sources, self.seen[:] = kept[0], kept[1], kept[2]
+        from pyspark.sql.types import ArrayType, StringType, StructField
+
+        fields = [f for f in found.fields if f.name not in WORKING_COLUMNS]
+        if declared.suite and "_warnings" not in found.names:
+            fields.append(StructField("_warnings", ArrayType(StringType())))
+        return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in fields])
+
+    def _source(self, *filters: str) -> DataFrame:
+        from sources.options import connection_options
+
+        streaming = self.settings.streaming
+        self._sources += 1
+        if self.stored is not None:
+            return self.stored.select(*MESSAGE_COLUMNS)
+        hold = "-".join(part for part in (streaming.subscription, self._flow) if part)
+        if self._sources > 1:
+            hold += f"-{self._sources}"
+        options = {
+            **connection_options(self.settings.pulsar),
+            "topics": ",".join(self._topics(filters)),
+            "predefinedSubscription": hold,
+            "startingOffsets": "earliest",
+            "waitingForNonExistedTopic": "true",  # a topic may be made with its first message, long after the start
+            "maxRowsPerTrigger": str(streaming.max_rows_per_trigger),
+            "maxBytesPerTrigger": str(streaming.max_bytes_per_trigger),
+            "columns": ",".join(MESSAGE_COLUMNS),
+        }
+        return self.spark.readStream.format("pulsebridge").options(**options).load()
+
+    def _topics(self, filters: Iterable[str]) -> list[str]:
+        from bridge.pulsar_admin import PulsarAdmin
+        from bridge.readings_topics import topics_to_read
+
+        pulsar = self.settings.pulsar
+        with PulsarAdmin(pulsar) as admin:
+            found = topics_to_read(self.settings, admin.topics, filters)
+        if not found:
+            raise ConfigError(
+                f"no topic in {', '.join(pulsar.readings_namespaces)}",
+                remedy="start `pulsebridge ingest` first, or name the topics in streaming.topics",
+            )
+        return found
+
+
+def _line(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, ValidationError):
+        found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
+        return "; ".join(f"{at}: {what}" if at else what for at, what in found)
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,189 @@
+"""The log of requests for upkeep: which are asked for, who carries one out, and which jobs run.
+
+It is a Delta table that is only appended to. Each event has the number after the last one, and Delta takes a number
+once: all processes see one order, and one process wins each step. A job enters the log before it starts a flow and
+leaves it after its flows have ended. While a job is in the log, only this job carries out requests. If the log does not
+change for long although a process waits, those in it are dead, and the waiting process removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from streaming.tables import Table, create
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["Log", "Request", "Standing"]
+
+_EVENT: Final = (
+    "seq bigint, token string, at timestamp, event string COMMENT 'what happened', id string COMMENT 'of the request', "
+    "owner string COMMENT 'process', kind string, `table` string, arguments string COMMENT 'as JSON', message string"
+)
+_WRITER: Final = "pulsebridge-upkeep"
+_log = structlog.get_logger("upkeep")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request. ``state``: asked, staged, done or failed; ``owner``: the process that carries it out, if any."""
+
+    id: str
+    kind: str = ""
+    table: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    state: str = "asked"
+    owner: str = ""
+    message: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something to do."""
+        return self.state in ("asked", "staged")
+
+
+@dataclass
+class Standing:
+    """What the events say, free of Spark: the jobs that run, with their flows, and the requests."""
+
+    seq: int = 0
+    tokens: set[str] = field(default_factory=set)
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]]) -> Standing:
+        """Fold the rows of the table, in any order."""
+        found = cls()
+        for event in sorted(events, key=lambda e: int(e["seq"])):
+            found._add(**event)
+        return found
+
+    def _add(self, seq: int, token: str, event: str, id: str = "", owner: str = "", kind: str = "", table: str = "",
+             arguments: str = "{}", message: str = "", **_: Any) -> None:  # fmt: skip
+        self.seq = seq
+        self.tokens.add(token)
+        known = self.requests.get(id, Request(id))
+        if event == "asked":
+            self.requests[id] = replace(known, kind=kind, table=table, arguments=json.loads(arguments))
+        elif event == "taken":
+            self.requests[id] = replace(known, owner=owner)
+        elif event in ("staged", "done", "failed"):
+            self.requests[id] = replace(known, state=event, message=message)
+        elif event == "began":
+            flows = json.loads(arguments)
+            # Two jobs cannot run one flow: the earlier one was killed.
+            self._remove([job for job, its in self.jobs.items() if set(its) & set(flows)])
+            self.jobs[owner] = flows
+        elif event == "removed":
+            self._remove(json.loads(arguments))
+
+    def _remove(self, owners: Sequence[str]) -> None:
+        self.jobs = {job: flows for job, flows in self.jobs.items() if job not in owners}
+        for request in self.requests.values():
+            if request.owner in owners:
+                self.requests[request.id] = replace(request, owner="")
+
+    @property
+    def busy(self) -> list[Request]:
+        """Requests that a process carries out."""
+        return [r for r in self.requests.values() if r.open and r.owner]
+
+    @property
+    def next(self) -> Request | None:
+        """The request to carry out next: first one that may have changed tables."""
+        waiting = [r for r in self.requests.values() if r.open and not r.owner]
+        return min(waiting, key=lambda r: r.state != "staged", default=None)
+
+    def free_for(self, owner: str) -> bool:
+        """Whether this process may carry out a request: no other process does, and no other job runs."""
+        return not self.busy and set(self.jobs) <= {owner}
+
+
+class Log:
+    """The table of the events. Any process may append to it."""
+
+    def __init__(self, spark: SparkSession, table: Table, patience_s: float) -> None:
+        self._spark = spark
+        self.table = table
+        self._patience_s = patience_s
+        self._quiet = (-1, 0.0)
+        self._lock = threading.Lock()
+        self._made = False
+
+    def read(self) -> Standing:
+        """Return what the events say now; the table is created unless it is there."""
+        if not self._made:
+            create(
+                self._spark,
+                self.table,
+                _schema(),
+                comment="Requests of `pulsebridge tables`, and the jobs that run",
+            )
+            self._made = True
+        rows = self.table.read(self._spark).collect()
+        return Standing.of({k: v for k, v in row.asDict().items() if v is not None} for row in rows)
+
+    def add(self, event: str, when: Callable[[Standing], bool] = lambda now: True, **fields: str) -> bool:
+        """Append an event if ``when`` holds for those before it; return whether it did."""
+        token = uuid.uuid4().hex
+        names = ("id", "owner", "kind", "table", "arguments", "message")
+        with self._lock:
+            while when(now := self.read()):
+                row = (now.seq + 1, token, datetime.now(timezone.utc), event, *map(fields.get, names))
+                try:
+                    # Delta leaves out a number that it has: then another process was first.
+                    self.table.append(self._spark.createDataFrame([row], _schema()), (_WRITER, now.seq + 1))
+                except Exception as e:
+                    if "Concurrent" not in str(e):
+                        raise
+                if token in self.read().tokens:
+                    return True
+        return False
+
+    def forget_arguments(self) -> None:
+        """Delete the arguments of finished requests: they may name a device that was deleted."""
+        settled = ", ".join(f"'{r.id}'" for r in self.read().requests.values() if r.kind and not r.open)
+        while settled:
+            try:
+                with self._lock:
+                    self._spark.sql(
+                        f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({settled})"
+                    ).collect()
+            except Exception as e:
+                if "Concurrent" not in str(e):  # another process has added an event meanwhile
+                    raise
+            else:
+                return
+
+    def remove_if_dead(self, now: Standing) -> None:
+        """Wait a moment, and remove the processes in the log if it has not changed for long."""
+        if now.seq != self._quiet[0]:
+            self._quiet = (now.seq, time.monotonic())
+        elif time.monotonic() - self._quiet[1] > self._patience_s:
+            owners = [*now.jobs, *(r.owner for r in now.busy)]
+            _log.warning(
+                "processes without a sign of life are removed from the log. Action: check that they have ended",
+                processes=owners,
+            )
+            self.add("removed", lambda then: then.seq == now.seq, arguments=json.dumps(owners))
+        time.sleep(min(1.0, self._patience_s))
+
+
+def _schema() -> StructType:
+    from pyspark.sql.types import StructType
+
+    found = StructType.fromDDL(_EVENT)
+    assert isinstance(found, StructType)
+    return found

@@ -1,0 +1,289 @@
+"""The job through a Spark Connect server gives what it gives with a driver of its own; and Spark's own pipelines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import pulsar
+import pytest
+import yaml
+from pyarrow import parquet
+
+from bridge import contract
+from bridge.local.ports import free_ports
+from bridge.local.preflight import find_java
+from bridge.local.processes import Server, last_lines
+from bridge.provisioning import provision_commands
+from bridge.pulsar_admin import PulsarAdmin
+from bridge.settings import PulsarSettings
+from tests.support.delta_rows import delta_rows
+from tests.support.waiting import patient, poll_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.stack]
+pytest.importorskip("grpc")
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+EXAMPLES: Final = ROOT / "examples"
+RULES: Final = {
+    "alerts": [
+        {"name": "hot", "metric": "temperature", "kind": "above", "limit": 30},
+        {
+            "name": "damp",
+            "table": "comfort",
+            "kind": "sql",
+            "condition": "humidity > 70 AND temperature < 25",
+        },
+        {"name": "each", "table": "comfort", "kind": "sql", "condition": "humidity > 90", "every": "message"},
+    ]
+}
+TABLES: Final = ("bronze", "readings", "gold", "device_latest", "alerts", "quarantine", "comfort", "hourly")
+OF_THE_RUN: Final = {
+    "stored_at",
+    "judged_at",
+    "created_at",
+    "expires_at",
+    "run_at",
+    "rows_since",
+    "rows_until",
+}
+"""Columns that say when a run was."""
+BODIES: Final = (
+    {"temperature": 21.5, "humidity": 45, "occupied": True},
+    {"temperature": 12.0, "humidity": 45, "occupied": True},  # cold, and somebody is there: a warning
+    {"temperature": 12.0, "humidity": 45, "occupied": False},
+    {"temperature": 99.0, "humidity": 50.5, "occupied": False},  # too hot, and no whole percent: quarantine
+    {"temperature": 20.0, "humidity": 95, "occupied": False},
+    {"temperature": 31.0, "humidity": 40, "color": {"x": 0.3}},
+)
+
+
+def environment(**more: str) -> dict[str, str]:
+    java = find_java()[0]
+    assert java is not None
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+    # A launcher for spark-submit's Python, which must be this one.
+    return {
+        **os.environ,
+        "JAVA_HOME": str(java.home),
+        "PYTHONPATH": path,
+        "PYSPARK_PYTHON": sys.executable,
+        **more,
+    }
+
+
+def spark_command(name: str) -> str:
+    found = find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent / "bin" / name)
+
+
+def spark_options(folder: Path) -> list[str]:
+    """Return what spark-submit and spark-pipelines are given: the settings of ``conf/``, and Delta's jars."""
+    from streaming.session import delta_jars, spark_settings
+
+    settings = spark_settings("local[2]") | {
+        # Threads of spark-pipelines do not find what spark.jars names.
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, delta_jars())),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "scratch"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a Spark Connect server on a free port of loopback, and give its address."""
+    folder = tmp_path_factory.mktemp("connect")
+    (port,) = free_ports(1)
+    server = Server(
+        "connect",
+        [
+            spark_command("spark-submit"), "--master", "local[2]", "--name", "connect",
+            "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+            *spark_options(folder),
+            "--conf", f"spark.connect.grpc.binding.port={port}",
+            "--conf", "spark.connect.grpc.binding.address=127.0.0.1",
+            "spark-internal",
+        ],
+        log=folder / "connect.log", cwd=folder, environment=environment(SPARK_LOCAL_IP="127.0.0.1"), grace_s=30,
+    )  # fmt: skip
+
+    def listens() -> bool:
+        assert server.alive(), last_lines(server.log)
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        poll_for(listens, 120, "the server to listen")
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.ask()
+        server.stop()
+
+
+@pytest.fixture
+def config(namespaces: PulsarSettings, tmp_path: Path) -> dict[str, Any]:
+    """Publish the messages, make the suites, and return the settings of a job."""
+    with PulsarAdmin(namespaces, timeout_s=30) as admin:
+        admin.create_partitioned(namespaces.readings_topic("rooms"), 1)
+        provision_commands(admin)
+    publish(namespaces)
+    shutil.copytree(EXAMPLES / "gx", tmp_path / "gx")
+    made = [sys.executable, str(EXAMPLES / "comfort.py"), str(tmp_path)]
+    subprocess.run(made, env=environment(), check=True, timeout=patient(120), capture_output=True)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES), "utf-8")
+    names = ("service_url", "admin_url", "namespace", "system_namespace")
+    return {
+        "pulsar": {name: getattr(namespaces, name) for name in names},
+        "streaming": {
+            "topics": ["rooms"],
+            "built_in": ["bronze", "readings", "gold", "device_latest", "alerts"],
+            "modules": [str(EXAMPLES / "comfort.py"), str(EXAMPLES / "hourly.py")],
+            "expectations": str(tmp_path),
+            "rules": str(tmp_path / "rules.yaml"),
+        },
+    }
+
+
+def publish(settings: PulsarSettings) -> None:
+    """Publish each body from two devices, and one that is no JSON."""
+    client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    topic = contract.partition_name(settings.readings_topic("rooms"), 0)
+    producer = client.create_producer(topic)
+    payloads = [(room, json.dumps(body).encode()) for body in BODIES for room in ("bath", "hall")]
+    for n, (room, payload) in enumerate([*payloads, ("bath", b"{broken")]):
+        about = {
+            contract.P_INGEST: contract.encode_ingest(link="test", protocol="5", rule=None),
+            contract.P_DEVICE: room,
+            contract.P_TOPIC: f"zigbee2mqtt/{room}",
+            contract.P_COMMAND_TOPIC: f"zigbee2mqtt/{room}/set",
+        }
+        at = 1_767_355_200_000 + n * 60_000  # from noon of 2026-01-02 on
+        producer.send(payload, partition_key=room, properties=about, event_timestamp=at)
+    client.close()
+
+
+def job(config: dict[str, Any], folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the job to the end of what is there."""
+    folder.mkdir(exist_ok=True)
+    streaming = {**config["streaming"], "root": str(folder / "lakehouse"), "subscription": folder.name}
+    (folder / "pulsebridge.yaml").write_text(yaml.safe_dump({**config, "streaming": streaming}), "utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "streaming.job",
+        "--config",
+        str(folder / "pulsebridge.yaml"),
+        "--available-now",
+    ]
+    return subprocess.run(
+        [*command, *words], env=environment(**more), cwd=folder, timeout=patient(300), check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def tables_of(config: dict[str, Any], folder: Path, **more: str) -> dict[str, list[str]]:
+    """Run the job; return the rows of each table, but for the time of the run."""
+    done = job(config, folder, **more)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "expect_column_mean_to_be_between(humidity)" in done.stdout, "a verdict only is named"
+    return {name: rows_of(folder / "lakehouse" / name) for name in (*TABLES, "quality_results")}
+
+
+def rows_of(table: Path) -> list[str]:
+    kept = [{k: v for k, v in row.items() if k not in OF_THE_RUN} for row in delta_rows(table)]
+    return sorted(json.dumps(row, default=repr, sort_keys=True) for row in kept)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
+    config: dict[str, Any], remote: str, tmp_path: Path
+) -> None:
+    here = tables_of(config, tmp_path / "here")
+    good = [json.loads(row) for row in here["comfort"]]
+    assert len(good) == 2 * (len(BODIES) - 1)
+    cold = "expect_column_values_to_be_between(temperature)#2"
+    assert [row["_warnings"] for row in good if row["temperature"] == 12.0 and row["occupied"]] == 2 * [
+        [cold]
+    ]
+    assert sum(len(row["_warnings"]) for row in good) == 2
+    bad = [json.loads(row) for row in here["quarantine"] if json.loads(row)["table"] == "comfort"]
+    failed = [
+        "expect_column_values_to_be_between(temperature)",
+        "expect_column_values_to_be_whole(humidity)",
+    ]
+    assert sorted(row["failed_rules"] for row in bad) == [*2 * [failed], ["undecodable"]]
+    verdicts = [json.loads(row) for row in here["quality_results"]]
+    found = {row["rule"]: (row["severity"], row["splits_rows"], row["success"], row["unexpected"])
+             for row in verdicts if row["table"] == "comfort"}  # fmt: skip
+    assert found == {
+        failed[0]: ("critical", True, False, 2),
+        failed[1]: ("critical", True, False, 2),
+        cold: ("warning", True, False, 2),
+        "expect_column_mean_to_be_between(humidity)": ("info", False, True, None),
+    }
+    assert (tmp_path / "gx/uncommitted/data_docs/local_site/index.html").is_file()
+    assert {json.loads(row)["rule"] for row in here["alerts"]} == {"hot", "damp", "each"}
+
+    there = tables_of(config, tmp_path / "there", SPARK_REMOTE=remote)
+    assert {name: rows for name, rows in here.items() if not rows} == {}
+    for name, rows in here.items():
+        assert there[name] == rows, name
+    done = job(config, tmp_path / "there", "--only", "comfort", SPARK_REMOTE=remote)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert rows_of(tmp_path / "there" / "lakehouse" / "comfort") == there["comfort"], (
+        "a second run adds nothing"
+    )
+
+
+@pytest.mark.timeout(400)
+def test_what_ends_the_job_is_one_line_through_spark_connect(
+    config: dict[str, Any], remote: str, tmp_path: Path
+) -> None:
+    config["streaming"] |= {"on_bad_share": "stop", "bad_share_limit": 0.01, "bad_share_min_rows": 1}
+    done = job(config, tmp_path / "stop", "--only", "comfort", SPARK_REMOTE=remote)
+    assert done.returncode == 1, done.stdout[-6000:]
+    line = "comfort failed in batch 0: comfort: 3 of 13 rows of a batch failed a rule"
+    assert line in done.stdout, done.stdout[:3000] + done.stdout[-3000:]
+    assert "JVM stacktrace" not in done.stdout
+    assert "Traceback" not in done.stdout
+    assert rows_of(tmp_path / "stop" / "lakehouse" / "comfort") == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_walk_e_the_source_in_a_spark_declarative_pipeline(config: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("declarative.py", "spark-pipeline.yml"):
+        text = (EXAMPLES / name).read_text("utf-8").replace("file:///tmp", tmp_path.as_uri())
+        (tmp_path / name).write_text(text, "utf-8")
+    (tmp_path / "pulsebridge.yaml").write_text(yaml.safe_dump(config), "utf-8")
+
+    def run() -> list[str]:
+        done = subprocess.run(
+            [spark_command("spark-pipelines"), "run", *spark_options(tmp_path), "--conf", "spark.sql.catalogImplementation=hive"],
+            env=environment(PULSEBRIDGE_CONFIG=str(tmp_path / "pulsebridge.yaml"), SPARK_LOCAL_IP="127.0.0.1"),
+            cwd=tmp_path, timeout=patient(300), check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        return [
+            f"{row['device']} {row['humidity']:g}"
+            for row in parquet.read_table(tmp_path / "spark-warehouse" / "damp").to_pylist()
+        ]
+
+    assert sorted(run()) == ["bath 95", "hall 95"]
+    assert parquet.read_table(tmp_path / "spark-warehouse" / "rooms").num_rows == 2 * len(BODIES)
+    publish(PulsarSettings(**config["pulsar"]))
+    assert sorted(run()) == ["bath 95", "bath 95", "hall 95", "hall 95"], "what was read is not read again"

@@ -1,0 +1,227 @@
+"""Tables and quarantine: each row in exactly one of them, once, whatever is run again and whatever rules changed since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bridge.errors import TerminalError
+from bridge.killpoints import TABLE_KILL_POINTS
+from bridge.settings.tables import Decoding
+from streaming import pipelines as dp
+from streaming import writing
+from streaming.reading import Reader
+from tests.support import killed_batches
+from tests.support.pipelines import PipelineWorld
+from tests.support.source_messages import ARRIVAL, frame, sent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark]
+
+SOURCE = "n int, device string, value double, fault string, rescued string, pos int"
+
+
+def declared(
+    *, limit: float = 1e9, keys: tuple[str, ...] = (), evolution: str = "rescue", position: bool | str = True
+) -> Callable[[], None]:
+    """Declare a table of measurements; a value beyond the limit does not decode, for want of a suite."""
+
+    def declare() -> None:
+        @dp.table(keys=keys, schema_evolution=evolution, cluster_by=["device"])
+        def measured() -> Any:
+            from pyspark.sql import functions as F
+
+            rows = dp.read_stream("source")
+            place = F.struct(
+                F.lit("t").alias("topic"), F.lit(0).alias("partition"), F.lit(1).cast("bigint").alias("ledger"),
+                (F.col("pos") / (2 if position == "shared" else 1)).cast("bigint").alias("entry"), F.lit(0).alias("index"), F.lit(0).alias("element"),
+            )  # fmt: skip
+            fault = F.when(F.col("value") > limit, F.lit("too much")).otherwise(F.col("fault"))
+            found = rows.select(
+                "n", "device", "value", F.col("rescued").alias("_rescued_data"), fault.alias("_fault"),
+                F.encode(F.col("n").cast("string"), "UTF-8").alias("_payload"), place.alias("_position"),
+            )  # fmt: skip
+            return found if position else found.drop("_position")
+
+    return declare
+
+
+def row(
+    n: int, value: float | None = 1.0, fault: str | None = None, rescued: str | None = None
+) -> tuple[Any, ...]:
+    return (n, f"d{n % 3}", value, fault, rescued, n)
+
+
+def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_payload(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    world.fill("source", [row(1), row(2, fault="no JSON"), row(3)], SOURCE)
+    world.run(declared())
+    assert world.rows("measured", "n", "value") == [(1, 1.0), (3, 1.0)]
+    assert "_fault" not in world.table("measured").read(spark).columns
+    assert world.rows("quarantine", "table", "failed_rules", "reason", "device", "payload", "row") == [
+        ("measured", ["undecodable"], "no JSON", "d2", bytearray(b"2"), None)
+    ]
+    assert world.counts == [("measured", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    "position", [True, "shared", False], ids=["by position", "by shared position", "by row"]
+)
+@pytest.mark.parametrize("keys", [(), ("device", "n")], ids=["appended", "merged"])
+@pytest.mark.parametrize("step", ["table.judged", "table.written", "table.quarantined"])
+def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exactly_one_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, keys: tuple[str, ...],
+    position: bool | str,
+) -> None:  # fmt: skip
+    world = PipelineWorld(spark, tmp_path, restart_budget=0)
+    world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
+
+    def cut(point: str) -> None:
+        if point == step:
+            raise RuntimeError("cut here")
+
+    monkeypatch.setattr(writing, "reach", cut)
+    with pytest.raises(TerminalError, match="cut here"):
+        world.run(declared(limit=6, keys=keys, position=position))
+    monkeypatch.setattr(writing, "reach", lambda point: None)
+    for _ in range(2):
+        world.run(declared(limit=3, keys=keys, position=position))
+    good = [n for (n,) in world.rows("measured", "n")]
+    bad = [int(payload) for (payload,) in world.rows("quarantine", "payload")]
+    assert sorted(good + bad) == list(range(10)), (good, bad)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=[] if point in ("table.written", "view.merged") else pytest.mark.long)
+        for point in (*TABLE_KILL_POINTS, *(f"{p}:2" for p in TABLE_KILL_POINTS if p.startswith("table.")))
+    ],
+)
+def test_h18_a_driver_killed_at_each_step_of_a_batch_goes_on_by_other_rules(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    rows = [(n, f"d{n % 3}", float(n)) for n in range(10)]
+    world.fill("source", rows, killed_batches.SOURCE)
+    killed_batches.killed_at(point, tmp_path, 6)  # ":2": in the table with keys
+    for more in ([], [(10, "d1", 1.0), (11, "d1", 11.0)], []):
+        if more:
+            world.fill("source", more, killed_batches.SOURCE)
+        world.run(killed_batches.declared(limit=3))
+    for name in ("appended", "keyed"):
+        good = [n for (n,) in world.rows(name, "n")]
+        bad = [
+            int(payload) for table, payload in world.rows("quarantine", "table", "payload") if table == name
+        ]
+        assert sorted(good + bad) == list(range(12)), name
+        assert {0, 1, 2, 3, 10} <= set(good), name
+        assert {7, 8, 9, 11} <= set(bad), name
+    by_device = Counter(device for (device,) in world.rows("appended", "device"))
+    assert world.rows("counted", "device", "n") == sorted(by_device.items())
+    latest = {device: n for n, device in sorted(world.rows("keyed", "n", "device"))}
+    assert world.rows("newest", "device", "n") == sorted(latest.items())
+
+
+def test_h17_of_rows_with_one_key_the_first_is_kept_however_late_the_others_come(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    twice = (1, "d1", 9.0, None, None, 7)
+    world.fill("source", [twice, row(1), row(2)], SOURCE)
+    world.run(declared(keys=("device", "n")))
+    world.fill("source", [(1, "d1", 8.0, None, None, 8), row(4)], SOURCE)
+    world.run(declared(keys=("device", "n")))
+    assert world.rows("measured", "n", "value") == [(1, 1.0), (2, 1.0), (4, 1.0)]
+    assert world.rows("quarantine", "table") == []
+
+
+def test_a_row_without_a_key_is_in_quarantine(spark: SparkSession, tmp_path: Path) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    world.fill("source", [(1, None, 1.0, None, None, 1), row(2)], SOURCE)
+    world.run(declared(keys=("device", "n")))
+    assert world.rows("measured", "n") == [(2,)]
+    assert world.rows("quarantine", "failed_rules", "reason") == [(["no_key"], "failed no_key")]
+
+
+def test_h20_a_time_far_ahead_of_arrival_or_of_the_clock_of_spark_fails_a_rule(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path, clock_skew_s=60)
+    far = ARRIVAL + timedelta(days=365_000)
+    times = (ARRIVAL + timedelta(seconds=60), ARRIVAL + timedelta(seconds=61), None, far)
+    bodies = [{"n": n} | ({"at": at.isoformat()} if at else {}) for n, at in enumerate(times)]
+    messages = sent(*bodies)
+    messages[3] = replace(messages[3], more={"arrival_time": far})  # H45: ingest's clock is ahead as well
+    reader = Reader(spark, world.settings, stored=frame(spark, messages))
+    rows = reader.decoded([Decoding(filter="#", fields="n int", time="$.at")])
+    found = writing.judged(rows, dp.Declared("t"), None).collect()
+    assert {row["n"]: row["_failed_rules"] for row in found} == {
+        0: [], 1: ["clock_skew"], 2: [], 3: ["clock_skew"],
+    }  # fmt: skip
+
+
+def test_unknown_fields_become_columns_with_one_type_and_what_does_not_fit_stays(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    world.fill(
+        "source",
+        [
+            row(1, rescued='{"humidity": 78.0, "ok": true, "bad name": 1}'),
+            row(2, rescued='{"humidity": 48.2, "count": 7}'),
+            row(3),
+        ],
+        SOURCE,
+    )
+    world.run(declared(evolution="add_columns"))
+    world.fill("source", [row(4, rescued='{"humidity": "wet", "count": 8}')], SOURCE)
+    world.run(declared(evolution="add_columns"))
+    types = {f.name: f.dataType.simpleString() for f in world.table("measured").read(spark).schema}
+    assert (types["humidity"], types["ok"], types["count"]) == ("double", "boolean", "bigint")
+    assert world.rows("measured", "n", "humidity", "ok", "count", "_rescued_data") == [
+        (1, 78.0, True, None, '{"bad name":1}'),
+        (2, 48.2, None, 7, None),
+        (3, None, None, None, None),
+        (4, None, None, 8, '{"humidity":"wet"}'),
+    ]
+
+
+def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path)
+    world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)
+    with pytest.raises(
+        TerminalError, match="in batch 0: measured: a message has fields that the table does not know"
+    ):
+        world.run(declared(evolution="fail"))
+    assert world.rows("measured", "n") == []
+    world.run(declared())
+    assert world.rows("measured", "n") == [(1,), (2,)]
+
+
+def test_too_many_bad_rows_stop_the_job_before_anything_of_the_batch_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = PipelineWorld(spark, tmp_path, on_bad_share="stop", bad_share_limit=0.2, bad_share_min_rows=5)
+    world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
+    with pytest.raises(
+        TerminalError,
+        match=r"measured failed in batch 0: measured: 5 of 10 rows of a batch failed a rule, the limit is 20.0%",
+    ):
+        world.run(declared(limit=4))
+    assert world.rows("measured", "n") == [] == world.rows("quarantine", "row")
+    world.run(declared(limit=8))
+    assert len(world.rows("measured", "n")) == 9
