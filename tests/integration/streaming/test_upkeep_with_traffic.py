@@ -78,6 +78,7 @@ def running(house: House) -> Iterator[None]:
     assert not failed, failed
 
 
+@pytest.mark.long
 def test_upkeep_beside_traffic_leaves_each_row_once_though_the_job_is_killed(
     spark: SparkSession, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:

@@ -75,10 +75,14 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
 
 
 @pytest.mark.parametrize(
-    "position", [True, "shared", False], ids=["by position", "by shared position", "by row"]
+    "position",
+    [True, pytest.param("shared", marks=pytest.mark.long), False],
+    ids=["by position", "by shared position", "by row"],
 )
 @pytest.mark.parametrize("keys", [(), ("device", "n")], ids=["appended", "merged"])
-@pytest.mark.parametrize("step", ["table.judged", "table.written", "table.quarantined"])
+@pytest.mark.parametrize(
+    "step", ["table.judged", "table.written", pytest.param("table.quarantined", marks=pytest.mark.long)]
+)
 def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exactly_one_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, keys: tuple[str, ...],
     position: bool | str,
