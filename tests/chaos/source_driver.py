@@ -32,4 +32,4 @@ def run(settings: Settings, options: dict[str, str], folder: Path) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    run(Settings.model_validate_json(given["settings"]), given["options"], Path(given["folder"]))
+    run(Settings.model_validate(json.loads(given["settings"])), given["options"], Path(given["folder"]))

@@ -134,6 +134,7 @@ class AlertsWorld:
             [sys.executable, "-m", __name__, given, str(folder)],
             env=os.environ | {"PULSEBRIDGE_KILL_AT": point}, capture_output=True, timeout=patient(150), check=False,
         )  # fmt: skip
+        assert b"the flows run" in ended.stdout, ended.stderr.decode()[-3000:]
         return ended.returncode
 
     def alerts(self) -> list[dict[str, Any]]:
@@ -183,10 +184,13 @@ def main() -> None:
     """Run until killed: the JVM is, by this process, which ends when it notices."""
     from tests.support.spark import build_session
 
-    settings = Settings.model_validate_json(sys.argv[1])
+    settings = Settings.model_validate(
+        json.loads(sys.argv[1])
+    )  # as JSON the default of a path would be refused
     spark = build_session(Path(sys.argv[2]))
     gateway: Any = spark.sparkContext._gateway
     os.environ["PULSEBRIDGE_KILL_PID"] = str(gateway.proc.pid)
+    print("the flows run", flush=True)
     run(spark, settings)
 
 

@@ -66,4 +66,4 @@ def run(settings: Settings, folder: Path) -> None:
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
-    run(Settings.model_validate_json(told["settings"]), Path(told["folder"]))
+    run(Settings.model_validate(json.loads(told["settings"])), Path(told["folder"]))
