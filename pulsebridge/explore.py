@@ -267,7 +267,7 @@ class Lab:
         self._ingest.start()
 
     def _drop_holds(self) -> None:
-        """Delete the subscriptions of this notebook, which would keep messages for nobody."""
+        """Delete the subscriptions of this notebook: they would retain messages that nothing reads."""
         from bridge.pulsar_admin import PulsarAdmin
         from bridge.readings_topics import topics_to_read
         from sources.subscriptions import delete, held_topics
@@ -356,7 +356,7 @@ class Feed:
                 self._sent += 1
             if not client.flush(_WAIT_S):
                 raise TransientError("the MQTT broker did not acknowledge all readings")
-        except Exception as e:  # noqa: BLE001 — raised where somebody waits
+        except Exception as e:  # noqa: BLE001 — raised again in the thread that waits
             self._failure = e
         finally:
             client.close()

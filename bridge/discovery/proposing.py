@@ -108,34 +108,34 @@ def _yaml(body: dict[str, Any], *, allow_unicode: bool) -> str:
 
 def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
     """Return presets and rules for what the tree has counted. What it returns passes the checks of the settings."""
-    told = Proposal()
+    proposal = Proposal()
     for name in sorted(signs, key=lambda n: -signs[n]):
-        _try_preset(told, name)
-    covered = {rule.filter.split("/")[0] for name in told.presets for rule in load_preset(name).rules}
+        _try_preset(proposal, name)
+    covered = {rule.filter.split("/")[0] for name in proposal.presets for rule in load_preset(name).rules}
     open_roots = {root: shape for root, shape in tree.shapes.items() if root not in covered}
     first = tree.whole.levels[0] if tree.whole.levels else LevelShape()
     if first.names.count > 30 and first.ids > first.new_names / 2 and not covered:
-        _try_rule(told, _rule(tree.whole, None, told.rules))
-        _add_tables(told, tree.root)
-        return told
+        _try_rule(proposal, _rule(tree.whole, None, proposal.rules))
+        _add_tables(proposal, tree.root)
+        return proposal
     if first.names.count > len(tree.shapes):
-        told.notes.append(
+        proposal.notes.append(
             f"about {first.names.count} first levels, of which {len(tree.shapes)} were looked at: without rules each "
             "would be a Pulsar topic (ingest.max_topics)"
         )
     ranked = sorted(open_roots.items(), key=lambda item: (-item[1].messages, item[0]))
     for root, shape in ranked[:_MAX_RULES]:
-        _try_rule(told, _rule(shape, root, told.rules))
-        _note_commands(told, root, tree.root.children.get(root))
+        _try_rule(proposal, _rule(shape, root, proposal.rules))
+        _note_commands(proposal, root, tree.root.children.get(root))
     if len(ranked) > _MAX_RULES:
-        told.notes.append(f"{len(ranked) - _MAX_RULES} quieter first levels have no rule here")
-    _add_tables(told, tree.root)
-    return told
+        proposal.notes.append(f"{len(ranked) - _MAX_RULES} quieter first levels have no rule here")
+    _add_tables(proposal, tree.root)
+    return proposal
 
 
-def _add_tables(told: Proposal, root: Node) -> None:
+def _add_tables(proposal: Proposal, root: Node) -> None:
     """Add the typed tables for the JSON objects that the rules' topics brought; presets have theirs."""
-    for rule in told.rules:
+    for rule in proposal.rules:
         filters = Filter.parse(rule.filter)
         forms: dict[str | None, Fields] = {}
         mixed = False
@@ -151,24 +151,24 @@ def _add_tables(told: Proposal, root: Node) -> None:
         if named and (apart or mixed) and len(filters.levels) > 1 and len(forms) <= _MAX_TABLES:
             start = rule.filter.rpartition("/")[0]
             for name, one in forms.items():
-                _add_table(told, f"{rule.name}_{name}", f"{start}/{name}", one)
+                _add_table(proposal, f"{rule.name}_{name}", f"{start}/{name}", one)
         elif forms and (mixed or apart):
-            told.notes.append(
+            proposal.notes.append(
                 f"no table for {rule.filter!r}: its payloads have several forms; readings has their fields"
             )
         elif forms:
-            _add_table(told, rule.name, rule.filter, whole)
+            _add_table(proposal, rule.name, rule.filter, whole)
 
 
-def _add_table(told: Proposal, name: str, filters: str, fields: Fields) -> None:
+def _add_table(proposal: Proposal, name: str, filters: str, fields: Fields) -> None:
     name = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower() or "messages"
-    taken = {*BUILT_IN, "quarantine", *(table.name for table in told.tables)}
+    taken = {*BUILT_IN, "quarantine", *(table.name for table in proposal.tables)}
     while name in taken:
         name += "_2"
     table, notes = table_for(name, filters, fields)
     if table is not None:
-        told.tables.append(table)
-        told.notes += notes
+        proposal.tables.append(table)
+        proposal.notes += notes
 
 
 def _nodes(
@@ -188,27 +188,27 @@ def _nodes(
         yield from _nodes(node.others, levels if rest else levels[1:], None)
 
 
-def _try_preset(told: Proposal, name: str) -> None:
-    presets = (*told.presets, name)
+def _try_preset(proposal: Proposal, name: str) -> None:
+    presets = (*proposal.presets, name)
     if mapping_problems(IngestSettings(presets=presets)):
-        told.notes.append(f"the preset {name} matches too, but not beside {', '.join(told.presets)}")
+        proposal.notes.append(f"the preset {name} matches too, but not beside {', '.join(proposal.presets)}")
         return
-    told.presets.append(name)
+    proposal.presets.append(name)
 
 
-def _try_rule(told: Proposal, rule: TopicRule) -> None:
-    rules = (*told.rules, rule)
-    problems = mapping_problems(IngestSettings(rules=rules, presets=tuple(told.presets)))
+def _try_rule(proposal: Proposal, rule: TopicRule) -> None:
+    rules = (*proposal.rules, rule)
+    problems = mapping_problems(IngestSettings(rules=rules, presets=tuple(proposal.presets)))
     if problems:
-        told.notes.append(f"no rule for {rule.filter!r}: {problems[0]}")
+        proposal.notes.append(f"no rule for {rule.filter!r}: {problems[0]}")
     else:
-        told.rules.append(rule)
+        proposal.rules.append(rule)
 
 
-def _note_commands(told: Proposal, root: str, node: Node | None) -> None:
+def _note_commands(proposal: Proposal, root: str, node: Node | None) -> None:
     found = set() if node is None else _COMMANDS & set(_names_below(node))
     if found:
-        told.notes.append(
+        proposal.notes.append(
             f"{root}/… has a level {min(found)!r}: commands are no readings, so keep their topics out of the filter and "
             "name them as command_topic"
         )
