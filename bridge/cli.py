@@ -85,9 +85,7 @@ def register_commands(target: typer.Typer, points: Iterable[EntryPoint]) -> list
         except ModuleNotFoundError as e:
             problems.append(f"the commands of {point.name!r} are left out: {_missing(e) or e}")
         except Exception as e:  # noqa: BLE001 a plug-in may fail in any way, and must not take the rest with it
-            problems.append(
-                f"the commands of {point.name!r} ({point.value}) are left out: {type(e).__name__}: {e}"
-            )
+            problems.append(f"the commands of {point.name!r} ({point.value}) are left out: {type(e).__name__}: {e}")
     return problems
 
 

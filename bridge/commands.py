@@ -216,9 +216,7 @@ def text_problem(text: str) -> str | None:
     """Return why MQTT does not carry a text, or a broker may close the connection at it; None when it does."""
     found = _NOT_IN_MQTT.search(text)
     if found is not None:
-        return (
-            f"is {text[:_SHOWN]!r}, and MQTT brokers do not take U+{ord(found[0]):04X}: no control characters"
-        )
+        return f"is {text[:_SHOWN]!r}, and MQTT brokers do not take U+{ord(found[0]):04X}: no control characters"
     if _bytes(text) > MAX_TEXT_BYTES:
         return f"has {_bytes(text)} bytes, the limit is {MAX_TEXT_BYTES}"
     return None
@@ -268,9 +266,7 @@ def encode_command(command: Command) -> dict[str, str]:
     return _properties(command)
 
 
-def decode_command(
-    properties: Mapping[str, str], payload: bytes, max_name_bytes: int = MAX_NAME_BYTES
-) -> Command:
+def decode_command(properties: Mapping[str, str], payload: bytes, max_name_bytes: int = MAX_NAME_BYTES) -> Command:
     """Read a command back from its Pulsar message. Raises ContractError naming the property that is wrong."""
     command = read_command(properties, payload)
     problem = command_problem(command, max_name_bytes)
@@ -317,9 +313,7 @@ def _ref(properties: Mapping[str, str]) -> GroupRef:
         if not (0 <= ledger < 2**63 and 0 <= entry < 2**63 and -1 <= index < 2**31):
             raise ValueError("no place in Pulsar")
     except ValueError as e:
-        raise ContractError(
-            f"property {C_REF} of a command is {text[:80]!r}, wanted ledger:entry:index"
-        ) from e
+        raise ContractError(f"property {C_REF} of a command is {text[:80]!r}, wanted ledger:entry:index") from e
     position = CommandPosition(ledger, entry, index)
     return GroupRef(properties[C_GROUP], properties[C_GROUP_ID], position, _number(properties, C_SIZE, 0))
 

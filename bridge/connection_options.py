@@ -133,9 +133,7 @@ def pulsar_settings(reader: OptionReader, **more: object) -> PulsarSettings | No
             reader.problems.append(f"{name}={_shown(text)!r} does not begin with {' or '.join(schemes)}")
         values[name.replace(".", "_")] = text or ""
     if reader.flag("pulsar.client.useTls", False) and values["service_url"].startswith("pulsar://"):
-        reader.problems.append(
-            "pulsar.client.useTls=true: give service.url as pulsar+ssl://, with the port for TLS"
-        )
+        reader.problems.append("pulsar.client.useTls=true: give service.url as pulsar+ssl://, with the port for TLS")
     identity = identity_of(lambda name: reader.text(f"pulsar.client.{name}"), reader.problems)
     ca = reader.text("pulsar.client.tlsTrustCertsFilePath")
     values |= {

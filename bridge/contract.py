@@ -183,9 +183,7 @@ C_CAUSE: Final = "command.cause"
 C_RESEND_OF: Final = "command.resend_of"
 """On a command that was written again after it had failed: the id that it had at first. Its own is ``ID~2``, ``ID~3``, …"""
 
-C_GROUP: Final = (
-    "command.group"  # on a command to a group, its key as well; and on its index entries, as all of these
-)
+C_GROUP: Final = "command.group"  # on a command to a group, its key as well; and on its index entries, as all of these
 C_GROUP_ID: Final = "command.group_command_id"  # the ``C_ID`` of the group command
 C_REF: Final = "command.ref"  # where the group command stands, ``ledger:entry:index``; it has the payload
 C_SIZE: Final = "command.size"  # length of that payload in bytes
@@ -393,9 +391,7 @@ def full_name(name: str) -> str:
         raise ValueError(f"topic {name!r}: a {domain} topic keeps nothing to replay; give a persistent one")
     parts = (rest if mark else name).split("/")
     if not all(parts) or len(parts) not in (1, 3):
-        raise ValueError(
-            f"topic {name!r}: give persistent://tenant/namespace/name, or a name in public/default"
-        )
+        raise ValueError(f"topic {name!r}: give persistent://tenant/namespace/name, or a name in public/default")
     return topic_name(*parts) if len(parts) == 3 else topic_name("public", "default", parts[0])
 
 
@@ -463,11 +459,7 @@ def folded_envelope(full: Mapping[str, str]) -> dict[str, str]:
     if P_INGEST not in full:
         return dict(full)
     ingest = {short: full.get(name) for short, name in _INGEST.items() if short != "v"}
-    kept = {
-        name: value
-        for name, value in full.items()
-        if name not in _INGEST.values() and _USUAL.get(name) != value
-    }
+    kept = {name: value for name, value in full.items() if name not in _INGEST.values() and _USUAL.get(name) != value}
     return kept | {P_INGEST: encode_ingest(**ingest)}
 
 

@@ -81,9 +81,7 @@ class Envelope:
             return {P_TOPIC: _as_utf8(topic), P_INGEST: encode_ingest(**common)}
         return {
             P_TOPIC: topic,
-            P_INGEST: encode_ingest(
-                **common, rule=route.rule, device=route.device, command_topic=route.command_topic
-            ),
+            P_INGEST: encode_ingest(**common, rule=route.rule, device=route.device, command_topic=route.command_topic),
         }
 
     def of(self, message: Message, of_topic: dict[str, str]) -> dict[str, str]:
@@ -104,9 +102,7 @@ class Envelope:
                 self._extras[said] = found
         return found
 
-    def _told(
-        self, qos: int, retain: bool, dup: bool, properties: PublishProperties | None
-    ) -> dict[str, str]:
+    def _told(self, qos: int, retain: bool, dup: bool, properties: PublishProperties | None) -> dict[str, str]:
         told: dict[str, str] = {}
         if qos != 1:
             told[P_QOS] = str(qos)

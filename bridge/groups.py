@@ -176,9 +176,7 @@ def entry_id(command_id: str, device: str) -> str:
     return f"g-{hashlib.sha256(told).hexdigest()[:32]}"
 
 
-def entry_of(
-    command: GroupCommand, device: str, position: CommandPosition, size: int, template: str
-) -> Command:
+def entry_of(command: GroupCommand, device: str, position: CommandPosition, size: int, template: str) -> Command:
     """Return the index entry of one member. ``position`` and ``size`` are those of the stored payload; ``template``
     counts where the command names no topic. It may turn out to be no valid command: see ``command_problem``.
     """

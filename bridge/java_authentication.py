@@ -48,9 +48,7 @@ class Identity:
 def identity_of(get: Callable[[str], str | None], problems: list[str]) -> Identity:
     """Return who the options say we are; ``get`` gives an option of ``pulsar.client.`` by its last part."""
     text = get("token")
-    plain = Identity(
-        None if text is None else SecretStr(text), get("tlsCertificateFilePath"), get("tlsKeyFilePath")
-    )
+    plain = Identity(None if text is None else SecretStr(text), get("tlsCertificateFilePath"), get("tlsKeyFilePath"))
     plugin = get("authPluginClassName")
     params = get("authParams") or get("authParamMap") or ""
     if plugin is None:
@@ -91,9 +89,7 @@ def _token(params: str, plain: Identity, problems: list[str]) -> Identity:
 def _tls(params: str, plain: Identity, problems: list[str]) -> Identity:
     pairs = _json(params)
     if pairs is None:
-        pairs = {
-            name.strip(): value.strip() for name, _, value in (p.partition(":") for p in params.split(","))
-        }
+        pairs = {name.strip(): value.strip() for name, _, value in (p.partition(":") for p in params.split(","))}
     certificate = pairs.get("tlsCertFile") or plain.certificate
     key = pairs.get("tlsKeyFile") or plain.key
     if not certificate or not key:

@@ -143,9 +143,7 @@ class _Limit:
         self._repeats = Repeats()
         self._lock = threading.Lock()
 
-    def __call__(
-        self, logger: Any, level: str, event: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
+    def __call__(self, logger: Any, level: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         shown = event.pop("shown", None)
         if level not in ("warning", "error"):
             return event

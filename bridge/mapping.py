@@ -156,9 +156,7 @@ class Mapper:
         self._max_payload = settings.max_message_bytes
         self._budget = known if isinstance(known, TopicBudget) else topic_budget(settings, known)
         self._period = self._budget.period
-        self._commands = [
-            (rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic
-        ]
+        self._commands = [(rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic]
         self._claimed = [
             (rule.name, matcher(rule.local_pattern), matcher(rule.key.pattern()))
             for rule in self._rules
@@ -287,9 +285,7 @@ class Mapper:
         if rule.command_topic is not None:
             command = rule.command_topic.fill(captures)
             if _topic_problem(command):
-                return NoRoute(
-                    f"rule {rule.name}: the command topic would be no MQTT topic", local, namespace
-                )
+                return NoRoute(f"rule {rule.name}: the command topic would be no MQTT topic", local, namespace)
         return Route(rule.name, local, key, device, command, namespace)
 
     def _of_message(
@@ -302,9 +298,7 @@ class Mapper:
         user: Sequence[tuple[str, str]],
     ) -> Route | NoRoute:
         if len(payload) > self._max_payload:
-            return NoRoute(
-                f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", local, namespace
-            )
+            return NoRoute(f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", local, namespace)
         try:
             found = read_fields(rule.fields, payload, user)
         except MissingField as e:

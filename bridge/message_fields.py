@@ -65,9 +65,7 @@ class MessageField:
         return cls(name, None, tuple(steps))
 
 
-def read_fields(
-    fields: Sequence[MessageField], payload: bytes, user: Sequence[tuple[str, str]]
-) -> dict[str, str]:
+def read_fields(fields: Sequence[MessageField], payload: bytes, user: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the text of each field by its name. Raises MissingField for the first that has none.
 
     Text is taken as it stands, whole numbers in decimal; nothing else names a device.

@@ -56,9 +56,7 @@ class Rates:
 class MopCollector(Collector):
     """Shows ``traffic`` at each scrape."""
 
-    def __init__(
-        self, traffic: Callable[[], Iterable[Traffic]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, traffic: Callable[[], Iterable[Traffic]], clock: Callable[[], float] = time.monotonic) -> None:
         self._traffic = traffic
         self._clock = clock
         self._began = clock()

@@ -172,9 +172,7 @@ def groups_ready(admin: PulsarAdmin) -> bool:
     return True
 
 
-def carry_out(
-    admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None
-) -> None:
+def carry_out(admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None) -> None:
     """Do the steps in their order; ``done`` is called after each. A tenant that is there is left as it is."""
     for step in steps:
         if step.command[0] == "tenants":
@@ -302,9 +300,7 @@ def _look_at_compaction(admin: PulsarAdmin, need: TopicNeed, found: Found) -> No
     except DeniedError as e:
         if not _rights(e):
             raise
-        found.unchecked.append(
-            f"compaction threshold of {need.topic} (its tenant's administrator may read it)"
-        )
+        found.unchecked.append(f"compaction threshold of {need.topic} (its tenant's administrator may read it)")
         return
     if not threshold:
         found.missing += [s for s in topic_steps(need) if "set-compaction-threshold" in s.command]

@@ -123,9 +123,7 @@ def _script(settings: Settings, extra: tuple[TopicNeed, ...], roles: dict[str, s
             why = step.why
             lines.append(f"# {why}\n")
         lines.append(f"{step.shell}\n")
-    missing = {
-        tier: f"{tier.upper()}_ROLE" for tier in ("ingest", "source", "sink", "push") if tier not in roles
-    }
+    missing = {tier: f"{tier.upper()}_ROLE" for tier in ("ingest", "source", "sink", "push") if tier not in roles}
     if missing:
         lines.append(_GRANTS)
         lines += [f"# {step.shell}\n" for step in grant_steps(settings.pulsar, missing)]
@@ -141,9 +139,7 @@ def _topics(text: str | None, settings: Settings) -> tuple[TopicNeed, ...]:
         if not name:
             continue
         if count and not count.isdecimal():
-            raise ConfigError(
-                f"--topics {text}: {count!r} is no number", remedy="for example --topics plant=8,lab"
-            )
+            raise ConfigError(f"--topics {text}: {count!r} is no number", remedy="for example --topics plant=8,lab")
         topic = name if "://" in name else settings.pulsar.readings_topic(name)
         found.append(TopicNeed(topic, int(count or settings.pulsar.partitions), why="readings"))
     return tuple(found)

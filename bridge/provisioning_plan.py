@@ -171,9 +171,7 @@ def presence_need(pulsar: PulsarSettings) -> TopicNeed:
 def resume_need(pulsar: PulsarSettings) -> TopicNeed:
     """Return the topic in which devices ask for what comes after a position."""
     topic = pulsar.system_topic(RESUME_TOPIC)
-    return TopicNeed(
-        topic, pulsar.command_partitions, (PUSH_SUBSCRIPTION,), why="after which command devices go on"
-    )
+    return TopicNeed(topic, pulsar.command_partitions, (PUSH_SUBSCRIPTION,), why="after which command devices go on")
 
 
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
@@ -184,9 +182,7 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
         (f"{pulsar.tenant}/{pulsar.system_namespace}",),
         (
             TopicNeed(pulsar.system_topic(RECEIPTS_TOPIC), count, why="what became of each command"),
-            TopicNeed(
-                pulsar.system_topic(DEAD_LETTERS_TOPIC), count, why="what ingest and push cannot pass on"
-            ),
+            TopicNeed(pulsar.system_topic(DEAD_LETTERS_TOPIC), count, why="what ingest and push cannot pass on"),
             TopicNeed(
                 pulsar.system_topic(CURSORS_TOPIC),
                 count,
@@ -317,9 +313,7 @@ def _waiting_steps(namespace: str, path: str) -> list[Step]:
                 "maxInactiveDurationSeconds": 60,
                 "deleteWhileInactive": False,
             },
-            lacking=lambda found: (
-                (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False
-            ),
+            lacking=lambda found: (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False,
         ),
         Step(
             "at the backlog quota producers wait; nothing is refused or evicted",
@@ -340,9 +334,7 @@ def _no_auto_topics(namespace: str, path: str) -> Step:
         "POST",
         f"{path}/autoTopicCreation",
         {"allowAutoTopicCreation": False},
-        lacking=lambda found: (
-            (found.get("autoTopicCreationOverride") or {}).get("allowAutoTopicCreation") is not False
-        ),
+        lacking=lambda found: (found.get("autoTopicCreationOverride") or {}).get("allowAutoTopicCreation") is not False,
     )
 
 
@@ -460,9 +452,7 @@ def _no_retention(policies: Mapping[str, Any]) -> bool:
 
 def _gives_up_at_quota(policies: Mapping[str, Any]) -> bool:
     quota = (policies.get("backlog_quota_map") or {}).get(_STORAGE)
-    return (
-        quota is not None and quota.get("policy") != HOLD_POLICY
-    )  # without one the broker's default is to wait
+    return quota is not None and quota.get("policy") != HOLD_POLICY  # without one the broker's default is to wait
 
 
 def rest_path(topic: str) -> str:

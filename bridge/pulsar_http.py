@@ -96,11 +96,7 @@ class AdminHttp:
             problem = handshake_problem(e, self._settings, "pulsar", f"Pulsar's admin {where}")
             if problem is not None:
                 raise problem from e
-            hint = (
-                "; is that its TLS port? then set https://"
-                if isinstance(e, httpx.RemoteProtocolError)
-                else ""
-            )
+            hint = "; is that its TLS port? then set https://" if isinstance(e, httpx.RemoteProtocolError) else ""
             raise UnreachableError(f"Pulsar's admin at {where} cannot be reached: {e}{hint}") from e
 
     def refusal(self, method: str, path: str, answer: httpx.Response) -> PulsebridgeError:
@@ -139,9 +135,7 @@ class AdminHttp:
         token = self._settings.token
         return {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
 
-    def _following(
-        self, client: httpx.Client, request: httpx.Request, answer: httpx.Response
-    ) -> httpx.Request | None:
+    def _following(self, client: httpx.Client, request: httpx.Request, answer: httpx.Response) -> httpx.Request | None:
         """Return the request to the address that the answer names, None when it names none that we go to."""
         if answer.status_code not in (301, 302, 307, 308) or "location" not in answer.headers:
             return None

@@ -32,9 +32,7 @@ class SourceMetrics:
         self.rows = counter("rows", "Rows that a query took from Pulsar.")
         self.batches = counter("batches", "Micro-batches of a query that took rows from Pulsar.")
         self.partitions = gauge("partitions", "Partitions that a query reads.")
-        self.behind_partitions = gauge(
-            "behind_partitions", "Partitions of which the last batch leaves entries unread."
-        )
+        self.behind_partitions = gauge("behind_partitions", "Partitions of which the last batch leaves entries unread.")
         self.behind_entries = gauge(
             "behind_entries", "Entries that the last batch leaves unread; a producer's batch is one entry."
         )

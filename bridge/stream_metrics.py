@@ -38,9 +38,7 @@ class Figures(NamedTuple):
 class StreamMetrics:
     """The metrics of the queries of one driver; see the help of each."""
 
-    def __init__(
-        self, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
 
         def counter(name: str, text: str, *labels: str) -> Counter:

@@ -30,9 +30,7 @@ class TopicBudget:
     does not give a route a second budget.
     """
 
-    def __init__(
-        self, per_route: int, per_device: int, period_s: float = math.inf, known: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, per_route: int, per_device: int, period_s: float = math.inf, known: Iterable[str] = ()) -> None:
         self._per_route = per_route
         self._per_device = per_device
         self._period_s = period_s
@@ -69,7 +67,9 @@ class TopicBudget:
             if owner is None:
                 owner, whole = _Owner(route, device), _Owner(route, None)
                 if not fixed and self._counts[whole] >= self._per_route:
-                    return f"route {route} has {self._counts[whole]} Pulsar topics, ingest.max_topics is {self._per_route}"
+                    return (
+                        f"route {route} has {self._counts[whole]} Pulsar topics, ingest.max_topics is {self._per_route}"
+                    )
                 if not fixed and device is not None and self._counts[owner] >= self._per_device:
                     return (
                         f"the device has {self._counts[owner]} Pulsar topics of route {route}, "

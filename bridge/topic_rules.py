@@ -111,9 +111,7 @@ def compile_rules(settings: IngestSettings, pulsar: PulsarSettings) -> tuple[lis
         except ValueError as e:
             problems.append(f"{where} ({rule.name}): {e}")
     names = [rule.name for rule in settings.all_rules]
-    problems += [
-        f"ingest.rules: the name {n!r} stands twice" for n in sorted({n for n in names if names.count(n) > 1})
-    ]
+    problems += [f"ingest.rules: the name {n!r} stands twice" for n in sorted({n for n in names if names.count(n) > 1})]
     return rules, problems
 
 
@@ -131,8 +129,7 @@ def _compile(rule: TopicRule, pulsar: PulsarSettings) -> CompiledRule:
         problem = problem or f"the name {DEFAULT_RULE!r} is taken by the default"
     if command is not None and any(c in literal for literal, _ in command.parts for c in "+#\0"):
         problem = (
-            problem
-            or f"command_topic {rule.command_topic!r}: devices take commands on topics without '+' and '#'"
+            problem or f"command_topic {rule.command_topic!r}: devices take commands on topics without '+' and '#'"
         )
     namespace = None if rule.namespace is None else Template.parse(rule.namespace, of)
     allowed = frozenset({None}) if namespace is None else _reached(namespace, pulsar)
@@ -238,9 +235,7 @@ def subscriptions(settings: IngestSettings) -> tuple[str, ...]:
     except ValueError as e:
         raise ConfigError(f"ingest.rules: {e}") from e
     unique = {one.mqtt: one for one in found}
-    kept = [
-        text for text, one in unique.items() if not any(o.covers(one) for t, o in unique.items() if t != text)
-    ]
+    kept = [text for text, one in unique.items() if not any(o.covers(one) for t, o in unique.items() if t != text)]
     return tuple(kept) or ("#",)
 
 

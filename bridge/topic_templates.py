@@ -68,9 +68,7 @@ class Filter:
         for number, level in enumerate(given, 1):
             star = {"+": Star.LEVEL, "#": Star.REST}.get(level[:1])
             if star is Star.REST and number < len(given):
-                raise ValueError(
-                    f"filter {text!r}: '#' stands for all the rest, so nothing may follow level {number}"
-                )
+                raise ValueError(f"filter {text!r}: '#' stands for all the rest, so nothing may follow level {number}")
             if star is None and ("+" in level or "#" in level):
                 raise ValueError(
                     f"filter {text!r}: '+' and '#' must begin level {number} ({level!r}), a name may follow"
@@ -85,9 +83,7 @@ class Filter:
             levels.append(level if star is None else star)
             names.append(name)
         if text.startswith("$"):
-            raise ValueError(
-                f"filter {text!r}: topics that begin with '$' are the broker's own and are not ingested"
-            )
+            raise ValueError(f"filter {text!r}: topics that begin with '$' are the broker's own and are not ingested")
         mqtt = "/".join({Star.LEVEL: "+", Star.REST: "#"}[x] if isinstance(x, Star) else x for x in levels)
         return cls(mqtt, tuple(levels), tuple(names))
 
@@ -207,15 +203,12 @@ class Template:
 
     def fill(self, captures: Mapping[str, str]) -> str:
         """Return the text with the captures as they are."""
-        return "".join(
-            f"{literal}{captures[name]}" if name is not None else literal for literal, name in self.parts
-        )
+        return "".join(f"{literal}{captures[name]}" if name is not None else literal for literal, name in self.parts)
 
     def fill_encoded(self, captures: Mapping[str, str]) -> str:
         """Return the text as the local name of a Pulsar topic."""
         filled = "".join(
-            f"{literal}{encode_piece(captures[name])}" if name is not None else literal
-            for literal, name in self.parts
+            f"{literal}{encode_piece(captures[name])}" if name is not None else literal for literal, name in self.parts
         )
         return encode_local(filled)
 

@@ -19,6 +19,4 @@ from streaming import pipelines as dp
 def hourly() -> DataFrame:
     rows = dp.read("readings").where("value IS NOT NULL")
     hour = F.date_trunc("hour", "event_time").alias("hour")
-    return rows.groupBy("device", "metric", hour).agg(
-        F.avg("value").alias("mean"), F.count("*").alias("readings")
-    )
+    return rows.groupBy("device", "metric", hour).agg(F.avg("value").alias("mean"), F.count("*").alias("readings"))

@@ -87,9 +87,7 @@ def demo(
         typer.Option(metavar="PART", help="Kill this too: pulsar, or spark in a quick run; may be repeated."),
     ] = None,
     no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Kill nothing.")] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the run; an earlier run in it is replaced.")] = Path(
         "build/demo"
     ),
@@ -122,14 +120,10 @@ def demo(
     if unknown:
         raise ConfigError(f"--chaos {unknown[0]}: no such part", remedy=f"give one of {', '.join(KILLABLE)}")
     if "pulsar" in more and pulsar:
-        raise ConfigError(
-            "--chaos pulsar: that Pulsar is not the demo's own", remedy="leave out --chaos or --pulsar"
-        )
+        raise ConfigError("--chaos pulsar: that Pulsar is not the demo's own", remedy="leave out --chaos or --pulsar")
     scale = QUICK if quick else FULL
     servers = (mqtt, pulsar, admin)
-    raise typer.Exit(
-        run_demo(DemoOptions(out, scale, not no_chaos, more, keep, offline, *servers, sets or ()))
-    )
+    raise typer.Exit(run_demo(DemoOptions(out, scale, not no_chaos, more, keep, offline, *servers, sets or ())))
 
 
 def audit(

@@ -218,9 +218,7 @@ class Lab:
             if stored >= at_least:
                 return
             if time.monotonic() > deadline:
-                raise TransientError(
-                    f"{stored} of {at_least} messages arrived", remedy=f"see {self.folder}/ingest.log"
-                )
+                raise TransientError(f"{stored} of {at_least} messages arrived", remedy=f"see {self.folder}/ingest.log")
 
     # --- what the lab runs on ---
 
@@ -362,9 +360,7 @@ class Feed:
             client.close()
 
 
-def _messages(
-    devices: Iterable[VirtualDevice], readings: int, fault_every: int
-) -> Iterator[tuple[str, bytes]]:
+def _messages(devices: Iterable[VirtualDevice], readings: int, fault_every: int) -> Iterator[tuple[str, bytes]]:
     """Yield topic and payload of each reading, the devices in turn."""
     from pulsebridge.demo.recordings import FAULTS, encode, encode_fault
 

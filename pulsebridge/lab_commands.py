@@ -31,7 +31,9 @@ __all__ = ["PRESENCE", "CommandDesk", "LabDevice", "command_topic", "status_topi
 PRESENCE: Final = "devices/+device/status"
 """Where the devices of a lab say whether they are there, each retained, and the broker in their place when they vanish."""
 _WAIT_S: Final = 60.0
-_SCHEMA: Final = "command_id string, device string, mqtt_topic string, payload binary, emitted_at timestamp, expires_at timestamp"
+_SCHEMA: Final = (
+    "command_id string, device string, mqtt_topic string, payload binary, emitted_at timestamp, expires_at timestamp"
+)
 _TOLD: Final = (
     "command_id", "device", "state", "reason", "attempts", "emitted_at", "pushed_at", "confirmed_at",
 )  # fmt: skip
@@ -132,9 +134,7 @@ class CommandDesk:
         self._options = options
         self._devices: dict[str, LabDevice] = {}
         self._log = config.parent / "push.log"
-        self._push = Child(
-            "push", pulsebridge_command("push", "--config", str(config)), self._log, environment
-        )
+        self._push = Child("push", pulsebridge_command("push", "--config", str(config)), self._log, environment)
 
     def start(self) -> None:
         """Start push, and wait until it serves all devices. Raises TransientError when it does not come up."""
@@ -193,6 +193,4 @@ class CommandDesk:
             if have >= settled:
                 return rows
             if time.monotonic() > deadline:
-                raise TransientError(
-                    f"{have} of {settled} commands have a receipt", remedy=f"see {self._log}"
-                )
+                raise TransientError(f"{have} of {settled} commands have a receipt", remedy=f"see {self._log}")

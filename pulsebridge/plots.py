@@ -56,9 +56,7 @@ class Chart:
         self._drawing = threading.RLock()
         self._choosing = False
         self._stopped = threading.Event()
-        self._asked = {
-            name: of for name, of in choices.items() if callable(of) and not isinstance(of, widgets.Widget)
-        }
+        self._asked = {name: of for name, of in choices.items() if callable(of) and not isinstance(of, widgets.Widget)}
         self.choices = {
             name: of if isinstance(of, widgets.Widget)
             else widgets.Dropdown(description=name, options=[] if name in self._asked else list(of))
@@ -128,9 +126,7 @@ def data_docs(project: str | Path, height: int = 600) -> Any:
     """
     from IPython import display
 
-    pages = sorted(
-        Path(project).glob("uncommitted/data_docs/*/validations/**/*.html"), key=lambda p: p.stat().st_mtime
-    )
+    pages = sorted(Path(project).glob("uncommitted/data_docs/*/validations/**/*.html"), key=lambda p: p.stat().st_mtime)
     if not pages:
         raise ConfigError(f"{project} has no Data Docs", remedy="run a checkpoint first")
     page = re.sub(r"<script.*?</script>|<img[^>]*>", "", pages[-1].read_text(encoding="utf-8"), flags=re.S)

@@ -27,9 +27,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands, name="quality")
 
 
-def _run(
-    table: _Table, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False
-) -> None:
+def _run(table: _Table, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False) -> None:
     """Validate all rows of a table, and those of its quarantine, by its current suite; update the Data Docs.
 
     Nothing is moved: `pulsebridge tables rebuild` does that. Exit code 1 when an expectation is not met.
@@ -67,21 +65,14 @@ def _rules(
     settings = settings_from(config, sets)
     pipeline_of(settings)  # expectations of the user's own are in modules
     suites = Suites(settings.streaming.expectations)
-    rules = [
-        (name, rule) for name in ([suite] if suite else suites.names()) for rule in suites.suite(name).rules
-    ]
+    rules = [(name, rule) for name in ([suite] if suite else suites.names()) for rule in suites.suite(name).rules]
     if as_json:
         fields = ("expectation", "columns", "severity", "splits")
-        found = [
-            {"suite": name, "rule": r.name, **{field: getattr(r, field) for field in fields}}
-            for name, r in rules
-        ]
+        found = [{"suite": name, "rule": r.name, **{field: getattr(r, field) for field in fields}} for name, r in rules]
         typer.echo(json_text(found, indent=2))
         return
     for name, rule in rules:
-        typer.echo(
-            f"{name}  {rule.name}  {rule.expectation}  {rule.severity if rule.splits else 'verdict only'}"
-        )
+        typer.echo(f"{name}  {rule.name}  {rule.expectation}  {rule.severity if rule.splits else 'verdict only'}")
 
 
 def _line(verdict: Verdict) -> str:

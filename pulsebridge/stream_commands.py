@@ -56,9 +56,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option("--extra", help="An extra to pack; may be repeated. Default: spark and avro."),
         ] = None,
-        master: Annotated[
-            str | None, typer.Option("--master", help="The cluster of the printed submission.")
-        ] = None,
+        master: Annotated[str | None, typer.Option("--master", help="The cluster of the printed submission.")] = None,
     ) -> None:
         """Pack the job with what it needs for a Spark cluster, and print how to submit it there.
 
@@ -113,9 +111,7 @@ def _package(target: Target, out: Path, extras: list[str] | None, master: str | 
     else:
         artefact = packing.pack(out, extras=wanted)
     jars = [] if target is Target.databricks else delta_jars()
-    written = submission.write_beside(
-        target, artefact, jars=jars, properties=conf_path("spark-defaults.conf"), job=job
-    )
+    written = submission.write_beside(target, artefact, jars=jars, properties=conf_path("spark-defaults.conf"), job=job)
     for file in (artefact, *written):
         typer.echo(f"# wrote {file}")
     for note in submission.notes(target):

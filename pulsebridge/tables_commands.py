@@ -32,9 +32,7 @@ _LEFT: Final = (
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    tables = typer.Typer(
-        help="Upkeep of the tables, by the running job or with it stopped.", no_args_is_help=True
-    )
+    tables = typer.Typer(help="Upkeep of the tables, by the running job or with it stopped.", no_args_is_help=True)
     for name, command in (("rebuild", _rebuild), ("forget", _forget), ("optimise", _optimise)):
         tables.command(name)(command)
     app.add_typer(tables, name="tables")
@@ -44,9 +42,7 @@ def _rebuild(
     table: Annotated[str, typer.Argument(help="The table, as it was declared.")],
     config: ConfigOption = None,
     sets: SetOption = None,
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="Messages that arrived since, ISO 8601, UTC.")
-    ] = "",
+    since: Annotated[str, typer.Option(metavar="TIME", help="Messages that arrived since, ISO 8601, UTC.")] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="Messages that arrived before.")] = "",
     device: Annotated[str, typer.Option(help="Messages of this device.")] = "",
 ) -> None:
@@ -66,9 +62,7 @@ def _forget(
     config: ConfigOption = None,
     sets: SetOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    vacuum: Annotated[
-        bool, typer.Option("--vacuum", help="Delete old files too: earlier versions are gone.")
-    ] = False,
+    vacuum: Annotated[bool, typer.Option("--vacuum", help="Delete old files too: earlier versions are gone.")] = False,
 ) -> None:
     """Delete the rows of a device in every table, and print what is left of it elsewhere.
 
@@ -102,9 +96,7 @@ def carry_out(job: Job, kind: str, table: str = "", **arguments: Any) -> None:
     from streaming.upkeep import Upkeep
 
     upkeep = Upkeep(job)
-    done = upkeep.settle(
-        upkeep.ask(kind, table, **{name: value for name, value in arguments.items() if value})
-    )
+    done = upkeep.settle(upkeep.ask(kind, table, **{name: value for name, value in arguments.items() if value}))
     typer.echo(printable(done))
 
 
@@ -131,12 +123,8 @@ def moment(text: str) -> str:
     try:
         found = datetime.fromisoformat(text) if text else None
     except ValueError as e:
-        raise ConfigError(
-            f"{text!r} is not a time", remedy="give one in ISO 8601, like 2026-01-01T12:00"
-        ) from e
-    return (
-        "" if found is None else (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat()
-    )
+        raise ConfigError(f"{text!r} is not a time", remedy="give one in ISO 8601, like 2026-01-01T12:00") from e
+    return "" if found is None else (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat()
 
 
 def _in_pulsar(settings: Settings) -> list[str]:

@@ -31,9 +31,7 @@ class PulsarMessage:
 
     def refused(self, problem: Problem) -> BadRow:
         """Return the bad row that this message is, for a reason that only Pulsar knows."""
-        return BadRow(
-            self.row, problem, self.payload or b"", self.key or "", self.topic, self.key, self.properties
-        )
+        return BadRow(self.row, problem, self.payload or b"", self.key or "", self.topic, self.key, self.properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,7 @@ def check_columns(
     columns = list(columns)
     found = dict(columns)
     known = {**wanted, **(also or {})}
-    problems = [
-        f"column {one} ({' or '.join(wanted[one])}) is missing: add it"
-        for one in required
-        if one not in found
-    ]
+    problems = [f"column {one} ({' or '.join(wanted[one])}) is missing: add it" for one in required if one not in found]
     for one, times in Counter(one for one, _ in columns).items():
         if times > 1:
             problems.append(

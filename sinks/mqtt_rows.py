@@ -60,9 +60,7 @@ class Publish:
 
     def misfit(self, broker: Connected) -> BadRow | None:
         """Return the bad row that this publish is at a broker that said it takes none such, None where it may."""
-        size = len(self.payload) - (
-            0 if self.qos else 2
-        )  # at QoS 0 without the two bytes of a packet identifier
+        size = len(self.payload) - (0 if self.qos else 2)  # at QoS 0 without the two bytes of a packet identifier
         properties = self.properties or PublishProperties()
         why = misfit(broker, self.topic, size, self.qos, retain=self.retain, properties=properties)
         if why is None:
@@ -104,9 +102,7 @@ def letter_room(topic: str, broker: Connected, plan: Plan) -> int:
     return most - 3 - publish_size(topic, 0, _letter_properties(plan) or PublishProperties())
 
 
-def letter_of(
-    row: BadRow, plan: Plan, room: int = _MAX_PACKET_BYTES
-) -> tuple[bytes, PublishProperties | None]:
+def letter_of(row: BadRow, plan: Plan, room: int = _MAX_PACKET_BYTES) -> tuple[bytes, PublishProperties | None]:
     """Return payload and properties of a bad row for the topic of dead letters.
 
     What has more than ``room`` bytes is cut: the payload to its head, beside its length and SHA-256, and a long topic.
@@ -174,9 +170,7 @@ def _problem(topic: str | None, payload: bytes | None, qos: int) -> Problem | No
     if payload is None:
         return Problem("payload", "is null; an empty payload clears a retained message")
     if len(payload) + _MAX_TEXT_BYTES > _MAX_PACKET_BYTES:
-        return Problem(
-            "payload", f"has {len(payload)} bytes, MQTT takes {_MAX_PACKET_BYTES - _MAX_TEXT_BYTES}"
-        )
+        return Problem("payload", f"has {len(payload)} bytes, MQTT takes {_MAX_PACKET_BYTES - _MAX_TEXT_BYTES}")
     if qos not in (0, 1, 2):
         return Problem("qos", f"is {qos}, wanted 0, 1 or 2")
     return None

@@ -57,9 +57,7 @@ def write(rows: Iterable[Publish | BadRow], options: MqttOptions, plan: Plan) ->
     if first is None:  # many tasks of a shuffle have no rows
         return 0, 0
     # An MQTT 3.1 broker takes at most 23 characters.
-    client = RowClient(
-        options.mqtt, f"{options.mqtt.client_id}-{secrets.token_hex(4)}", window=options.window
-    )
+    client = RowClient(options.mqtt, f"{options.mqtt.client_id}-{secrets.token_hex(4)}", window=options.window)
     client.connect(2 * options.mqtt.connect_timeout_s)
     try:
         return _Publishing(client, options, plan).run(chain((first,), rows))
@@ -145,9 +143,7 @@ class _Publishing:
     def _publish_bad(self, row: BadRow, *, small: bool = False) -> None:
         """Publish the letter of a row, a ``small`` one where the broker closed the connection at what was larger."""
         if self._options.fail_on_bad_rows:
-            raise ContractError(
-                row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside"
-            )
+            raise ContractError(row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside")
 
         def confirmed(confirmation: Confirmation) -> None:
             reason = confirmation.reason
@@ -162,9 +158,7 @@ class _Publishing:
 
         topic, broker = self._options.dead_letter_topic, self._client.link.granted
         room = letter_room(topic, broker, self._plan)
-        payload, properties = letter_of(
-            row, self._plan, min(room, self._small_room(topic)) if small else room
-        )
+        payload, properties = letter_of(row, self._plan, min(room, self._small_room(topic)) if small else room)
         if len(payload) > room:
             raise ContractError(
                 f"{row.reason}; and the MQTT broker takes no dead letter of {len(payload)} bytes on {topic}",

@@ -231,7 +231,6 @@ def _mqtt(reader: OptionReader) -> MqttSettings | None:
         return MqttSettings(client_id=reader.text("mqtt.client_id") or "pb-sink", **values)
     except ValidationError as e:
         reader.problems += [
-            f"{'.'.join(('mqtt', *map(str, p['loc'])))}: {p['msg'].removeprefix('Value error, ')}"
-            for p in e.errors()
+            f"{'.'.join(('mqtt', *map(str, p['loc'])))}: {p['msg'].removeprefix('Value error, ')}" for p in e.errors()
         ]
         return None

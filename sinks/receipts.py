@@ -104,9 +104,7 @@ def _parsed(receipts: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     schema = ", ".join(f"`{name}` {kind}" for name, kind in RECEIPT_COLUMNS)
-    return receipts.select(
-        F.from_json(F.col("value").cast("string"), schema).alias("r"), *_NEEDED["receipts"][1:]
-    )
+    return receipts.select(F.from_json(F.col("value").cast("string"), schema).alias("r"), *_NEEDED["receipts"][1:])
 
 
 def _place() -> Column:

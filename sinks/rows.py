@@ -95,11 +95,7 @@ def read_rows(
     """Yield each row of a task as a valid command or as a bad row, in order."""
     order = DeviceOrder()
     for number, row, problem in rows_of(batches):
-        yield (
-            _bad(number, row, problem)
-            if problem is not None
-            else _read_row(number, row, order, max_name_bytes)
-        )
+        yield (_bad(number, row, problem) if problem is not None else _read_row(number, row, order, max_name_bytes))
 
 
 def _read_row(
@@ -135,9 +131,7 @@ def _command(row: dict[str, Any]) -> Command | Problem:
 
 def _group_command(row: dict[str, Any]) -> GroupCommand | Problem:
     if row.get("device") is not None:
-        return Problem(
-            "group", f"is {row['group']!r} and device {row['device']!r}; a command is for one of both"
-        )
+        return Problem("group", f"is {row['group']!r} and device {row['device']!r}; a command is for one of both")
     return GroupCommand(group=row["group"], mqtt_topic=row.get("mqtt_topic") or "", **_common(row))
 
 
@@ -175,9 +169,7 @@ def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
 def _out_of_order(number: int, command: Command | GroupCommand, problem: Problem) -> BadRow:
     """Return the bad row that a valid command is: its whole message, so that it can be replayed or sent again."""
     message = message_of(number, command, "", "")
-    return BadRow(
-        number, problem, command.payload, message.key or "", key=message.key, properties=message.properties
-    )
+    return BadRow(number, problem, command.payload, message.key or "", key=message.key, properties=message.properties)
 
 
 def meant_for(row: BadRow, groups: str) -> BadRow:

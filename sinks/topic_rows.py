@@ -70,9 +70,7 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
             remedy="add __messageProperties, or drop them",
         )
     if plan.base64_keys and found.get("__key", "binary") != "binary":
-        raise ContractError(
-            "pulsebridge: keyEncoding=base64 wants __key as binary", remedy="cast it to binary"
-        )
+        raise ContractError("pulsebridge: keyEncoding=base64 wants __key as binary", remedy="cast it to binary")
 
 
 def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[PulsarMessage | BadRow]:
@@ -181,9 +179,7 @@ def _difference(row: Mapping[str, Any], payload: bytes | None) -> Problem | None
 
 def _too_large(message: PulsarMessage, plan: Plan) -> Problem | None:
     told = len((message.key or "").encode()) + len((message.ordering_key or "").encode())
-    told += sum(
-        len(name.encode()) + len(value.encode()) for name, value in message.properties.items() if value
-    )
+    told += sum(len(name.encode()) + len(value.encode()) for name, value in message.properties.items() if value)
     size = told + (0 if plan.chunking else len(message.payload or b""))
     if size <= MAX_COMMAND_BYTES:
         return None

@@ -57,9 +57,7 @@ class TaskWriter:
         try:
             for row in rows:
                 receipts.wait(_MAX_PENDING - 1, self._target.send_timeout_s, _size(row))
-                found = (
-                    self._send(row, meant, partitions, receipts) if isinstance(row, PulsarMessage) else row
-                )
+                found = self._send(row, meant, partitions, receipts) if isinstance(row, PulsarMessage) else row
                 if found is None:
                     messages += 1
                 else:
@@ -124,13 +122,9 @@ class TaskWriter:
         target = self._target
         return self._producer(names[place], receipts, batching=target.batching, chunking=target.chunking)
 
-    def _send_bad(
-        self, row: BadRow, meant: str, partitions: dict[str, list[str]], receipts: Receipts
-    ) -> None:
+    def _send_bad(self, row: BadRow, meant: str, partitions: dict[str, list[str]], receipts: Receipts) -> None:
         if self._target.fail_on_bad_rows:
-            raise ContractError(
-                row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside"
-            )
+            raise ContractError(row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside")
         payload, properties = dead_letter(
             row.payload,
             topic=row.topic or meant,

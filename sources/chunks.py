@@ -61,9 +61,7 @@ class ChunkGuard:
     partition is.
     """
 
-    def __init__(
-        self, subscription: str, ask: Callable[[str, Sequence[Position]], Sequence[ChunkPart | None]]
-    ) -> None:
+    def __init__(self, subscription: str, ask: Callable[[str, Sequence[Position]], Sequence[ChunkPart | None]]) -> None:
         self._subscription = subscription
         self._ask = ask
         self._sizes: dict[str, dict[int, int]] = {}

@@ -41,9 +41,7 @@ ARROW_TYPES: Final[Mapping[str, Any]] = {
 """Spark SQL type to the Arrow type that Spark expects for it."""
 
 
-def arrow_schema(
-    columns: Sequence[str], keys: str = "text", decoded: Mapping[str, Any] = MappingProxyType({})
-) -> Any:
+def arrow_schema(columns: Sequence[str], keys: str = "text", decoded: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return the Arrow schema of these columns, in this order.
 
     ``keys`` is ``text``, ``bytes`` (as it is stored) or ``base64`` (the bytes that the text stands for);
@@ -109,9 +107,7 @@ class _Batch:
         if rows.indexes is not None:
             return np.array(rows.indexes, np.int32)
         counts = np.array(rows.counts, np.int32)
-        return np.arange(len(rows), dtype=np.int32) - np.repeat(
-            np.cumsum(counts, dtype=np.int32) - counts, counts
-        )
+        return np.arange(len(rows), dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
 
 
 def _array(batch: _Batch, field: Any) -> Any:
@@ -212,9 +208,7 @@ def _ingest(text: str) -> Mapping[str, str]:
 def _of_topic(kind: Kind, name: str) -> str | None:
     # What is the same for all messages of a topic is folded into one property.
     properties = kind.properties
-    return (
-        properties[name] if name in properties else _ingest(properties.get(contract.P_INGEST, "")).get(name)
-    )
+    return properties[name] if name in properties else _ingest(properties.get(contract.P_INGEST, "")).get(name)
 
 
 def _of_reading(kind: Kind, name: str, usual: str) -> str | None:

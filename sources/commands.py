@@ -28,17 +28,13 @@ _Topics = Annotated[
 ]
 _Folder = Annotated[
     str,
-    typer.Argument(
-        metavar="CHECKPOINT", help="The query's checkpointLocation: a folder, or s3://, hdfs:// …"
-    ),
+    typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation: a folder, or s3://, hdfs:// …"),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    subscriptions = typer.Typer(
-        help="What streaming queries hold in Pulsar: list, delete.", no_args_is_help=True
-    )
+    subscriptions = typer.Typer(help="What streaming queries hold in Pulsar: list, delete.", no_args_is_help=True)
     subscriptions.command("list")(_list)
     subscriptions.command("delete")(_delete)
     app.add_typer(subscriptions, name="subscriptions")
@@ -133,12 +129,9 @@ def _show(folder: _Folder, as_json: JsonOption = False) -> None:
         typer.echo(f"batch {state.planned} is committed")
     for offset in state.offsets:
         lines = [f"cluster {offset.cluster}"]
+        lines += [f"topic {topic}  mark {mark or 'none'}" for topic, mark in sorted(offset.incarnations.items())]
         lines += [
-            f"topic {topic}  mark {mark or 'none'}" for topic, mark in sorted(offset.incarnations.items())
-        ]
-        lines += [
-            f"  {name}  next entry {place.ledger}:{place.entry}"
-            for name, place in sorted(offset.positions.items())
+            f"  {name}  next entry {place.ledger}:{place.entry}" for name, place in sorted(offset.positions.items())
         ]
         typer.echo(text_of(lines))
 

@@ -75,9 +75,7 @@ class PulsebridgeDataSource(DataSource):
         names = options.columns if "columns" in self.options else tuple(types)
         wrong = [name for name in names if name not in types]
         if wrong:
-            raise ConfigError(
-                f"columns: no column {', '.join(wrong)}", remedy="take names from: " + ", ".join(types)
-            )
+            raise ConfigError(f"columns: no column {', '.join(wrong)}", remedy="take names from: " + ", ".join(types))
         # A session may take the word timestamp for the type without a time zone.
         ddl = ", ".join(f"`{name}` {types[name]}" for name in names)
         return re.sub(r"(?<!`)\btimestamp\b(?!`)", "timestamp_ltz", ddl)

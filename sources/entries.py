@@ -338,17 +338,13 @@ class Opener:
         kept = said
         if said[0] == 0x40 and _one_varint(said, 1):
             return _PLAIN
-        if (
-            said[0] == 0x28 and len(said) > 8 and said[7] == 0x40 and _one_varint(said, 8)
-        ):  # a time of six bytes
+        if said[0] == 0x28 and len(said) > 8 and said[7] == 0x40 and _one_varint(said, 8):  # a time of six bytes
             kept = said[:7]
             known = self._tails.get(kept)
             if known is not None:
                 return known
         numbers = {kind: value for kind, value in fields(said) if isinstance(value, int)}
-        tail = _Tail(
-            _time(numbers.get(5, 0)), bool(numbers.get(9)), bool(numbers.get(4)), bool(numbers.get(6))
-        )
+        tail = _Tail(_time(numbers.get(5, 0)), bool(numbers.get(9)), bool(numbers.get(4)), bool(numbers.get(6)))
         if len(self._tails) >= _TAILS:
             self._tails.clear()
         self._tails[kept] = tail

@@ -94,9 +94,7 @@ class FallbackCatalog(Catalog):
     def position_at(self, partition: str, time_ms: int) -> Position | None:
         """Return the first entry published at ``time_ms`` or later, None when there is none yet."""
         by_admin = super().position_at
-        return self._ask(
-            lambda: by_admin(partition, time_ms), lambda: self._binary.position_at(partition, time_ms)
-        )
+        return self._ask(lambda: by_admin(partition, time_ms), lambda: self._binary.position_at(partition, time_ms))
 
     def _ask(self, by_admin: Callable[[], T], otherwise: Callable[[], T]) -> T:
         if self.off and not self._is_back():

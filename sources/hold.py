@@ -177,8 +177,7 @@ class Hold:
                 behind.append(partition)
                 log = _log.warning if acked.repeats == 1 else _log.debug
                 log(
-                    "the subscription did not follow the commit, told again; its backlog grows: "
-                    "look for who moves it",
+                    "the subscription did not follow the commit, told again; its backlog grows: look for who moves it",
                     subscription=self.name,
                     partition=partition,
                     committed=list(acked.place),

@@ -88,9 +88,7 @@ class HotTail:
         if self._thread is not None:
             self._thread.join(5.0)
 
-    def grown(
-        self, views: Mapping[str, PartitionView], needed: Iterable[str]
-    ) -> dict[str, PartitionView] | None:
+    def grown(self, views: Mapping[str, PartitionView], needed: Iterable[str]) -> dict[str, PartitionView] | None:
         """Return the views with all that came since.
 
         None where one of ``needed`` is not followed, or where a partition has a new ledger: then Pulsar has to be asked.

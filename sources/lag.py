@@ -70,7 +70,4 @@ class Lag:
 
 def as_json(lag: Mapping[str, Behind]) -> dict[str, Any]:
     """Return the lag as it stands in a query's progress."""
-    return {
-        name: {"entries": of.entries, "bytes": of.size, "seconds": of.seconds}
-        for name, of in sorted(lag.items())
-    }
+    return {name: {"entries": of.entries, "bytes": of.size, "seconds": of.seconds} for name, of in sorted(lag.items())}

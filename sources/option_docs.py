@@ -115,9 +115,7 @@ def _lines() -> Iterator[str]:
         yield _row(f"`{name}`", here)
     for name, known in INSTEAD.items():
         yield _row(f"`{name}`", f"refused: give `{known}`")
-    yield _row(
-        "`kafka.*`", "refused: the connection is described by service.url, admin.url and pulsar.client.…"
-    )
+    yield _row("`kafka.*`", "refused: the connection is described by service.url, admin.url and pulsar.client.…")
     for name, why in {**NO_EFFECT, **REFUSED}.items():
         if not name.startswith("pulsar."):
             yield _row(f"`{name}`", ("refused: " if name in REFUSED else "accepted, changes nothing: ") + why)

@@ -52,9 +52,7 @@ ALIASES: Final[Mapping[str, str]] = {"pollTimeoutMs": "readIdleTimeout"}
 
 _TRUST: Final = "give pulsar.client.tlsTrustCertsFilePath a PEM file of the authorities to trust"
 _STORE: Final = "the client reads PEM files: export the store (keytool -exportcert, openssl pkcs12) and give tlsTrustCertsFilePath, tlsCertificateFilePath and tlsKeyFilePath"
-_PROXY: Final = (
-    "not supported: give service.url and admin.url addresses that can be reached from driver and executors"
-)
+_PROXY: Final = "not supported: give service.url and admin.url addresses that can be reached from driver and executors"
 
 _CLIENT_NO_EFFECT: Final = (
     "autoCertRefreshSeconds", "concurrentLookupRequest", "connectionMaxIdleSeconds", "connectionsPerBroker",
@@ -106,11 +104,7 @@ _READER_NO_EFFECT: Final[Mapping[str, str]] = {
 }
 
 NO_EFFECT: Final[Mapping[str, str]] = {
-    **{
-        f"pulsar.{part}.{name}": "tunes the Java client"
-        for part in ("client", "admin")
-        for name in _CLIENT_NO_EFFECT
-    },
+    **{f"pulsar.{part}.{name}": "tunes the Java client" for part in ("client", "admin") for name in _CLIENT_NO_EFFECT},
     "pulsar.admin.operationTimeoutMs": "tunes the Java client",
     "pulsar.admin.connectionTimeoutMs": "tunes the Java client",
     **{f"pulsar.reader.{name}": why for name, why in _READER_NO_EFFECT.items()},

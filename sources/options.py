@@ -117,9 +117,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         "push_filters": None if reader.text("pushFilters") is None else reader.flag("pushFilters", False),
     }
     if problems or pulsar is None:
-        raise ConfigError(
-            'format("pulsebridge"): ' + "; ".join(problems), remedy="correct the options of the query"
-        )
+        raise ConfigError('format("pulsebridge"): ' + "; ".join(problems), remedy="correct the options of the query")
     return SourceOptions(
         pulsar, topics, starting, ending, columns, limits, pattern, subscription, reuse, notes=tuple(notes), **found
     )  # fmt: skip
@@ -140,9 +138,7 @@ def _range(reader: OptionReader, streaming: bool | None) -> tuple[StartingOffset
     if streaming:
         for name in ("endingOffsets", "endingTime"):
             if reader.text(name) is not None:
-                reader.problems.append(
-                    f"{name}: a streaming query has no end; use spark.read, or Trigger.AvailableNow"
-                )
+                reader.problems.append(f"{name}: a streaming query has no end; use spark.read, or Trigger.AvailableNow")
     starting = _place(reader, "starting", LATEST if streaming else EARLIEST)
     ending = _place(reader, "ending", LATEST)
     if starting.time_ms is not None and ending.time_ms is not None and ending.time_ms < starting.time_ms:
@@ -170,16 +166,11 @@ def _place(reader: OptionReader, which: str, default: str) -> StartingOffsets:
         return StartingOffsets(default, {})
 
 
-def _refuse_strangers(
-    asked: tuple[StartingOffsets, ...], topics: tuple[str, ...], problems: list[str]
-) -> None:
-    strangers = {
-        name for place in asked for name in place.places if not {name, base_topic(name)} & set(topics)
-    }
+def _refuse_strangers(asked: tuple[StartingOffsets, ...], topics: tuple[str, ...], problems: list[str]) -> None:
+    strangers = {name for place in asked for name in place.places if not {name, base_topic(name)} & set(topics)}
     if strangers and topics:
         problems.append(
-            "offsets or times are given for topics that the query does not read: "
-            + ", ".join(sorted(strangers))
+            "offsets or times are given for topics that the query does not read: " + ", ".join(sorted(strangers))
         )
 
 
@@ -209,9 +200,7 @@ def _same(options: Mapping[str, str], name: str, problems: list[str], found: dic
     """One identity and one trust serve both URLs: what the admin's options say stands for both, or agrees."""
     client = _OF_ADMIN[name]
     if options.get(client.lower(), options[name]) != options[name]:
-        problems.append(
-            f"{name} differs from {client}: one identity serves both URLs; give the one that may do both"
-        )
+        problems.append(f"{name} differs from {client}: one identity serves both URLs; give the one that may do both")
     found.setdefault(client.lower(), options[name])
 
 

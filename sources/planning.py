@@ -210,7 +210,9 @@ class PartitionView:
         held = self.holds.get(hold) if hold is not None else None
         if held is not None and (held < start or (held.entry < 0 and held.ledger <= following)):
             return None
-        return f"{self.name}: ledger {start.ledger} of the offset is gone, the first that is left is {self.start.ledger}"
+        return (
+            f"{self.name}: ledger {start.ledger} of the offset is gone, the first that is left is {self.start.ledger}"
+        )
 
 
 def plan(
@@ -234,11 +236,7 @@ def plan(
     rest = max(0, int(total * _tightest(backlogs, limits, rows_per_entry or {})[0]) - waiting)
     for name, place in start.items():
         entries = backlogs[name][0]
-        take = (
-            entries
-            if total - waiting <= rest
-            else min(entries, 1 + (entries - 1) * rest // (total - waiting))
-        )
+        take = entries if total - waiting <= rest else min(entries, 1 + (entries - 1) * rest // (total - waiting))
         ends[name] = views[name].advance(place, take) if take else place
     return ends
 

@@ -40,8 +40,7 @@ def behind_of(source: Mapping[str, Any]) -> dict[str, Behind] | None:
     if not isinstance(latest, dict) or not isinstance(latest.get(BEHIND), dict):
         return None
     return {
-        str(name): Behind(int(of["entries"]), int(of["bytes"]), of["seconds"])
-        for name, of in latest[BEHIND].items()
+        str(name): Behind(int(of["entries"]), int(of["bytes"]), of["seconds"]) for name, of in latest[BEHIND].items()
     }
 
 

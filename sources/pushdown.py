@@ -31,9 +31,7 @@ class Narrowed:
     def wants(self, topic: str, partition: str) -> bool:
         """Whether rows of this partition can pass."""
         values = {"__topic": topic, "partition": partition_number(partition)}
-        return all(
-            _EXACT[kind](values[column], value) is not negated for column, kind, value, negated in self.tests
-        )
+        return all(_EXACT[kind](values[column], value) is not negated for column, kind, value, negated in self.tests)
 
 
 _EXACT: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -53,9 +51,7 @@ _EXACT: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _OF_TEXT: Final = frozenset({"StringStartsWith", "StringEndsWith", "StringContains"})
 
 
-def narrow(
-    filters: Iterable[Any], slack_ms: int | None, decoded: Iterable[str] = ()
-) -> tuple[Narrowed, list[Any]]:
+def narrow(filters: Iterable[Any], slack_ms: int | None, decoded: Iterable[str] = ()) -> tuple[Narrowed, list[Any]]:
     """Return what the filters leave, and those that Spark still has to evaluate. All of them hold together (AND).
 
     ``slack_ms`` is how far publish times may be out of order, None when a filter on them may spare nothing;

@@ -291,9 +291,7 @@ class _Range:
             while len(parts) < last.chunk.total - 1:
                 found = reader.receive(self.task.idle_timeout_ms / 1000)
                 if found is None or Position(found.ledger, found.entry) >= end:
-                    raise TransientError(
-                        f"{self.task.partition}: the chunked message that ends at {end} did not come"
-                    )
+                    raise TransientError(f"{self.task.partition}: the chunked message that ends at {end} did not come")
                 opened = open_entry(found, self.task.partition)
                 reader.took(opened.size, min(last.chunk.total, self._permits(1.0)))
                 if opened.chunk is not None and opened.chunk.uuid == last.chunk.uuid:

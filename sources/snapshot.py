@@ -35,9 +35,7 @@ _log = get_logger("source")
 class Catalog:
     """The admin's view of the topics of one query. Raises TransientError when the admin cannot be reached."""
 
-    def __init__(
-        self, admin: PulsarAdmin, topics: Sequence[str], pattern: TopicsPattern | None = None
-    ) -> None:
+    def __init__(self, admin: PulsarAdmin, topics: Sequence[str], pattern: TopicsPattern | None = None) -> None:
         self.admin = admin
         self.topics = tuple(topics)
         """The topics named, or those that matched ``pattern`` when ``partitions`` was last asked."""
@@ -61,9 +59,7 @@ class Catalog:
         if self._pattern is not None:
             self.topics = self._pattern.matching(self.admin.topics(self._pattern.folder))
         found: dict[str, str] = {}
-        for topic, count in zip(
-            self.topics, self._pool.map(self.admin.partition_count, self.topics), strict=True
-        ):
+        for topic, count in zip(self.topics, self._pool.map(self.admin.partition_count, self.topics), strict=True):
             known = self._counts.get(topic)
             if known is not None and count > known:
                 _log.info("new partitions found", topic=topic, before=known, now=count)
@@ -178,9 +174,7 @@ class Catalog:
 
         Raises TransientError while the broker still recovers them, just after it loaded the topic.
         """
-        path = (
-            f"/../v3/transactions/transactionBufferStats/{rest_path(partition).removeprefix('persistent/')}"
-        )
+        path = f"/../v3/transactions/transactionBufferStats/{rest_path(partition).removeprefix('persistent/')}"
         for _ in range(_RECOVERY_ATTEMPTS):
             try:
                 stats = self.admin.request("GET", path, accept=(404,))
@@ -234,9 +228,7 @@ class Catalog:
             if INCARNATION_PROPERTY in found or not mark:
                 return str(found.get(INCARNATION_PROPERTY, ""))
             first = partition_name(topic, 0) if self._counts.get(topic) else topic
-            self.admin.request(
-                "PUT", path, body={INCARNATION_PROPERTY: _mark(self.admin.internal_stats(first))}
-            )
+            self.admin.request("PUT", path, body={INCARNATION_PROPERTY: _mark(self.admin.internal_stats(first))})
             found = self.admin.request("GET", path) or {}
         except RefusedError as e:
             _log.warning(
@@ -278,9 +270,7 @@ def view_of(partition: str, stats: Mapping[str, Any]) -> PartitionView:
                 entries = confirmed.entry + 1 if number == confirmed.ledger else 0
                 size = int(stats.get("currentLedgerSize", 0)) if entries else 0
             ledgers.append(Ledger(number, entries, size))
-        holds = {
-            name: Position.parse(of["markDeletePosition"]) for name, of in stats.get("cursors", {}).items()
-        }
+        holds = {name: Position.parse(of["markDeletePosition"]) for name, of in stats.get("cursors", {}).items()}
     except (KeyError, ValueError, TypeError) as e:
         raise TransientError(f"internalStats of {partition} cannot be read: {e}") from e
     return PartitionView(partition, tuple(ledgers), holds)

@@ -60,9 +60,7 @@ class StreamPlanner:
         self._catalog = FallbackCatalog(
             options, BinaryTopics(lambda: self._client, lambda partition: self._hold.consumer(partition))
         )
-        self._hold = Hold(
-            options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s
-        )
+        self._hold = Hold(options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s)
         self._tail = HotTail(options.pulsar, options.hot_tail_bytes) if options.hot_tail_bytes else None
         self._views: dict[str, PartitionView] = {}
         self._partitions: dict[str, str] = {}
@@ -236,9 +234,7 @@ class StreamPlanner:
     def _begin(self, partition: str, view: PartitionView, existing: bool) -> Position:
         """Return where one partition begins, having made its subscription stand there."""
         text = self._options.starting.text
-        if (
-            self._options.reuse is not None
-        ):  # told apart from a subscription that was made without being told to
+        if self._options.reuse is not None:  # told apart from a subscription that was made without being told to
             text = f"{self._options.reuse}: {text}"
         record = self._hold.record(partition) if existing else None
         if record is not None and not record.committed and record.starting in (text, _NEW_PARTITION):
@@ -333,11 +329,7 @@ class StreamPlanner:
         if time.monotonic() - self._looked_at < _LOOK_S:
             known = None
             if self._ceiling is not None:  # nothing later is read
-                known = (
-                    self._views
-                    if self._views.keys() >= start.positions.keys() | self._ceiling.keys()
-                    else None
-                )
+                known = self._views if self._views.keys() >= start.positions.keys() | self._ceiling.keys() else None
             elif self._tail is not None:
                 known = self._tail.grown(self._views, start.positions)
             if known is not None:
@@ -365,9 +357,7 @@ class StreamPlanner:
         rows = self._rows_per_entry(views, begins) if counted else {}
         limit = in_force(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
         ends = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
-        taken = {
-            name: views[name].backlog(begins[name], end)[0] for name, end in ends.items() if name in views
-        }
+        taken = {name: views[name].backlog(begins[name], end)[0] for name, end in ends.items() if name in views}
         entries, now = sum(taken.values()), time.monotonic()
         waiting = sum(count * rows.get(name, 1.0) for name, count in taken.items())
         since = math.inf if self._took_at is None else now - self._took_at
@@ -376,9 +366,7 @@ class StreamPlanner:
             limit, entries, ends = f"minRowsPerTrigger={limits.least_rows}", 0, dict(begins)
         if entries:
             self._took_at = now
-        _log.debug(
-            "trigger", limit=limit, entries=entries, partitions=sum(1 for n in taken if ends[n] != begins[n])
-        )
+        _log.debug("trigger", limit=limit, entries=entries, partitions=sum(1 for n in taken if ends[n] != begins[n]))
         return ends
 
     def _found(self, partition: str) -> HoldRecord:
@@ -436,9 +424,7 @@ class StreamPlanner:
             lost=found,
         )
 
-    def _rows_per_entry(
-        self, views: Mapping[str, PartitionView], starts: Mapping[str, Position]
-    ) -> dict[str, float]:
+    def _rows_per_entry(self, views: Mapping[str, PartitionView], starts: Mapping[str, Position]) -> dict[str, float]:
         at, rows = self._rows
         if not self._catalog.off and (not rows or time.monotonic() - at > _ROWS_S):
             following = {n: views[n].segments(place) for n, place in starts.items() if n in views}

@@ -90,9 +90,7 @@ def delete(admin: PulsarAdmin, held: Iterable[HeldTopic]) -> None:
     """
     found = list(held)
     if not found:
-        raise ConfigError(
-            "there is no such subscription of a query", remedy="see pulsebridge subscriptions list"
-        )
+        raise ConfigError("there is no such subscription of a query", remedy="see pulsebridge subscriptions list")
     for of in found:
         if of.in_use:
             raise FencedError(

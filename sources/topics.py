@@ -35,18 +35,12 @@ class TopicsPattern:
         found = []
         for topic in topics:
             local = topic.removeprefix(prefix)
-            if (
-                topic.startswith(prefix)
-                and not local.startswith("__")
-                and re.fullmatch(self.expression, local)
-            ):
+            if topic.startswith(prefix) and not local.startswith("__") and re.fullmatch(self.expression, local):
                 found.append(topic)
         return tuple(sorted(found))
 
 
-def asked_topics(
-    options: Mapping[str, str], problems: list[str]
-) -> tuple[tuple[str, ...], TopicsPattern | None]:
+def asked_topics(options: Mapping[str, str], problems: list[str]) -> tuple[tuple[str, ...], TopicsPattern | None]:
     """Return the topics that ``topic`` or ``topics`` names, or the pattern; names of options in lower case."""
     given = [name for name in ("topic", "topics", "topicspattern") if name in options]
     if len(given) != 1:
@@ -78,9 +72,7 @@ def _pattern(text: str, problems: list[str]) -> TopicsPattern | None:
         parts = ["public", "default", rest]
     try:
         if len(parts) != 3 or not all(parts) or "://" in rest:
-            raise ValueError(
-                "give tenant/namespace/ and a regular expression, or one for names in public/default"
-            )
+            raise ValueError("give tenant/namespace/ and a regular expression, or one for names in public/default")
         for name in parts[:2]:
             if not re.fullmatch(r"[-=:.\w]+", name, re.ASCII):
                 raise ValueError(f"{name!r} is no name; only the last part is a regular expression")

@@ -187,9 +187,7 @@ def _struct(fields: tuple[tuple[str, ValueType], ...], defaults: Mapping[str, An
             return None
         if not isinstance(value, dict):
             raise ValueError(f"{value!r:.80} is no object")
-        return {
-            name: of.from_json(value[name]) if name in value else defaults.get(name) for name, of in fields
-        }
+        return {name: of.from_json(value[name]) if name in value else defaults.get(name) for name, of in fields}
 
     ddl = ",".join(f"`{name}`:{of.ddl}" for name, of in fields)
     arrow = pa.struct([pa.field(name, of.arrow) for name, of in fields])

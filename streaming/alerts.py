@@ -101,9 +101,7 @@ def declare_alerts(settings: Settings) -> None:
         if found.lasting:
             conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in found.lasting) else {})
             batches = partial(AlertBatches, commands=options)
-            pipeline.add_flow(
-                dp.Flow(name, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches)
-            )
+            pipeline.add_flow(dp.Flow(name, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches))
 
 
 def _check_tables(path: Path, rules: Sequence[AlertRule], pipeline: dp.Pipeline) -> None:
@@ -222,9 +220,7 @@ class _Rules:
             what = f"{self.table!r} has {lacking}"
             raise self._wrong(first, "table", what, "add it to what its function returns")
         # A clock of ingest that is ahead must not make the whole fleet late (H20).
-        clock = (
-            "least(arrival_time, current_timestamp())" if "arrival_time" in there else "current_timestamp()"
-        )
+        clock = "least(arrival_time, current_timestamp())" if "arrival_time" in there else "current_timestamp()"
         at = "CAST(event_time AS TIMESTAMP)" if "event_time" in there else clock
         about = {
             "device": f"CAST({quoted(declared.device_column or '')} AS STRING)",
@@ -254,9 +250,7 @@ class _Rules:
             one = {"series": text(rule.series), "metric": text(rule.column or ""), "value": number}
             values.append(f"CASE WHEN {number} IS NOT NULL THEN {_struct(one)} END")
         if any(rule.series == WHOLE for rule in rules):
-            values.append(
-                _struct({"series": text(WHOLE), "metric": "_about.metric", "value": "_about.value"})
-            )
+            values.append(_struct({"series": text(WHOLE), "metric": "_about.metric", "value": "_about.value"}))
         found = [
             _struct({"rule": text(rule.name), "series": text(rule.series), **self._sql(rule, rows)})
             for rule in rules
@@ -306,19 +300,13 @@ class _Rules:
             "payload": "CAST(NULL AS BINARY)"
             if payload is None
             else self._text(rows, rule, "payload", payload, "BINARY"),
-            "to_device": "_about.device"
-            if to is None
-            else _NULL
-            if to == "none"
-            else self._text(rows, rule, "to", to),
+            "to_device": "_about.device" if to is None else _NULL if to == "none" else self._text(rows, rule, "to", to),
             "command_topic": "_about.command_topic"
             if topic is None
             else self._text(rows, rule, "command_topic", topic),
         }
 
-    def _text(
-        self, rows: DataFrame, rule: AlertRule, field: str, given: str | Sql, kind: str = "STRING"
-    ) -> str:
+    def _text(self, rows: DataFrame, rule: AlertRule, field: str, given: str | Sql, kind: str = "STRING") -> str:
         """Return a text of the user's, with the columns that it names, or what its SQL gives."""
         if isinstance(given, Sql):
             found, of = self._expression(rows, rule, field, given.sql)

@@ -127,9 +127,7 @@ def _checkpoint(gx: Any, context: Any, table: str, suite: Any) -> Any:
         asset = got(source.get_asset, table, lambda: source.add_dataframe_asset(table))
         whole = asset.add_batch_definition_whole_dataframe
         batch = got(asset.get_batch_definition, _BATCH, lambda: whole(_BATCH))
-        return context.validation_definitions.add(
-            gx.ValidationDefinition(name=table, data=batch, suite=suite)
-        )
+        return context.validation_definitions.add(gx.ValidationDefinition(name=table, data=batch, suite=suite))
 
     def checkpoint() -> Any:
         return context.checkpoints.add(

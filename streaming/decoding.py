@@ -85,9 +85,7 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
         found.schema  # noqa: B018 — Spark Connect analyses when it is asked
     except PySparkException as e:
         first = str(e).strip().splitlines()[0]
-        raise ConfigError(
-            f"Spark refuses a decoding: {first}", remedy="correct its fields, columns or paths"
-        ) from e
+        raise ConfigError(f"Spark refuses a decoding: {first}", remedy="correct its fields, columns or paths") from e
     return found
 
 
@@ -148,8 +146,7 @@ def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
             items.append(f"transform({listed}, item -> to_json(item))")
         none = literal(f"there is no array at {one.elements or '$'}")
         faults.append(
-            f"CASE WHEN _items IS NULL THEN {none} "
-            f"WHEN size(_items) > {one.max_elements} THEN {literal(most)} END"
+            f"CASE WHEN _items IS NULL THEN {none} WHEN size(_items) > {one.max_elements} THEN {literal(most)} END"
         )
     rows = rows.selectExpr("*", f"CASE WHEN _fault IS NULL THEN {by_number(items)} END AS _items")
     rows = rows.withColumnsRenamed({"_fault": "_before"})
@@ -190,15 +187,11 @@ class _Typed:
         one = self.decoding
         if one.format in ("csv", "raw"):
             names = one.names or tuple(self.declared.names)
-            return TextFields(
-                self.declared, names, one.separator if one.format == "csv" else None, one.ignored
-            )
+            return TextFields(self.declared, names, one.separator if one.format == "csv" else None, one.ignored)
         known = {name.lower() for name in self.declared.names}
         hidden = [name for name in top_names(one, self.rules) if name.lower() not in known]
         once = {name.lower(): name for name in reversed(hidden)}
-        return JsonFields(
-            self.declared, tuple(name for name in hidden if once[name.lower()] == name), one.ignored
-        )
+        return JsonFields(self.declared, tuple(name for name in hidden if once[name.lower()] == name), one.ignored)
 
     @property
     def parsed(self) -> str:
@@ -331,9 +324,7 @@ def _finished(rows: DataFrame, typed: Sequence[_Typed], more: Sequence[str]) -> 
     known = by_number([in_known_zone(f"_time{t.n}", t.decoding.time_zone) for t in typed])
     rows = rows.selectExpr("*", f"{known} AS _time")
     found_time, unread = time_columns([t.decoding for t in typed])
-    rows = rows.selectExpr(
-        "*", f"coalesce({by_number([f'_given{t.n}' for t in typed])}, {found_time}) AS _read"
-    )
+    rows = rows.selectExpr("*", f"coalesce({by_number([f'_given{t.n}' for t in typed])}, {found_time}) AS _read")
     return rows.selectExpr(
         "device",
         *map(quoted, more),

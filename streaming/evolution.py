@@ -48,13 +48,10 @@ class NewColumns:
             return rows
         rescued = F.from_json("_rescued_data", "map<string,variant>")
         values = {
-            n: F.expr(f"try_variant_get(_fields[{_text(n)}], '$', {_text(kind)})")
-            for n, kind in self.types.items()
+            n: F.expr(f"try_variant_get(_fields[{_text(n)}], '$', {_text(kind)})") for n, kind in self.types.items()
         }
         found = rows.withColumn("_fields", rescued).withColumns(values)
-        taken = F.array_compact(
-            F.array(*(F.when(F.col(quoted(n)).isNotNull(), F.lit(n)) for n in self.types))
-        )
+        taken = F.array_compact(F.array(*(F.when(F.col(quoted(n)).isNotNull(), F.lit(n)) for n in self.types)))
         left = F.map_filter("_fields", lambda name, _value: ~F.array_contains(taken, name))
         return found.withColumn("_rescued_data", F.when(F.size(left) > 0, F.to_json(left))).drop("_fields")
 
@@ -65,9 +62,7 @@ def new_columns(rows: DataFrame, known: StructType, declared: Declared, limit: i
 
     own = {n.lower() for n in rows.columns}
     added = {
-        f.name: f.dataType.simpleString()
-        for f in known.fields
-        if f.name.lower() not in own and f.name != "_warnings"
+        f.name: f.dataType.simpleString() for f in known.fields if f.name.lower() not in own and f.name != "_warnings"
     }
     fields = (
         rows.where("_rescued_data IS NOT NULL")
@@ -81,12 +76,7 @@ def new_columns(rows: DataFrame, known: StructType, declared: Declared, limit: i
     there = {n.lower() for n in (*own, *added)}
     for row in fields.collect():
         kind = column_type(row["kind"])
-        if (
-            kind
-            and _NAME.match(row["name"])
-            and row["name"].lower() not in there
-            and len(added) + len(lacking) < limit
-        ):
+        if kind and _NAME.match(row["name"]) and row["name"].lower() not in there and len(added) + len(lacking) < limit:
             lacking[row["name"]] = kind
             there.add(row["name"].lower())
     return NewColumns({**added, **lacking}, frozenset(lacking))

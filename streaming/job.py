@@ -72,9 +72,7 @@ class Job:
     def __post_init__(self) -> None:
         unknown = [name for name in self.only if name not in self.pipeline.flows]
         if unknown:
-            raise ConfigError(
-                f"there is no flow {unknown[0]!r}", remedy=f"there are {', '.join(self.pipeline.flows)}"
-            )
+            raise ConfigError(f"there is no flow {unknown[0]!r}", remedy=f"there are {', '.join(self.pipeline.flows)}")
         self.only = [name for name in self.pipeline.flows if not self.only or name in self.only]
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
@@ -295,18 +293,14 @@ class Job:
                 self._failed(flow.name, replace(cause_of(e), terminal=isinstance(e, AnalysisException)))
                 return
 
-    def _started(
-        self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool
-    ) -> StreamingQuery:
+    def _started(self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool) -> StreamingQuery:
         seconds = self.settings.streaming.trigger_s if flow.trigger_s is None else flow.trigger_s
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
             from sinks.options import sink_options
 
             pulsar = self.settings.pulsar
-            writer = writer.format("pulsebridge_commands").options(
-                **sink_options(pulsar, self.settings.max_name_bytes)
-            )
+            writer = writer.format("pulsebridge_commands").options(**sink_options(pulsar, self.settings.max_name_bytes))
         else:
             writer = writer.foreachBatch(Batches(batches))
         if available_now:
@@ -367,9 +361,7 @@ class Job:
             reader.table(QUARANTINE),
             self._checkpoint(flow.name),
             self._suite_of(flow),
-            BadRows(
-                streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"
-            ),
+            BadRows(streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"),
             streaming.max_added_columns,
             None if counted is None else lambda good, bad: counted(flow.target, good, bad),
         )

@@ -75,9 +75,7 @@ class DeviceState:
         return cls(
             {series: Reading(device, *one) for series, one in body.get("newest", {}).items()},
             {
-                name: Watch(
-                    bool(w.get("raised")), w.get("since"), tuple((t, v) for t, v in w.get("points", ()))
-                )
+                name: Watch(bool(w.get("raised")), w.get("since"), tuple((t, v) for t, v in w.get("points", ())))
                 for name, w in body.get("watches", {}).items()
             },
             {series: Reading(device, *one) for series, one in body.get("last", {}).items()},
@@ -118,9 +116,7 @@ def judge(
     )
 
 
-def silent(
-    rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: int
-) -> tuple[list[Alert], DeviceState]:
+def silent(rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: int) -> tuple[list[Alert], DeviceState]:
     """Return an alert for each rule whose time without a reading is over at ``now_us``, once, and the new state."""
     watches = dict(state.watches)
     alerts = []
@@ -168,15 +164,11 @@ def _speaks_again(
         del watches[rule.name]
         if rule.tells_cleared:
             minutes = (first.arrived_us - last.arrived_us) / MINUTE_US
-            alerts.append(
-                Alert(rule, first, rule.text(first, None, minutes=minutes, cleared=True), cleared=True)
-            )
+            alerts.append(Alert(rule, first, rule.text(first, None, minutes=minutes, cleared=True), cleared=True))
     return alerts
 
 
-def _last_readings(
-    rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]
-) -> dict[str, Reading]:
+def _last_readings(rules: Iterable[AlertRule], state: DeviceState, readings: Iterable[Reading]) -> dict[str, Reading]:
     wanted = {WHOLE} | {rule.series for rule in rules if rule.kind == "silence"}
     last = {series: found for series, found in state.last.items() if series in wanted}
     for reading in sorted(readings, key=_arrival):
@@ -210,9 +202,7 @@ def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
         watches[name] = watch
 
 
-def _looked_at(
-    rule: AlertRule, was: Watch, previous: Reading | None, reading: Reading
-) -> tuple[list[Alert], Watch]:
+def _looked_at(rule: AlertRule, was: Watch, previous: Reading | None, reading: Reading) -> tuple[list[Alert], Watch]:
     """Return what a rule says of a series' next reading, and what it keeps."""
     rate: float | None = None
     found = reading.found.get(rule.name)

@@ -125,9 +125,7 @@ class Pipeline:
                     remedy="let one flow fill it, from a union of frames",
                 )
             if name not in filled:
-                raise ConfigError(
-                    f"table {name!r} has no flow", remedy=f"add one by @append_flow(target={name!r})"
-                )
+                raise ConfigError(f"table {name!r} has no flow", remedy=f"add one by @append_flow(target={name!r})")
 
     def flows_of(self, table: str) -> list[Flow]:
         """Return the flows into a table."""
@@ -265,9 +263,7 @@ def append_flow(
 
     def declare(function: Query) -> Query:
         _pipeline().add_flow(
-            Flow(
-                name or function.__name__, target, function, spark_conf=spark_conf or {}, trigger_s=trigger_s
-            )
+            Flow(name or function.__name__, target, function, spark_conf=spark_conf or {}, trigger_s=trigger_s)
         )
         return function
 
@@ -301,9 +297,7 @@ def materialized_view(
     def declare(function: Query) -> Query:
         called = name or function.__name__
         if not keys:
-            raise ConfigError(
-                f"view {called!r} has no keys", remedy="name the columns by which it groups: keys=[…]"
-            )
+            raise ConfigError(f"view {called!r} has no keys", remedy="name the columns by which it groups: keys=[…]")
         create_streaming_table(
             called,
             comment=comment or (function.__doc__ or "").strip().partition("\n")[0],
@@ -314,9 +308,7 @@ def materialized_view(
             suite=suite,
             device_column=device_column,
         )
-        _pipeline().add_flow(
-            Flow(called, called, function, "view", spark_conf or {}, trigger_s, tuple(keys), within)
-        )
+        _pipeline().add_flow(Flow(called, called, function, "view", spark_conf or {}, trigger_s, tuple(keys), within))
         return function
 
     return declare if query_function is None else declare(query_function)

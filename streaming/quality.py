@@ -40,14 +40,8 @@ def judged_since(
 
     rows = table.read(spark)
     kept = [c for c in rows.columns if c != "_warnings"]
-    came = (
-        spark.read.format("delta")
-        .option("readChangeFeed", "true")
-        .option("startingVersion", str(version + 1))
-    )
-    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where(
-        "_change_type = 'insert'"
-    )
+    came = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", str(version + 1))
+    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
     schema = rows.select(*map(quoted, kept)).schema
     bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("judged_at") > F.lit(since)))
     held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")

@@ -26,9 +26,7 @@ class QueryProgress(JsonListener):
     by Spark and stops nothing.
     """
 
-    def __init__(
-        self, metrics: StreamMetrics, health: Health | None = None, expected: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, metrics: StreamMetrics, health: Health | None = None, expected: Sequence[str] = ()) -> None:
         """``health`` gets a part for each query, which is ready from the end of its first trigger on; those of the
         names ``expected`` are missing from the beginning.
         """

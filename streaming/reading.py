@@ -76,9 +76,7 @@ class Reader:
         except PulsebridgeError:
             raise
         except Exception as e:
-            if type(e).__module__.startswith(
-                "py4j"
-            ):  # Spark's own trouble, a query that is stopped for example
+            if type(e).__module__.startswith("py4j"):  # Spark's own trouble, a query that is stopped for example
                 raise
             raise ConfigError(
                 f"flow {flow.name!r}: {type(e).__name__}: {_line(e)}", remedy="correct its function"
@@ -124,8 +122,7 @@ class Reader:
 
         zone = self.settings.streaming.time_zone
         decodings = [
-            one if one.time_zone or not zone else one.model_copy(update={"time_zone": zone})
-            for one in decodings
+            one if one.time_zone or not zone else one.model_copy(update={"time_zone": zone}) for one in decodings
         ]
         rows = self._source(*(one.filter for one in decodings))
         skew = f"make_dt_interval(0, 0, 0, CAST({self.settings.streaming.clock_skew_s} AS DECIMAL(18, 6)))"

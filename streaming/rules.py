@@ -178,9 +178,7 @@ class AlertRule(BaseModel):
         for name in _OWN_TEXTS:
             given = getattr(self, name)
             if isinstance(given, Sql) and self.kind != "sql":
-                raise ValueError(
-                    f"{name}: SQL is for kind sql, give text with {{fields}} to this {self.kind}"
-                )
+                raise ValueError(f"{name}: SQL is for kind sql, give text with {{fields}} to this {self.kind}")
             if isinstance(given, str) and _CALL.fullmatch(given):
                 raise ValueError(f"{name}: {given!r} looks like SQL, write it as {{sql: ...}}")
             unknown = set(FIELD.findall(given) if isinstance(given, str) else ()) - set(_TEXT_FIELDS)
@@ -221,9 +219,7 @@ class AlertRule(BaseModel):
     def lasts(self) -> bool:
         """Whether an alert fires once and lasts until it clears; otherwise each reading may be one."""
         return (
-            self.every == "change"
-            if self.kind == "sql"
-            else self.kind not in _RATES or self.over_minutes is not None
+            self.every == "change" if self.kind == "sql" else self.kind not in _RATES or self.over_minutes is not None
         )
 
     @property
@@ -273,9 +269,7 @@ class AlertRule(BaseModel):
         if self.kind != "silence":
             return "{metric} of {device} is {value}" + (" again" if cleared else "")
         of = "{device}" if self.series == WHOLE else "{metric} of {device}"
-        return of + (
-            " comes again, after {minutes} minutes" if cleared else ": nothing for {minutes} minutes"
-        )
+        return of + (" comes again, after {minutes} minutes" if cleared else ": nothing for {minutes} minutes")
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,7 @@ def local_session(
     those of the files; None: Spark's own default.
     """
     # The workers must be this very Python, with the same packages.
-    os.environ.setdefault(
-        "PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable
-    )
+    os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
     builder = _builder().appName(name).master(master)
     pairs = {
         **spark_settings(master),

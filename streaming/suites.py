@@ -339,9 +339,7 @@ def great_expectations(suite: Suite | None = None) -> Any:
         with _main_with_file():
             import great_expectations as gx
     except ModuleNotFoundError as e:
-        raise MissingExtraError(
-            "a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'"
-        ) from e
+        raise MissingExtraError("a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'") from e
     if suite is not None:
         load_again(suite.sources)
         for module in suite.modules:

@@ -179,9 +179,7 @@ def ddl(schema: StructType) -> str:
     parts = []
     for field in schema.fields:
         comment = (field.metadata or {}).get("comment")
-        parts.append(
-            f"{quoted(field.name)} {_type(field.dataType)}" + (f" COMMENT {text(comment)}" if comment else "")
-        )
+        parts.append(f"{quoted(field.name)} {_type(field.dataType)}" + (f" COMMENT {text(comment)}" if comment else ""))
     return ", ".join(parts)
 
 
@@ -215,11 +213,7 @@ def create(
     there = table.detail(spark)
     if there is not None:
         add_columns(spark, table, schema)
-        new = {
-            name: value
-            for name, value in (properties or {}).items()
-            if there["properties"].get(name) != value
-        }
+        new = {name: value for name, value in (properties or {}).items() if there["properties"].get(name) != value}
         if new:
             spark.sql(f"ALTER TABLE {table.sql} SET {_tblproperties(new)}")
         if layout and list(cluster_by) != there["clusteringColumns"]:

@@ -81,10 +81,7 @@ class Upkeep:
         def alone(log: Standing) -> bool:  # what a killed job with one of these flows left is ours
             return not [r for r in log.busy if not set(log.jobs.get(r.owner, ())) & set(flows)]
 
-        while (
-            not self.log.add("began", alone, owner=self._owner, arguments=json.dumps(flows))
-            and not stop.is_set()
-        ):
+        while not self.log.add("began", alone, owner=self._owner, arguments=json.dumps(flows)) and not stop.is_set():
             self.log.remove_if_dead(self.log.read())
         try:
             with self._answering():
@@ -140,9 +137,7 @@ class Upkeep:
                     with suppress(TransientError):  # the log says so
                         self._carry_out(request)
         if log.requests[id].state == "failed":
-            raise TransientError(
-                log.requests[id].message, remedy="correct the cause and run the command again"
-            )
+            raise TransientError(log.requests[id].message, remedy="correct the cause and run the command again")
         return log.requests[id].message
 
     # --- carrying out -----------------------------------------------------------------------------------------
@@ -173,9 +168,7 @@ class Upkeep:
             what = e.what if isinstance(e, PulsebridgeError) else str(e).partition("\n")[0]
             if self.log.read().requests[request.id].state == "staged":
                 remedy = "start `pulsebridge stream` or run the command again: it is completed first"
-                raise TerminalError(
-                    f"{request.kind} of {request.table} was cut: {what}", remedy=remedy
-                ) from e
+                raise TerminalError(f"{request.kind} of {request.table} was cut: {what}", remedy=remedy) from e
             self.log.add("failed", self._has(self._owner, request), id=request.id, message=what)
             raise TransientError(what, remedy="correct the cause and run the command again") from e
         self.log.add("done", self._has(self._owner, request), id=request.id, message=done)
@@ -195,9 +188,7 @@ class Upkeep:
                 try:
                     log = self.log.read()
                     self._wanted = self._wanted or log.next is not None or self._owner not in log.jobs
-                    if (log.next is not None and self._owner in log.jobs) or self._owner in [
-                        r.owner for r in log.busy
-                    ]:
+                    if (log.next is not None and self._owner in log.jobs) or self._owner in [r.owner for r in log.busy]:
                         self.log.add("alive", owner=self._owner)
                 except Exception as e:  # noqa: BLE001 whatever it is, the next look may succeed
                     _log.info("no look at the log of requests", why=str(e).partition("\n")[0])
@@ -227,9 +218,7 @@ class Upkeep:
                 self._whole(flows[0])
             reach("upkeep.whole")
             return f"{name}: recomputed"
-        newest = [
-            f for f in pipeline.flows.values() if f.kind == "cdc" and name in self._batch(f, None)[1].seen
-        ]
+        newest = [f for f in pipeline.flows.values() if f.kind == "cdc" and name in self._batch(f, None)[1].seen]
         with self._job.paused([flow.name for flow in (*flows, *newest)]):
             if request.state != "staged":
                 self._store_messages(request, single=len(flows) == 1)
@@ -250,9 +239,7 @@ class Upkeep:
         from pyspark.sql import functions as F
 
         if not self._reader.table(_BRONZE).exists(self._spark):
-            raise ConfigError(
-                "there is no table bronze", remedy="name it in streaming.built_in and run the job"
-            )
+            raise ConfigError("there is no table bronze", remedy="name it in streaming.built_in and run the job")
         if "_position" not in self._read(request.table).columns:
             raise ConfigError(
                 f"{request.table} has no column _position and cannot be rebuilt",
@@ -397,9 +384,7 @@ class Upkeep:
                     if name != _LOG:  # others read it now
                         self._vacuum(table, " RETAIN 0 HOURS")
                         reach("upkeep.vacuumed")
-        return "rows deleted: " + (
-            ", ".join(f"{name} {rows}" for name, rows in deleted.items() if rows) or "none"
-        )
+        return "rows deleted: " + (", ".join(f"{name} {rows}" for name, rows in deleted.items() if rows) or "none")
 
     def _delete(self, device: str) -> dict[str, int]:
         from pyspark.sql import functions as F
@@ -412,11 +397,7 @@ class Upkeep:
                for name, (table, rows) in found.items() if columns.get(name) in rows.columns}  # fmt: skip
         # A message may name the device in its payload alone: first go the messages that gave rows of it.
         for target, condition in ((_BRONZE, "true"), (QUARANTINE, "t.device IS NULL")):
-            gave = [
-                _places(rows)
-                for name, (_, rows) in its.items()
-                if name != target and "_position" in rows.columns
-            ]
+            gave = [_places(rows) for name, (_, rows) in its.items() if name != target and "_position" in rows.columns]
             if target in its and gave:
                 fields = {c: c if target == _BRONZE else f"_position.{name}" for c, name in _PLACE.items()}
                 here = " AND ".join(f"t.{at} = s.{column}" for column, at in fields.items())

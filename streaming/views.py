@@ -116,9 +116,7 @@ class ViewBatches:
         assert found is not None
         for key in plain:
             if not found[f"none {key}"]:
-                whole = whole.where(
-                    F.col(quoted(key)).between(F.lit(found[f"low {key}"]), F.lit(found[f"high {key}"]))
-                )
+                whole = whole.where(F.col(quoted(key)).between(F.lit(found[f"low {key}"]), F.lit(found[f"high {key}"])))
         if self.flow.within is not None and not found["timeless"]:
             whole = whole.where(
                 F.col(quoted(self.flow.within[0])).between(F.lit(found["since"]), F.lit(found["until"]))

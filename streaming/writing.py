@@ -48,9 +48,7 @@ _NO_ORDER: Final = re.compile("map<|variant")
 _MOST_DAYS: Final = 64
 """Days of a batch's times that are looked for one by one; beyond, from the first to the last."""
 
-POSITION: Final = (
-    "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
-)
+POSITION: Final = "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
 """Type of ``_position``."""
 
 QUARANTINE_SCHEMA: Final = (
@@ -121,12 +119,7 @@ class TableBatches:
             self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
         rows = judged(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
-        twice = (
-            self._first
-            or self.declared.keys
-            or self.bad_rows.stop
-            or self.declared.schema_evolution != "rescue"
-        )
+        twice = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
         if splits and twice:
             rows = rows.persist()
         try:
@@ -229,9 +222,7 @@ class TableBatches:
             by = [
                 n
                 for n, kind in there.dtypes
-                if n in judged.columns
-                and n not in ("_warnings", "_rescued_data")
-                and not _NO_ORDER.search(kind)
+                if n in judged.columns and n not in ("_warnings", "_rescued_data") and not _NO_ORDER.search(kind)
             ]
         its = there
         if place:
@@ -316,16 +307,12 @@ def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:
         return (F.col(name) if name in there else F.lit(None)).cast(kind)
 
     kept = [n for n in rows.columns if n not in (*WORKING_COLUMNS, "_failed_rules", "_warnings")]
-    reason = F.coalesce(
-        given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1))
-    )
+    reason = F.coalesce(given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1)))
     return rows.select(
         F.lit(declared.name).alias("table"),
         F.col("_failed_rules").alias("failed_rules"),
         reason.alias("reason"),
-        F.coalesce(given(declared.device_column or "device", "string"), given("device", "string")).alias(
-            "device"
-        ),
+        F.coalesce(given(declared.device_column or "device", "string"), given("device", "string")).alias("device"),
         given("mqtt_topic", "string").alias("mqtt_topic"),
         given("event_time", "timestamp").alias("event_time"),
         given("arrival_time", "timestamp").alias("arrival_time"),

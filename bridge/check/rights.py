@@ -116,9 +116,7 @@ def _needs(settings: Settings, needs: Needs) -> str:
             remedy="set pulsar.provision=verify, and let an operator run what `pulsebridge provision --dry-run` prints",
         )
     return (
-        f"all is there but {len(found.missing)} things that {needs.tier} will make"
-        if found.missing
-        else "all is there"
+        f"all is there but {len(found.missing)} things that {needs.tier} will make" if found.missing else "all is there"
     )
 
 
@@ -139,5 +137,7 @@ def _filters(settings: Settings) -> str:
         )
     said = f"may subscribe to {', '.join(f for f in filters if f not in refused)}"
     if refused:  # the tier goes on without
-        said += f"; no device can ask where to go on: allow {who} to read {refused[0]}, or set ingest.resume_topic to null"
+        said += (
+            f"; no device can ask where to go on: allow {who} to read {refused[0]}, or set ingest.resume_topic to null"
+        )
     return said

@@ -23,15 +23,11 @@ __all__ = ["register"]
 
 _Topic = Annotated[
     str,
-    typer.Option(
-        help="Pulsar topic that they were meant for, or an MQTT filter of their topics.", show_default=False
-    ),
+    typer.Option(help="Pulsar topic that they were meant for, or an MQTT filter of their topics.", show_default=False),
 ]
 _Reason = Annotated[str, typer.Option(help="Text that the reason contains.", show_default=False)]
 _Device = Annotated[str, typer.Option(help="Device that they come from or are for.", show_default=False)]
-_Since = Annotated[
-    str, typer.Option(metavar="AGE|TIME", help="90s, 15m, 2h, 3d, or an ISO time.", show_default=False)
-]
+_Since = Annotated[str, typer.Option(metavar="AGE|TIME", help="90s, 15m, 2h, 3d, or an ISO time.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -82,9 +78,7 @@ def _show(
     config: ConfigOption = None,
     sets: SetOption = None,
     limit: Annotated[int, typer.Option("--bytes", min=0, help="How much of the payload is shown.")] = 512,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the payload to this file.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the payload to this file.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one dead letter: why, its properties and the head of its payload.
@@ -134,9 +128,7 @@ def _replay(
     remap: Annotated[
         bool, typer.Option("--remap", help="Map them anew by the present rules instead of their old topic.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write dead letters to where they were meant to go, in their order, and note that it was done.
@@ -157,9 +149,7 @@ def _replay(
     settings = settings_from(config, sets)
     selection = _selection(topic, reason, device, since, letters or [])
     if not every and selection == type(selection)():
-        raise ConfigError(
-            "nothing is selected", remedy="give --id, --topic, --reason, --device or --since, or --all"
-        )
+        raise ConfigError("nothing is selected", remedy="give --id, --topic, --reason, --device or --since, or --all")
     with _client(settings) as client, PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         mapper = None
         if remap:
@@ -182,17 +172,13 @@ def _replay(
         )
         report = replayer.run()
     typer.echo(
-        json_text(report_json(report, dry_run=dry_run), indent=2)
-        if as_json
-        else report_text(report, dry_run=dry_run)
+        json_text(report_json(report, dry_run=dry_run), indent=2) if as_json else report_text(report, dry_run=dry_run)
     )
     if report.refused:
         raise typer.Exit(1)
 
 
-def _selection(
-    topic: str, reason: str, device: str, since: str, letters: list[str] | None = None
-) -> Selection:
+def _selection(topic: str, reason: str, device: str, since: str, letters: list[str] | None = None) -> Selection:
     from bridge.dead_letters.records import LetterId, Selection
     from bridge.dead_letters.showing import since_us
 

@@ -63,15 +63,11 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
     if letter.problem:
         return Refusal(letter, f"{letter.reason}; show --out writes its payload to a file")
     if letter.lost_bytes:
-        return Refusal(
-            letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here"
-        )
+        return Refusal(letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here")
     if letter.reason.startswith(DEAD_MALFORMED):
         return Refusal(letter, "its payload is the packet as it came: the device has to publish it again")
     if P_DEAD_CUT in letter.told:
-        return Refusal(
-            letter, "its envelope was too large and is cut: what it tells is not what was published"
-        )
+        return Refusal(letter, "its envelope was too large and is cut: what it tells is not what was published")
     told = {name: value for name, value in letter.told.items() if name not in _OF_DEATH}
     if not told.get(P_DEVICE):
         told.pop(P_DEVICE, None)
@@ -123,9 +119,7 @@ def _command_problem(letter: DeadLetter, told: Mapping[str, str], settings: Puls
     )
 
 
-def _remapped(
-    letter: DeadLetter, told: dict[str, str], settings: PulsarSettings, mapper: Mapper
-) -> Replay | Refusal:
+def _remapped(letter: DeadLetter, told: dict[str, str], settings: PulsarSettings, mapper: Mapper) -> Replay | Refusal:
     if not letter.mqtt_topic:
         return Refusal(letter, "it was no MQTT publish, so there is nothing to map")
     try:
@@ -147,6 +141,4 @@ def _remapped(
         if value is not None:
             told[name] = value
     told[P_RULE] = route.rule
-    return Replay(
-        letter, settings.readings_topic(route.local, route.namespace), route.key, folded_envelope(told)
-    )
+    return Replay(letter, settings.readings_topic(route.local, route.namespace), route.key, folded_envelope(told))

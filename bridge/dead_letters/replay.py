@@ -185,9 +185,7 @@ class Replayer:
             self._note(partition, done)
         reach("replay_after_mark")
         if failure is not None:
-            raise TransientError(
-                failure.what, remedy="see that the topic takes messages, then run the replay again"
-            )
+            raise TransientError(failure.what, remedy="see that the topic takes messages, then run the replay again")
 
     def _open(self, one: Replay) -> bool:
         """Open the producer of a letter's topic; a topic that refuses it, for good, refuses the letter."""

@@ -165,9 +165,7 @@ def report_json(report: Report, *, dry_run: bool) -> dict[str, Any]:
 def report_text(report: Report, *, dry_run: bool) -> str:
     """Return what a replay did, for people."""
     total = sum(report.replayed.values())
-    lines = [
-        f"{total} {'would be replayed' if dry_run else 'replayed'}, {report.already} were replayed before"
-    ]
+    lines = [f"{total} {'would be replayed' if dry_run else 'replayed'}, {report.already} were replayed before"]
     lines += [f"  {count:>8}  {topic}" for topic, count in report.replayed.most_common()]
     lines += _refused_lines((one.why, str(one.letter.id)) for one in report.refused)
     lines += [f"not blocked any more: {topic}" for topic in report.released]
@@ -183,6 +181,5 @@ def _refused_lines(refused: Iterable[tuple[str, str]]) -> list[str]:
     for why, letter in refused:
         of.setdefault(why, []).append(letter)
     return [
-        f"refused {len(ids)}: {why} ({', '.join(ids[:3])}{', …' if len(ids) > 3 else ''})"
-        for why, ids in of.items()
+        f"refused {len(ids)}: {why} ({', '.join(ids[:3])}{', …' if len(ids) > 3 else ''})" for why, ids in of.items()
     ]

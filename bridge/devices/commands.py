@@ -21,9 +21,7 @@ __all__ = ["push_topics", "register"]
 
 _Backlog = Annotated[
     int,
-    typer.Option(
-        min=0, help="How many messages that push has not acknowledged are read at most, over all partitions."
-    ),
+    typer.Option(min=0, help="How many messages that push has not acknowledged are read at most, over all partitions."),
 ]
 
 
@@ -59,9 +57,7 @@ def _list(
         typer.Option("--absent", help="Those whose commands are parked, or silent for push.silence_s."),
     ] = False,
     pending: Annotated[bool, typer.Option("--pending", help="Those for which commands wait.")] = False,
-    limit: Annotated[
-        int, typer.Option(min=0, help="How many are shown, the most pending first; 0: all.")
-    ] = 50,
+    limit: Annotated[int, typer.Option(min=0, help="How many are shown, the most pending first; 0: all.")] = 50,
     backlog: _Backlog = 100_000,
     as_json: JsonOption = False,
 ) -> None:

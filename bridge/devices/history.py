@@ -132,9 +132,7 @@ class Family:
         """The group, for a command to one; empty for what is a device's own, also where a group command made it so."""
         receipts = [one for copy in self.copies.values() for one in copy.receipts]
         stand = [one.group for copy in self.copies.values() for one in copy.in_group]
-        return next(
-            (one.group for one in receipts if not one.device and one.group), stand[0] if stand else ""
-        )
+        return next((one.group for one in receipts if not one.device and one.group), stand[0] if stand else "")
 
     @property
     def emitted_at_us(self) -> int:
@@ -221,9 +219,7 @@ def _of_several(command_id: str, families: list[Family]) -> Refusal:
     devices = sorted(one.device or "(a group)" for one in families)
     more = len(devices) - _DEVICES_SHOWN
     shown = ", ".join(devices[:_DEVICES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return Refusal(
-        command_id, f"{len(devices)} devices have a command of this id: {shown}", "say whose: --device NAME"
-    )
+    return Refusal(command_id, f"{len(devices)} devices have a command of this id: {shown}", "say whose: --device NAME")
 
 
 def whole(letter: DeadLetter) -> bool:
@@ -231,9 +227,7 @@ def whole(letter: DeadLetter) -> bool:
     return not letter.lost_bytes and P_DEAD_CUT not in letter.told
 
 
-def again(
-    family: Family, *, now_us: int, force: bool = False, expires_at_ms: int | None = None
-) -> Command | Refusal:
+def again(family: Family, *, now_us: int, force: bool = False, expires_at_ms: int | None = None) -> Command | Refusal:
     """Return the command by which a family is sent again, or why it is not.
 
     ``expires_at_ms`` is its new expiry, 0 for none, None for the one that it had. ``force`` sends again what was
@@ -272,9 +266,7 @@ def again(
         return Refusal(first, f"{named or 'it'} is {newest.state}", "--force sends it all the same")
     command = _content(family.in_order)
     if command is None:
-        return Refusal(
-            first, "its payload is not in Pulsar any more, neither in the log nor among the dead letters"
-        )
+        return Refusal(first, "its payload is not in Pulsar any more, neither in the log nor among the dead letters")
     expires = command.expires_at_ms if expires_at_ms is None else expires_at_ms
     if 0 < expires * 1000 <= now_us:
         return Refusal(first, "its time is over", "give a new one: --expires-in 1h, or --expires-in never")

@@ -166,9 +166,7 @@ class PushTopics:
             if key is not None:
                 yield key, message.data()
 
-    def unacknowledged(
-        self, partition: int, budget: Budget
-    ) -> Iterator[tuple[CommandPosition, Command, int]]:
+    def unacknowledged(self, partition: int, budget: Budget) -> Iterator[tuple[CommandPosition, Command, int]]:
         """Yield the commands of a partition that push has not acknowledged, as far as the budget allows, each with its
         position before it and behind it when it was published, in ms.
 

@@ -71,19 +71,13 @@ def _resend(
     ] = "",
     expires_in: Annotated[
         str,
-        typer.Option(
-            metavar="AGE|never", help="A new expiry: 90s, 15m, 2h, 3d; else the old one.", show_default=False
-        ),
+        typer.Option(metavar="AGE|never", help="A new expiry: 90s, 15m, 2h, 3d; else the old one.", show_default=False),
     ] = "",
     limit: Annotated[
         int, typer.Option(min=1, help="With --state: how many are sent at most, the oldest first.")
     ] = 1000,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also what was delivered or answered, or is pending.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also what was delivered or answered, or is pending.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send failed commands again: each to its own device, at the end of its queue, with topic, payload and QoS as before.
@@ -136,8 +130,7 @@ def _resend(
         body: dict[str, Any] = {
             "dry_run": dry_run,
             "resent": [
-                {"id": one.command_id, "resend_of": one.resend_of, "device": one.device}
-                for one in done.written
+                {"id": one.command_id, "resend_of": one.resend_of, "device": one.device} for one in done.written
             ],
             "refused": [{"id": one.command_id, "why": str(one)} for one in done.refused],
         }
@@ -157,9 +150,7 @@ def _expiry(text: str, now_us: int) -> int | None:
         return 0 if text else None
     seconds = seconds_of(text)
     if not seconds:
-        raise ConfigError(
-            f"--expires-in {text}: not a time to come", remedy="write 90s, 15m, 2h, 3d or never"
-        )
+        raise ConfigError(f"--expires-in {text}: not a time to come", remedy="write 90s, 15m, 2h, 3d or never")
     return now_us // 1000 + seconds * 1000
 
 
@@ -239,6 +230,4 @@ def _queue(topics: PushTopics, views: dict[int, PartitionView], copy: Copy) -> s
     places = {place for _, place in copy.moved}
     if any(one.place in places for one in parked):
         return "parked"
-    return (
-        "waiting" if copy.positions else None
-    )  # a copy of its message alone does not tell that it still waits
+    return "waiting" if copy.positions else None  # a copy of its message alone does not tell that it still waits

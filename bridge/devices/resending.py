@@ -94,11 +94,7 @@ class _GroupPayloads:
             name = partition_name(self._topics.full_name(GROUP_COMMANDS_TOPIC), 0)
             self._reader = PositionReader(self._topics.client, name, 0, near=1)
         message = self._reader.read(ref.position)
-        return (
-            message.payload
-            if message is not None and message.properties.get(C_ID) == ref.command_id
-            else None
-        )
+        return message.payload if message is not None and message.properties.get(C_ID) == ref.command_id else None
 
     def close(self) -> None:
         if self._reader is not None:

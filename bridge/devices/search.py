@@ -76,9 +76,7 @@ class Search:
                 found[family.key] = family
         return self._in_order(found.values())
 
-    def by_state(
-        self, device: str, states: Collection[str], *, group: str = "", since_us: int = 0
-    ) -> list[Family]:
+    def by_state(self, device: str, states: Collection[str], *, group: str = "", since_us: int = 0) -> list[Family]:
         """Return the commands whose newest copy ended in one of these states, in the order of the log: of a device, or of
         the members of a group, or those alone that a device has as a member. ``since_us``: only what was emitted at this
         time or later, in µs since the epoch.
@@ -89,9 +87,7 @@ class Search:
             return []
         self._read_log(device, self._starts(self._families.values()))
         wanted = [
-            one
-            for one in self._families.values()
-            if one.newest.state in states and one.emitted_at_us >= since_us
+            one for one in self._families.values() if one.newest.state in states and one.emitted_at_us >= since_us
         ]
         for read in (self._read_moved, self._read_letters):
             if not _have_content(wanted):
@@ -169,9 +165,7 @@ class Search:
         return starts
 
     def _read_moved(self, device: str) -> None:
-        starts = dict.fromkeys(
-            one for one in self._commands_of(device) if one < self._topics.count(PARKED_TOPIC)
-        )
+        starts = dict.fromkeys(one for one in self._commands_of(device) if one < self._topics.count(PARKED_TOPIC))
         for partition, place, command in self._commands(PARKED_TOPIC, device, starts):
             self._families[_key_of(command)].take_moved(partition, place, command)
 
@@ -222,9 +216,7 @@ class Search:
             family = self._family(command_id, "")
             assert family is not None
             how: Literal["waiting", "begun", "done"] = "done" if position <= progress.done else "waiting"
-            family.take_in_group(
-                command_id, InGroup(group, 0, position, "begun" if position == progress.at else how)
-            )
+            family.take_in_group(command_id, InGroup(group, 0, position, "begun" if position == progress.at else how))
 
     def _progress_of_groups(self) -> Progress:
         roster = Roster()

@@ -92,9 +92,7 @@ def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
         )
         for one in overview.lines
     ]
-    shown = table(
-        ("device", "presence", "seen", "pending", "parked", "oldest pending", "last delivery"), rows
-    )
+    shown = table(("device", "presence", "seen", "pending", "parked", "oldest pending", "last delivery"), rows)
     left_out = overview.selected - len(rows)
     totals = overview.totals()
     lines = shown if rows else []
@@ -114,16 +112,10 @@ def overview_text(overview: Overview, now_us: int, read: dict[str, Any]) -> str:
 
 def _left_out(read: dict[str, Any]) -> list[str]:
     count = read["backlog_left_out"]
-    return (
-        [f"{count} messages of the backlog are no commands: push writes them to the dead letters"]
-        if count
-        else []
-    )
+    return [f"{count} messages of the backlog are no commands: push writes them to the dead letters"] if count else []
 
 
-def pending_json(
-    waiting: Waiting, command: Command | None, emitted_us: int, partition: int
-) -> dict[str, Any]:
+def pending_json(waiting: Waiting, command: Command | None, emitted_us: int, partition: int) -> dict[str, Any]:
     """Return a waiting command for programs; ``command`` None: Pulsar does not have it any more."""
     one = waiting.parked
     return {

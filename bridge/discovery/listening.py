@@ -121,9 +121,7 @@ def _progress(tree: TopicTree, seconds: float) -> Iterator[None]:
     def show() -> None:
         while not ended.wait(0.5):
             left = max(0, round(seconds - (time.monotonic() - begin)))
-            sys.stderr.write(
-                f"\r\033[Klistening, {left} s left: {tree.messages} messages, {tree.topics.count} topics"
-            )
+            sys.stderr.write(f"\r\033[Klistening, {left} s left: {tree.messages} messages, {tree.topics.count} topics")
             sys.stderr.flush()
 
     thread = threading.Thread(target=show, name="discover-progress", daemon=True)

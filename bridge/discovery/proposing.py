@@ -171,9 +171,7 @@ def _add_table(proposal: Proposal, name: str, filters: str, fields: Fields) -> N
         proposal.notes += notes
 
 
-def _nodes(
-    node: Node, levels: Sequence[str | Star], name: str | None = ""
-) -> Iterator[tuple[str | None, Node]]:
+def _nodes(node: Node, levels: Sequence[str | Star], name: str | None = "") -> Iterator[tuple[str | None, Node]]:
     """Yield the nodes on a filter's topics, with the last level; None: a name that was not kept, or one of many levels."""
     if not levels:
         yield name, node

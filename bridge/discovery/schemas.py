@@ -120,12 +120,7 @@ class Fields:
         for name, one in self.below.items():
             if not _PLAIN.match(name):
                 continue
-            if (
-                re.sub(r"[_-]", "", name).lower() in _TIMES
-                and one.iso
-                and one.kinds
-                and one.kinds <= _SAYS_TIME
-            ):
+            if re.sub(r"[_-]", "", name).lower() in _TIMES and one.iso and one.kinds and one.kinds <= _SAYS_TIME:
                 yield f"{path}.{name}", one.local
         for name, one in self.below.items():
             if _PLAIN.match(name) and one.kinds == {"struct"}:
@@ -166,13 +161,9 @@ def table_for(name: str, filters: str, fields: Fields) -> tuple[TableDeclaration
     if time is not None:
         more["time"] = time
     if local:
-        notes.append(
-            f"table {name}: {time} is a local time: set time_zone, or rows have their time of arrival"
-        )
+        notes.append(f"table {name}: {time} is a local time: set time_zone, or rows have their time of arrival")
     if "bigint" in " ".join(kinds.values()):
-        notes.append(
-            f"table {name}: bigint held whole numbers alone: write double where there may be fractions"
-        )
+        notes.append(f"table {name}: bigint held whole numbers alone: write double where there may be fractions")
     return TableDeclaration(name=name, decoding=(Decoding(filter=filters, **more),)), notes
 
 

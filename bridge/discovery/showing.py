@@ -25,15 +25,11 @@ def seconds_of(duration: str) -> float:
     found = _DURATION.fullmatch(duration)
     seconds = 0.0 if found is None else float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
     if not 0 < seconds <= 7 * 86_400:
-        raise ConfigError(
-            f"--for {duration}: not a duration", remedy="give seconds, minutes or hours: 60s, 5m, 1h"
-        )
+        raise ConfigError(f"--for {duration}: not a duration", remedy="give seconds, minutes or hours: 60s, 5m, 1h")
     return seconds
 
 
-def discovery_of(
-    tree: TopicTree, signs: Mapping[str, int], proposal: Proposal, listened_s: float
-) -> dict[str, Any]:
+def discovery_of(tree: TopicTree, signs: Mapping[str, int], proposal: Proposal, listened_s: float) -> dict[str, Any]:
     """Return what was seen and is proposed, as it is printed with ``--json``. Rates are live messages per second."""
     live = tree.messages - tree.retained
     return {
@@ -94,10 +90,7 @@ def discovery_text(told: Mapping[str, Any]) -> str:
         f"{told['listened_s']:g} s, {told['rate']:g} a second"
     ]
     if not told["messages"]:
-        return (
-            lines[0]
-            + "\nnothing was published: listen longer (--for 10m), or check that mqtt.username may read"
-        )
+        return lines[0] + "\nnothing was published: listen longer (--for 10m), or check that mqtt.username may read"
     tree = list(_tree_lines(told["tree"], ""))
     width = min(60, max((len(left) for left, _ in tree), default=0))
     lines += ["", *(f"{left:<{width}}  {right}".rstrip() for left, right in tree[:_MAX_LINES])]

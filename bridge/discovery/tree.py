@@ -36,9 +36,7 @@ class Distinct:
 
     def add(self, text: str) -> bool:
         """Count one text. Returns whether it was new, as far as that is known."""
-        value = int.from_bytes(
-            blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "big"
-        )
+        value = int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "big")
         if value in self._kept:
             return False
         if len(self._heap) < self._size:

@@ -90,9 +90,7 @@ def host_problem(headers: Headers, settings: HttpSettings) -> str | None:
     known = {settings.host.lower(), *(one.lower() for one in settings.allowed_hosts)}
     if len(hosts) == 1 and (is_loopback(hosts[0]) or hosts[0] in known):
         return None
-    return (
-        "the header Host must name this server: localhost, 127.0.0.1, [::1] or a name in http.allowed_hosts"
-    )
+    return "the header Host must name this server: localhost, 127.0.0.1, [::1] or a name in http.allowed_hosts"
 
 
 def _host(value: bytes) -> str:

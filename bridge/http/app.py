@@ -119,9 +119,7 @@ class HttpApp:
         if not all(speaks_for(filters, message.topic) for filters in granted):
             return Answer(403, {"message": "this token or certificate does not speak for the topic"})
         if not self._http.allow_resume and speaks_for(self._resume, message.topic):
-            return Answer(
-                403, {"message": "requests to resume are not taken over HTTP; http.allow_resume allows them"}
-            )
+            return Answer(403, {"message": "requests to resume are not taken over HTTP; http.allow_resume allows them"})
         return message
 
     def _tokens_in_force(self) -> Tokens:
@@ -182,7 +180,5 @@ def busy(why: str) -> Answer:
 
 
 def _fault(error: Exception) -> Answer:
-    log.error(
-        "a request failed for a reason of ours. Action: report it", why=f"{type(error).__name__}: {error}"
-    )
+    log.error("a request failed for a reason of ours. Action: report it", why=f"{type(error).__name__}: {error}")
     return Answer(500, {"message": "the message was not taken: a fault of the server"})

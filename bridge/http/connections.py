@@ -32,9 +32,7 @@ _CHUNK: Final = 16 * 1024
 _LINGER_S: Final = 1.0
 """How long a client may take to read the last answer, in seconds: closing over unread bytes could take it away."""
 
-REFUSAL: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-)
+REFUSAL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 """The answer on a connection that is not accepted."""
 
 
@@ -146,9 +144,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._phase = _Phase.BODY
         self._wait(self._owner.http.read_timeout_s)
         lengths = self._head.values(b"content-length")
-        if (
-            lengths and int(lengths[0]) > self._owner.http.max_body_bytes
-        ):  # h11 has made sure that it is a number
+        if lengths and int(lengths[0]) > self._owner.http.max_body_bytes:  # h11 has made sure that it is a number
             self._too_large()
         elif self._h11.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
@@ -163,9 +159,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._refuse(busy("too many bodies are being read; the message was not taken"))
 
     def _too_large(self) -> None:
-        self._refuse(
-            Answer(413, {"message": f"the body has more than {self._owner.http.max_body_bytes} bytes"})
-        )
+        self._refuse(Answer(413, {"message": f"the body has more than {self._owner.http.max_body_bytes} bytes"}))
 
     def _take(self) -> None:
         """The request is complete; a credential that was removed meanwhile does not count."""
@@ -234,9 +228,7 @@ class _Connection(asyncio.BufferedProtocol):
         if close:
             headers.append(("Connection", "close"))
         events: list[h11.Event] = [
-            h11.Response(
-                status_code=answer.status, headers=headers, reason=HTTPStatus(answer.status).phrase.encode()
-            )
+            h11.Response(status_code=answer.status, headers=headers, reason=HTTPStatus(answer.status).phrase.encode())
         ]
         if self._head is None or self._head.method != b"HEAD":
             events.append(h11.Data(data=body))

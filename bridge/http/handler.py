@@ -104,9 +104,7 @@ class HttpHandler(ProtocolHandler):
     def protocol_data_to_advertise(self) -> str:
         """Return path and schemes, as JSON."""
         schemes = [("http", self._http.port), ("https", self._http.tls_port)]
-        return json.dumps(
-            {"path": "/topics/{mqtt topic}", "schemes": [s for s, p in schemes if p is not None]}
-        )
+        return json.dumps({"path": "/topics/{mqtt topic}", "schemes": [s for s, p in schemes if p is not None]})
 
     def start(self, service: Service) -> None:
         """Make the intake and the application, on the event loop that they belong to."""

@@ -36,9 +36,7 @@ class _Refused(Exception):
     pass
 
 
-def message_of(
-    raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
-) -> Message | Refusal:
+def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Message | Refusal:
     """Return the message that a ``POST`` to ``raw_path`` publishes.
 
     ``raw_path`` is as it came, its topic is percent-decoded once, here; ``headers`` have lower-case names.
@@ -51,17 +49,13 @@ def message_of(
         asked = _query(query)
         properties = _properties(asked, headers)
         if asked.get("retain", "false") != "false":
-            raise _Refused(
-                "retain must be false: Pulsebridge keeps no retained messages, the MQTT broker does"
-            )
+            raise _Refused("retain must be false: Pulsebridge keeps no retained messages, the MQTT broker does")
         qos = asked.get("qos", "1")
         if qos not in ("0", "1"):
             raise _Refused(f"qos must be 0 or 1, not {qos[:20]!r}")
     except _Refused as e:
         return Refusal(str(e))
-    return Message(
-        topic, body, int(qos), False, False, 0, None if properties == PublishProperties() else properties
-    )
+    return Message(topic, body, int(qos), False, False, 0, None if properties == PublishProperties() else properties)
 
 
 def topic_problem(topic: str) -> str | None:
@@ -91,14 +85,12 @@ def _query(query: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in filter(None, query.split(b"&")):
         name, value = (
-            _text(unquote_to_bytes(p.replace(b"+", b" ")), "the query")
-            for p in (part + b"=").split(b"=", 2)[:2]
+            _text(unquote_to_bytes(p.replace(b"+", b" ")), "the query") for p in (part + b"=").split(b"=", 2)[:2]
         )
         if name not in _QUERY:
             near = difflib.get_close_matches(name[:50], _QUERY, n=1)
             raise _Refused(
-                f"unknown query parameter {name[:50]!r}; "
-                + (f"did you mean {near[0]}?" if near else ", ".join(_QUERY))
+                f"unknown query parameter {name[:50]!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(_QUERY))
             )
         if name in found:
             raise _Refused(f"the query parameter {name} is given twice")
@@ -122,9 +114,7 @@ def _properties(asked: dict[str, str], headers: Iterable[tuple[bytes, bytes]]) -
             if name in single:
                 raise _Refused(f"the header {raw_name.decode('latin-1')} is given twice")
             # Correlation data is bounded once it is decoded.
-            single[name] = _text(
-                raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT
-            )
+            single[name] = _text(raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT)
     for parameter, name in (
         ("contentType", "content-type"),
         ("responseTopic", "response-topic"),

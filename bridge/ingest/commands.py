@@ -39,9 +39,7 @@ def _ingest(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Run as many workers on this machine and watch over them.", show_default=False
-        ),
+        typer.Option(min=1, help="Run as many workers on this machine and watch over them.", show_default=False),
     ] = None,
     owned: Annotated[bool, typer.Option("--owned", hidden=True)] = False,
 ) -> None:
@@ -82,9 +80,7 @@ def _explain(
     ] = None,
     user: Annotated[
         list[str] | None,
-        typer.Option(
-            "--user", metavar="NAME=VALUE", help="A user property; may be repeated.", show_default=False
-        ),
+        typer.Option("--user", metavar="NAME=VALUE", help="A user property; may be repeated.", show_default=False),
     ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -112,9 +108,7 @@ def _discover(
     ] = "60s",
     filters: Annotated[
         list[str] | None,
-        typer.Option(
-            "--filter", metavar="FILTER", help="MQTT filter; may be repeated. Default: #", show_default=False
-        ),
+        typer.Option("--filter", metavar="FILTER", help="MQTT filter; may be repeated. Default: #", show_default=False),
     ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,

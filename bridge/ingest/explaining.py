@@ -49,9 +49,7 @@ def explanation_of(
         "rule": None if rule is None else rule.name,
         "preset": None if rule is None else settings.ingest.preset_of(rule.name),
         "filter": None if rule is None else rule.filter.mqtt,
-        "captures": {
-            n: v for n, v in found.captures.items() if n != "mqtt_topic" and not n.startswith("level")
-        },
+        "captures": {n: v for n, v in found.captures.items() if n != "mqtt_topic" and not n.startswith("level")},
         "outcome": "written",
     }
     outcome = found.outcome
@@ -96,9 +94,7 @@ def explanation_of(
 def explanation_text(told: dict[str, Any]) -> str:
     """Return the explanation for people."""
     lines = [("MQTT topic", told["mqtt_topic"])]
-    lines.append(
-        ("subscribed by", ", ".join(told["subscribed_by"]) or "no filter: ingest does not receive it")
-    )
+    lines.append(("subscribed by", ", ".join(told["subscribed_by"]) or "no filter: ingest does not receive it"))
     lines.append(("outcome", told["outcome"] + (f", {told['why']}" if "why" in told else "")))
     if told["rule"]:
         lines.append(("rule", told["rule"] + (f" ({told['filter']})" if told["filter"] else "")))
@@ -119,8 +115,6 @@ def explanation_text(told: dict[str, Any]) -> str:
         lines.append(("key", told["key"]))
         lines.append(("device", told["device"] or "none: no rule names one"))
         lines.append(("command topic", told["command_topic"] or "none"))
-    lines += [
-        (name.replace("_", " "), told[name]) for name in ("reading_id", "reading_time") if told.get(name)
-    ]
+    lines += [(name.replace("_", " "), told[name]) for name in ("reading_id", "reading_time") if told.get(name)]
     width = max(len(name) for name, _ in lines)
     return text_of(f"{name:<{width}}  {value}" for name, value in lines)

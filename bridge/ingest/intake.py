@@ -132,9 +132,7 @@ class Intake:
             metrics=self.metrics,
             wake=wake,
             on_refused=self._refused,
-            policy=BlockingPolicy(
-                settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_s, owner=link
-            ),
+            policy=BlockingPolicy(settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_s, owner=link),
             idle=IdlePolicy(settings.ingest.idle_producer_s, settings.ingest.max_producers),
         )
         every_s = settings.ingest.presence_every_s
@@ -181,9 +179,7 @@ class Intake:
                     if extra.from_push or (retain and self._skip_retained):
                         way = None
                 if size <= limit and way is not None:
-                    reading = Reading(
-                        epoch, mid, arrived, payload, way.topic, way.key, told, size, event_ms, head
-                    )
+                    reading = Reading(epoch, mid, arrived, payload, way.topic, way.key, told, size, event_ms, head)
                     taken += 1
                     taken_bytes += size
                     payloads += length
@@ -256,9 +252,7 @@ class Intake:
         topic = message.topic
         route = self._mapper.route(topic)
         if isinstance(route, ResumeAsked):
-            told = self._envelope.of_topic(
-                topic, Route("resume", RESUME_TOPIC, route.device, route.device, None)
-            )
+            told = self._envelope.of_topic(topic, Route("resume", RESUME_TOPIC, route.device, route.device, None))
             return _Way(self._resume_topic, route.device, told, None)
         fixed = isinstance(route, Route)
         if isinstance(route, PerMessage):
@@ -406,9 +400,7 @@ class Intake:
         advice = "until these flow no more is acknowledged"
         if self._settings.ingest.on_blocked == "wait":
             advice += "; with ingest.on_blocked: deadletter one blocked topic does not hold the rest"
-        log.warning(
-            f"ingest stalls: {advice}", topics=len(stalled), oldest_s=round(age), in_flight=self.in_flight
-        )
+        log.warning(f"ingest stalls: {advice}", topics=len(stalled), oldest_s=round(age), in_flight=self.in_flight)
 
     def close(self) -> None:
         """Close the producers. It blocks; call it in a thread. What is not stored is dropped unacknowledged."""

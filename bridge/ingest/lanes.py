@@ -164,9 +164,7 @@ class Lanes:
             name = partition_name(name, partition_of(reading.key, partitions))
         producing = self._lanes.get(name)
         if producing is None:
-            producing = _Producing(
-                name, most=self._max_pending, dead_letters=reading.topic == self._dead_letter_topic
-            )
+            producing = _Producing(name, most=self._max_pending, dead_letters=reading.topic == self._dead_letter_topic)
             self._lanes[name] = producing
             number = partition_of(reading.key, partitions) if partitions else -1
             block = self._topics[reading.topic].blocks.pop(number, None)
@@ -359,11 +357,7 @@ class Lanes:
 
     def _give_up(self, name: str, error: PulsebridgeError) -> bool:
         """Dead-letter what waits for a topic that nobody will make; the next message asks for the topic again."""
-        if (
-            not isinstance(error, RefusedError)
-            or isinstance(error, DeniedError)
-            or name == self._dead_letter_topic
-        ):
+        if not isinstance(error, RefusedError) or isinstance(error, DeniedError) or name == self._dead_letter_topic:
             return False
         for reading in self._topics.pop(name).waiting:
             self._on_refused(reading, str(error))

@@ -37,12 +37,8 @@ class IngestMetrics:
         self.stored = counter("stored", "Messages that Pulsar has confirmed, dead letters included.")
         self.acked = counter("acked", "Acknowledgements sent to the MQTT broker.")
         self.dead_letters = counter("dead_letters", "Messages stored as dead letters.")
-        self.cut = counter(
-            "cut", "Dead letters too large even for that: only their head is kept, the rest is lost."
-        )
-        self.malformed = counter(
-            "malformed", "Messages that MQTT calls malformed; their packets are dead letters."
-        )
+        self.cut = counter("cut", "Dead letters too large even for that: only their head is kept, the rest is lost.")
+        self.malformed = counter("malformed", "Messages that MQTT calls malformed; their packets are dead letters.")
         self.left_out = counter(
             "left_out",
             "Messages acknowledged and not written: command (would have looped back), broker ($ topics), retained "
@@ -77,9 +73,7 @@ class IngestMetrics:
         self.in_flight = gauge("in_flight", "Messages taken from the link and not yet stored.")
         self.in_flight_limit = gauge("in_flight_limit", "At this many messages in flight reading stops.")
         self.in_flight_bytes = gauge("in_flight_bytes", "Bytes taken from the link and not yet stored.")
-        self.in_flight_limit_bytes = gauge(
-            "in_flight_limit_bytes", "At this many bytes in flight reading stops."
-        )
+        self.in_flight_limit_bytes = gauge("in_flight_limit_bytes", "At this many bytes in flight reading stops.")
         self.oldest_unacked = gauge(
             "oldest_unacked_seconds", "Age of the oldest message that is not acknowledged, 0 without one."
         )
@@ -168,9 +162,7 @@ def traffic(broker_address: str, of: IngestMetrics = INGEST) -> Iterator[Traffic
     received = _by_link(of.received)
     received_bytes = _by_link(of.received_bytes)
     for link, connected in _by_link(of.connected).items():
-        yield Traffic(
-            link, broker_address, bool(connected), received.get(link, 0.0), received_bytes.get(link, 0.0)
-        )
+        yield Traffic(link, broker_address, bool(connected), received.get(link, 0.0), received_bytes.get(link, 0.0))
 
 
 def _by_link(family: Counter | Gauge) -> dict[str, float]:

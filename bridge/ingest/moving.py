@@ -202,9 +202,7 @@ class _Visit(LinkHandler):
             raise DeniedError(event.why, remedy=event.remedy)
         self._losses += 1
         if self._losses in (1, 10, 100):
-            log.warning(
-                f"no connection to the MQTT broker, trying again; {what_to_check(event)}", why=event.why
-            )
+            log.warning(f"no connection to the MQTT broker, trying again; {what_to_check(event)}", why=event.why)
 
     def check(self, asked: Sequence[str], codes: Sequence[int]) -> None:
         """Raise DeniedError when the broker refused one of the filters that were asked for."""

@@ -70,10 +70,7 @@ def all_places(settings: Settings) -> list[Place]:
 def advertised(settings: Settings) -> str:
     """Return the brokers that this process dials, and as whom, by link, as the JSON that an instance advertises."""
     return json.dumps(
-        {
-            name: {"broker": mqtt.address, "client_id": mqtt.client_id}
-            for name, mqtt, _ in own_places(settings)
-        }
+        {name: {"broker": mqtt.address, "client_id": mqtt.client_id} for name, mqtt, _ in own_places(settings)}
     )
 
 

@@ -23,9 +23,7 @@ __all__ = ["known_topics", "provision", "verify_policies"]
 log = structlog.get_logger("provisioning")
 
 
-def provision(
-    admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: bool = True, resume: bool = True
-) -> None:
+def provision(admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: bool = True, resume: bool = True) -> None:
     """Create, or verify, the namespaces with their policies and the dead letter topic, as ``pulsar.provision`` says.
 
     ``readings`` are the topics known beforehand (``readings_topics.static_topics``), which ``verify`` wants to find, and with
@@ -60,9 +58,7 @@ def verify_policies(admin: PulsarAdmin) -> None:
         policies = admin.request("GET", f"/namespaces/{name}")
         problems += [f"{name}: {s.why} ({s.shell})" for s in policies_lack(name, policies, admin.settings)]
     if problems:
-        raise TerminalError(
-            "; ".join(problems), remedy="run the named pulsar-admin commands, then start again"
-        )
+        raise TerminalError("; ".join(problems), remedy="run the named pulsar-admin commands, then start again")
 
 
 def known_topics(admin: PulsarAdmin) -> list[str]:

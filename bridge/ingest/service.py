@@ -162,9 +162,7 @@ class IngestService:
             written_ms=time.time_ns() // 1_000_000,
             interval_s=self.settings.ingest.advertise_s,
             protocols={
-                name: ProtocolRecord(
-                    data[name], [f"{a.host}:{a.port}" for a in listeners[name]], dict(ready[name])
-                )
+                name: ProtocolRecord(data[name], [f"{a.host}:{a.port}" for a in listeners[name]], dict(ready[name]))
                 for name in data
             },
             topics=topics,
@@ -254,9 +252,7 @@ class IngestService:
             self._presence = PresenceWriter(self._client, self.admin)
             self._presence.start()
         self.running.go(self, Phase.ADVERTISE)
-        self._advertiser = Advertiser(
-            self._client, self.admin, self._record, self.settings.ingest.advertise_s
-        )
+        self._advertiser = Advertiser(self._client, self.admin, self._record, self.settings.ingest.advertise_s)
         self._advertiser.start()
         self.running.go(self, Phase.START)
         self.changed()
@@ -284,9 +280,7 @@ class IngestService:
             except TransientError as e:
                 part.waits(str(e))
                 if attempt == 0:
-                    log.warning(
-                        f"{doing} does not work yet, trying again; check that Pulsar runs", why=str(e)
-                    )
+                    log.warning(f"{doing} does not work yet, trying again; check that Pulsar runs", why=str(e))
                 self._wait(backoff_s(attempt, 0.5, 10.0, 0.5))
                 attempt += 1
         return None

@@ -67,10 +67,7 @@ def look_at_sessions(settings: Settings, instances: Instances) -> Sessions:
     topic = pulsar.system_topic(DEAD_LETTERS_TOPIC)
     return Sessions(
         {name: known[name] for name in names},
-        {
-            name: _remedy(name, known[name], mine=known[name].family in families, topic=topic)
-            for name in names
-        },
+        {name: _remedy(name, known[name], mine=known[name].family in families, topic=topic) for name in names},
     )
 
 

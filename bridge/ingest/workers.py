@@ -90,9 +90,7 @@ def _ports(settings: Settings) -> dict[str, int]:
     return {name: port for name, port in wanted.items() if port is not None}
 
 
-def _command(
-    config: Path | None, sets: Sequence[str], settings: Settings, *, count: int, index: int
-) -> list[str]:
+def _command(config: Path | None, sets: Sequence[str], settings: Settings, *, count: int, index: int) -> list[str]:
     command = [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "--owned"]
     command += ["--shard", f"{index}/{count}"]
     if config is not None:

@@ -28,9 +28,7 @@ MqttOption = Annotated[
 ]
 PulsarOption = Annotated[
     str | None,
-    typer.Option(
-        "--pulsar", metavar="URL", help="Pulsar that runs already; with --admin.", show_default=False
-    ),
+    typer.Option("--pulsar", metavar="URL", help="Pulsar that runs already; with --admin.", show_default=False),
 ]
 AdminOption = Annotated[
     str | None,
@@ -42,14 +40,10 @@ AdminPortOption = Annotated[int | None, typer.Option(help="Port of Pulsar's admi
 FsyncOption = Annotated[
     bool | None, typer.Option("--fsync", help="Flush to the disk before acknowledging.", show_default=False)
 ]
-OfflineOption = Annotated[
-    bool | None, typer.Option("--offline", help="Use the cache only.", show_default=False)
-]
+OfflineOption = Annotated[bool | None, typer.Option("--offline", help="Use the cache only.", show_default=False)]
 ForOption = Annotated[
     str | None,
-    typer.Option(
-        "--for", metavar="TIME", help="Stop after it: 90m, 12h, 2d. Default: never.", show_default=False
-    ),
+    typer.Option("--for", metavar="TIME", help="Stop after it: 90m, 12h, 2d. Default: never.", show_default=False),
 ]
 
 
@@ -114,9 +108,7 @@ def down(
     config: ConfigOption = None,
     sets: SetOption = None,
     data_dir: DataOption = None,
-    delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Also delete the servers' data.")
-    ] = False,
+    delete_data: Annotated[bool, typer.Option("--delete-data", help="Also delete the servers' data.")] = False,
 ) -> None:
     """Stop the servers that `up` left running. Done when there are none, too.
 

@@ -186,9 +186,7 @@ def _download(
             return
     # A repository that wants credentials, or is no Maven layout over HTTP: Ivy knows how, without resuming.
     out = work / "out"
-    resolve(
-        [artifact], java=source.java, work=work, cache=work / "ivy", retrieve=str(out / "[artifact].[ext]")
-    )
+    resolve([artifact], java=source.java, work=work, cache=work / "ivy", retrieve=str(out / "[artifact].[ext]"))
     file = out / f"{artifact.name}.{artifact.extension}"
     if not file.is_file():
         raise TransientError(f"{distribution.title}: Ivy did not leave {file}", remedy="try again")

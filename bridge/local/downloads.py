@@ -36,9 +36,7 @@ def sha512_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def download(
-    url: str, target: Path, *, title: str, size: int, sha512: str, progress: Progress | None = None
-) -> None:
+def download(url: str, target: Path, *, title: str, size: int, sha512: str, progress: Progress | None = None) -> None:
     """Fetch ``url`` to ``target``, going on where an earlier run stopped.
 
     Raises TransientError when the network gives up after several tries (what came so far is kept), TerminalError
@@ -89,9 +87,7 @@ def _append(url: str, part: Path, title: str, size: int, report: Progress) -> No
                 part.unlink()
             raise _Unfinished(f"the server answered {answer.status_code}")
         if answer.status_code >= 400:
-            raise TerminalError(
-                f"{title}: the server answered {answer.status_code}", remedy="check Ivy's settings"
-            )
+            raise TerminalError(f"{title}: the server answered {answer.status_code}", remedy="check Ivy's settings")
         resumed = answer.status_code == 206
         there = there if resumed else 0
         with part.open("ab" if resumed else "wb") as file:

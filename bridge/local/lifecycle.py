@@ -70,9 +70,7 @@ def bring_up(settings: LocalSettings, *, as_json: bool = False) -> None:
     if as_json:
         _print_json(state)
         return
-    stages = ", ".join(
-        f"{name} {state.stages[name]:.1f} s" for name in ("pulsar", "mqtt") if name in state.stages
-    )
+    stages = ", ".join(f"{name} {state.stages[name]:.1f} s" for name in ("pulsar", "mqtt") if name in state.stages)
     console.print(f"[green]Up.[/] {stages}")
     _show_addresses(console, state)
     console.print(f"Data: {folder}. {_end_of(state)}", soft_wrap=True)
@@ -221,9 +219,7 @@ def _await_ready(supervisor: subprocess.Popen[bytes], folder: Path, console: Con
     if state is not None and state.supervisor.pid == supervisor.pid and state.phase == "failed":
         raise TransientError(state.message)
     if state is not None and state.running:
-        raise TransientError(
-            f"another `up` starts or ends servers in {folder}", remedy="pulsebridge status shows it"
-        )
+        raise TransientError(f"another `up` starts or ends servers in {folder}", remedy="pulsebridge status shows it")
     raise TransientError(
         f"the supervisor ended with code {supervisor.returncode}", remedy=f"see {folder / 'supervisor.log'}"
     )
@@ -238,9 +234,7 @@ def bring_down(settings: LocalSettings, *, delete_data: bool = False) -> None:
     folder = _folder(settings)
     state = read_state(folder)
     processes = (
-        [p for p in (state.supervisor.process(), *(s.process() for s in state.servers.values())) if p]
-        if state
-        else []
+        [p for p in (state.supervisor.process(), *(s.process() for s in state.servers.values())) if p] if state else []
     )
     if processes:
         _end(processes)
@@ -267,15 +261,11 @@ def _end(processes: list[psutil.Process]) -> None:
 # --- status ---
 
 
-def show_status(
-    settings: LocalSettings, *, as_json: bool = False, more: Mapping[str, object] | None = None
-) -> bool:
+def show_status(settings: LocalSettings, *, as_json: bool = False, more: Mapping[str, object] | None = None) -> bool:
     """Print the state of the supervised servers, in JSON with ``more``. Returns whether all of them run."""
     state = read_state(_folder(settings))
     up = state is not None and state.running and state.phase == "ready"
-    alive = (
-        {name: state.servers[name].process() is not None for name in state.servers} if state and up else {}
-    )
+    alive = {name: state.servers[name].process() is not None for name in state.servers} if state and up else {}
     if as_json:
         body = {"up": up and all(alive.values()), "data_dir": str(_folder(settings))}
         if state is not None:
@@ -285,9 +275,7 @@ def show_status(
         Console().print("\n".join(map(markup, f"Down: {state.message}".split("\n"))), soft_wrap=True)
     elif state is None or not up:
         phase = "starting" if state is not None and state.running else "down"
-        Console().print(
-            f"{phase.capitalize()}. Start with: pulsebridge up" if phase == "down" else "Starting."
-        )
+        Console().print(f"{phase.capitalize()}. Start with: pulsebridge up" if phase == "down" else "Starting.")
     else:
         _show_state(Console(), state, alive)
     return bool(up and all(alive.values()))
@@ -311,9 +299,7 @@ def _show_state(console: Console, state: StackState, alive: dict[str, bool]) -> 
             word,
         )
     console.print(table)
-    console.print(
-        f"Up since {_clock(state.since)}. {_end_of(state)} Fsync is {'on' if state.fsync else 'off'}."
-    )
+    console.print(f"Up since {_clock(state.since)}. {_end_of(state)} Fsync is {'on' if state.fsync else 'off'}.")
     if not all(alive.values()):
         console.print(
             "A server is gone: pulsebridge down, then pulsebridge up. Its log: "

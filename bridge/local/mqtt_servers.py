@@ -117,9 +117,7 @@ appender.console.layout.pattern = %d %-5level [%logger] %msg%n
 """
 
 
-def artemis_files(
-    *, port: int, instance: Path, sizes: Sizes, fsync: bool, max_disk_usage: int = 98
-) -> dict[str, str]:
+def artemis_files(*, port: int, instance: Path, sizes: Sizes, fsync: bool, max_disk_usage: int = 98) -> dict[str, str]:
     """Return the files of an Artemis instance's ``etc``: name → text.
 
     One acceptor, MQTT on 127.0.0.1; no user, no web console. ``fsync`` flushes the journal to the disk at each

@@ -39,9 +39,7 @@ def render_properties(text: str, overrides: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pulsar_overrides(
-    *, pulsar_port: int, admin_port: int, loopback: str, sizes: Sizes, fsync: bool
-) -> dict[str, str]:
+def pulsar_overrides(*, pulsar_port: int, admin_port: int, loopback: str, sizes: Sizes, fsync: bool) -> dict[str, str]:
     """Return the keys of ``standalone.conf`` that the local stack sets. ``loopback`` names the interface (lo)."""
     return {
         "brokerServicePort": str(pulsar_port),

@@ -22,9 +22,7 @@ def _folder(cache: Path) -> tuple[Path, Artifact]:
     try:
         delta, spark = version("delta-spark"), version("pyspark")
     except PackageNotFoundError as e:
-        raise MissingExtraError(
-            f"{e.name} is not installed", remedy="pip install 'pulsebridge[local]'"
-        ) from e
+        raise MissingExtraError(f"{e.name} is not installed", remedy="pip install 'pulsebridge[local]'") from e
     minor = ".".join(re.findall(r"\d+", spark)[:2])
     # As delta-spark's own configure_spark_with_delta_pip names it.
     artifact = Artifact("io.delta", f"delta-spark_{minor}_{_SCALA}", delta, transitive=True)

@@ -79,9 +79,7 @@ class LocalStack:
         self.pulsar_port = 0
         self.admin_port = 0
         if (self.settings.pulsar_url is None) != (self.settings.admin_url is None):
-            raise ConfigError(
-                "local.pulsar_url and local.admin_url belong together", remedy="give both or neither"
-            )
+            raise ConfigError("local.pulsar_url and local.admin_url belong together", remedy="give both or neither")
 
     def __enter__(self) -> LocalStack:
         self.start()
@@ -193,9 +191,7 @@ class LocalStack:
 
     def _server(self, name: str) -> Server:
         if name not in self._servers:
-            raise TerminalError(
-                f"the {name} server is not one of this stack's own", remedy="start it with the stack"
-            )
+            raise TerminalError(f"the {name} server is not one of this stack's own", remedy="start it with the stack")
         return self._servers[name]
 
     def _own(self) -> list[str]:
@@ -242,14 +238,10 @@ class LocalStack:
         s = self.settings
         given = (s.mqtt_port, s.pulsar_port, s.admin_port)
         usual = self._earlier_ports() or ((1883, 6650, 8080, 0) if self._usual_ports else (0, 0, 0, 0))
-        ports = [
-            port or (old if old and is_free(old) else 0) for port, old in zip(given, usual, strict=False)
-        ]
+        ports = [port or (old if old and is_free(old) else 0) for port, old in zip(given, usual, strict=False)]
         ports.append(usual[3])  # the bookie is known by its port: with its data it keeps it
         free = iter(free_ports(4, taken=ports))
-        self.mqtt_port, self.pulsar_port, self.admin_port, self._bookie_port = (
-            p or next(free) for p in ports
-        )
+        self.mqtt_port, self.pulsar_port, self.admin_port, self._bookie_port = (p or next(free) for p in ports)
         chosen = (self.mqtt_port, self.pulsar_port, self.admin_port, self._bookie_port)
         (self.data_dir / _PORTS_FILE).write_text(json.dumps(chosen), encoding="ascii")
         if s.mqtt_url is not None:
@@ -265,9 +257,7 @@ class LocalStack:
     def _launch_all(self, names: list[str]) -> None:
         for given in {"pulsar", "mqtt"} - set(names):
             if not self._ready(given):
-                raise TransientError(
-                    f"{given}: the server that was given is not ready", remedy="see its own log"
-                )
+                raise TransientError(f"{given}: the server that was given is not ready", remedy="see its own log")
         if not names:
             return
         with ThreadPoolExecutor(max_workers=len(names)) as pool:
@@ -329,9 +319,7 @@ class LocalStack:
             quick=self.settings.quick_start,
         )
         environment = self._environment() | {"PULSAR_STANDALONE_USE_ZOOKEEPER": "0"}
-        return Server(
-            "pulsar", command, log=logs / "pulsar.log", cwd=folder, environment=environment, grace_s=_GRACE_S
-        )
+        return Server("pulsar", command, log=logs / "pulsar.log", cwd=folder, environment=environment, grace_s=_GRACE_S)
 
     def _mqtt(self) -> Server:
         folder = self.data_dir / "mqtt"
@@ -341,17 +329,13 @@ class LocalStack:
         if self.settings.mqtt_server == "mosquitto":
             program = find_mosquitto()
             if program is None:
-                raise TerminalError(
-                    "mosquitto is not on the PATH", remedy="install it, or use --mqtt-server artemis"
-                )
+                raise TerminalError("mosquitto is not on the PATH", remedy="install it, or use --mqtt-server artemis")
             config = folder / "etc/mosquitto.conf"
             config.write_text(mosquitto_config(port=self.mqtt_port, data=folder / "data"), encoding="utf-8")
             command = [program, "-c", str(config)]
         else:
             assert self._java is not None
-            files = artemis_files(
-                port=self.mqtt_port, instance=folder, sizes=self._sizes, fsync=self.settings.fsync
-            )
+            files = artemis_files(port=self.mqtt_port, instance=folder, sizes=self._sizes, fsync=self.settings.fsync)
             for file, text in files.items():
                 (folder / "etc" / file).write_text(text, encoding="utf-8")
             command = artemis_command(

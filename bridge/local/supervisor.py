@@ -50,9 +50,7 @@ def main(arguments: list[str]) -> int:
         return _supervise(folder, settings, stopping, ready)
 
 
-def _supervise(
-    folder: Path, settings: LocalSettings, stopping: threading.Event, ready: threading.Event
-) -> int:
+def _supervise(folder: Path, settings: LocalSettings, stopping: threading.Event, ready: threading.Event) -> int:
     state = StackState(phase="starting", supervisor=ProcessId.own(), since=time.time())
     write_state(folder, state)
 
@@ -72,9 +70,7 @@ def _supervise(
     except BaseException as e:
         write_state(folder, replace(state, phase="failed", message=f"{type(e).__name__}: {e}"))
         raise
-    state = _describe(
-        stack, state, until=time.time() + settings.lifetime_h * 3600 if settings.lifetime_h else 0.0
-    )
+    state = _describe(stack, state, until=time.time() + settings.lifetime_h * 3600 if settings.lifetime_h else 0.0)
     write_state(folder, state)
     end = replace(state, phase="stopped")
     try:

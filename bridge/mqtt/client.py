@@ -297,9 +297,7 @@ class Link(LoopThread):
 
     def _take_connack(self, said: handshakes.Connack) -> None:
         if said.reason >= _FAILED_FROM:
-            self._lost = refused(
-                handshakes.reason_name(said.reason), said.reason, self.settings, self.client_id
-            )
+            self._lost = refused(handshakes.reason_name(said.reason), said.reason, self.settings, self.client_id)
             self._close_socket()
             return
         self._accepted = self.epoch = self.epoch + 1
@@ -394,9 +392,7 @@ class Link(LoopThread):
         shortest_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
         if event.epoch:
             longest_s = min(longest_s, max(shortest_s, _SOON_S))
-        self._next_attempt = time.monotonic() + backoff_s(
-            self.attempts, shortest_s, longest_s, random.random()
-        )
+        self._next_attempt = time.monotonic() + backoff_s(self.attempts, shortest_s, longest_s, random.random())
         self.handler.on_disconnected(event)
 
     # --- on the loop thread ---
@@ -430,9 +426,7 @@ class Link(LoopThread):
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Send one UNSUBSCRIBE."""
         if self._sock is not None:
-            self._sock.send(
-                handshakes.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._mqtt5)
-            )
+            self._sock.send(handshakes.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._mqtt5))
 
     def ping(self) -> int:
         """Send PINGREQ. Returns its number on this connection; the broker answers in order."""

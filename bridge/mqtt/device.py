@@ -103,9 +103,7 @@ class DeviceClient(LinkHandler):
         if self._refusal is not None:
             raise self._refusal
         if not granted:
-            raise TransientError(
-                f"{self.link.client_id}: no SUBACK for {', '.join(filters)} in {timeout:g} s"
-            )
+            raise TransientError(f"{self.link.client_id}: no SUBACK for {', '.join(filters)} in {timeout:g} s")
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until every publish is confirmed. Returns whether that was reached."""
@@ -125,10 +123,7 @@ class DeviceClient(LinkHandler):
 
     def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
-            return (
-                self._changed.wait_for(lambda: condition() or self.link.failure is not None, timeout)
-                and condition()
-            )
+            return self._changed.wait_for(lambda: condition() or self.link.failure is not None, timeout) and condition()
 
     def _denied(self) -> Disconnected | None:
         return None if self.last_loss is None or self.last_loss.remedy is None else self.last_loss

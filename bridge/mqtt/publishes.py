@@ -138,9 +138,7 @@ class PublishDecoder:
         start = 2
         while data[start - 1] > 127:
             start += 1
-        why = (
-            f"its packet has {total} bytes, of which the first {len(data)} are kept; SHA-256 of all: {sha256}"
-        )
+        why = f"its packet has {total} bytes, of which the first {len(data)} are kept; SHA-256 of all: {sha256}"
         return self._rare(data, 0, start, len(data), why)
 
     def _rare(self, data: bytes, at: int, body: int, end: int, malformed: str = "") -> Message:

@@ -32,9 +32,7 @@ AT_ONCE_S: Final = 5.0
 _PASSING: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
 """Unspecified, implementation specific, unavailable, busy, quota exceeded, connection rate exceeded: try again."""
 
-_OF_THE_BROKER: Final = frozenset(
-    {0x00, 0x04, 0x88, 0x89, 0x8B, 0x8D, 0x8E, 0x96, 0x97, 0x98, 0x9C, 0x9D, 0x9F, 0xA0}
-)
+_OF_THE_BROKER: Final = frozenset({0x00, 0x04, 0x88, 0x89, 0x8B, 0x8D, 0x8E, 0x96, 0x97, 0x98, 0x9C, 0x9D, 0x9F, 0xA0})
 """Reasons of DISCONNECT (MQTT 5, 3.14.2.1) that no single packet of ours has: unavailable, busy, shutting down, keep-alive,
 taken over, rate, quota, administrative action, moved, connect time.
 """
@@ -88,11 +86,7 @@ def connect_remedy(reason: int, settings: MqttSettings, client_id: str) -> str |
 
 def subscriber(settings: MqttSettings, client_id: str) -> str:
     """Return whom the broker knows this client as, for the sentence that asks for rights."""
-    return (
-        f"the client id {client_id!r}"
-        if settings.username is None
-        else f"mqtt.username {settings.username!r}"
-    )
+    return f"the client id {client_id!r}" if settings.username is None else f"mqtt.username {settings.username!r}"
 
 
 def subscription_remedy(settings: MqttSettings, client_id: str) -> str:

@@ -43,9 +43,7 @@ class Lifecycle:
     def running(self) -> bool:
         """Whether every handler has been started and none is to be stopped."""
         return (
-            not self._stopping
-            and self._doing is None
-            and all(self._reached.get(n) is Phase.START for n in self._names)
+            not self._stopping and self._doing is None and all(self._reached.get(n) is Phase.START for n in self._names)
         )
 
     @property

@@ -160,9 +160,7 @@ class Listening:
                 with connection, suppress(OSError):
                     if acceptor.tls is None:
                         connection.send(acceptor.refusal)
-            await asyncio.sleep(
-                0
-            )  # accepting succeeds at once while clients wait: let the others have their turn
+            await asyncio.sleep(0)  # accepting succeeds at once while clients wait: let the others have their turn
 
     def _problem(self, name: str, connection: socket.socket, acceptor: Acceptor) -> str | None:
         """Return why there is no room for a connection, with the action; None if it was added."""

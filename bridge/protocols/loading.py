@@ -56,9 +56,7 @@ def _load(name: str, point: EntryPoint) -> ProtocolHandler:
             remedy="mend or uninstall its package, or take it out of messaging_protocols",
         ) from e
     if not isinstance(handler, ProtocolHandler):
-        raise TerminalError(
-            f"{where} is no ProtocolHandler", remedy="derive it from bridge.protocols.ProtocolHandler"
-        )
+        raise TerminalError(f"{where} is no ProtocolHandler", remedy="derive it from bridge.protocols.ProtocolHandler")
     if handler.protocol_name != name or not handler.accept(name):
         raise TerminalError(
             f"{where} calls itself {handler.protocol_name!r} or does not accept {name!r}",

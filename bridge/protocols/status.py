@@ -45,8 +45,7 @@ class Instances:
         """Return it for ``--json``."""
         return {
             "instances": [
-                asdict(record)
-                | {"state": state, "owners": {t: self.owners.get(t, {}) for t in record.topics}}
+                asdict(record) | {"state": state, "owners": {t: self.owners.get(t, {}) for t in record.topics}}
                 for record, state in self.records
             ],
             "instances_problem": self.problem,
@@ -64,9 +63,7 @@ def look_at_instances(settings: Settings) -> Instances:
                 board = read_board(client)
             now_ms = time.time_ns() // 1_000_000
             records = [(record, _state(record, now_ms)) for record in board]
-            owners, problem = _owners(
-                admin, sorted({t for r, state in records if state != "gone" for t in r.topics})
-            )
+            owners, problem = _owners(admin, sorted({t for r, state in records if state != "gone" for t in r.topics}))
     except PulsebridgeError as e:
         return Instances(problem=e.what)
     return Instances(records, owners, problem)
@@ -105,9 +102,7 @@ def show_instances(found: Instances, console: Console) -> None:
                     f"[{colour}]{state}[/]" if number == 0 else "",
                     markup(name),
                     "\n".join(map(markup, protocol.listeners)),
-                    "\n".join(
-                        markup(f"{part}: {'yes' if ok else 'no'}") for part, ok in protocol.ready.items()
-                    ),
+                    "\n".join(markup(f"{part}: {'yes' if ok else 'no'}") for part, ok in protocol.ready.items()),
                     str(record.topics_count) if number == 0 else "",
                 )
         console.print(table)

@@ -119,9 +119,7 @@ def _batch(
     parts: list[bytes], count: int, size: int, producer: int, name: bytes, sequence: int, publish_ms: int
 ) -> Batch:
     last = sequence + count - 1
-    metadata = (
-        text(1, name) + number(2, sequence) + number(3, publish_ms) + number(11, count) + number(24, last)
-    )
+    metadata = text(1, name) + number(2, sequence) + number(3, publish_ms) + number(11, count) + number(24, last)
     body = b"".join((len(metadata).to_bytes(4, "big"), metadata, *parts))
     send = number(1, producer) + number(2, sequence) + number(3, count) + number(6, last)
     command = number(1, Kind.SEND) + text(Kind.SEND, send)

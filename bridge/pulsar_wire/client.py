@@ -75,9 +75,7 @@ class Brokers(Generic[L]):
             asked = commands.lookup(partition, request, authoritative=authoritative)
             answer = connection.request(request, asked, _left(until))
             if not isinstance(answer, WireError) and answer.kind != commands.Kind.LOOKUP_RESPONSE:
-                answer = WireError(
-                    "UnknownError", f"a command of type {answer.kind} as the answer to a lookup"
-                )
+                answer = WireError("UnknownError", f"a command of type {answer.kind} as the answer to a lookup")
             found: Redirect | WireError = WireError("UnknownError")
             if isinstance(answer, WireError):
                 found = answer
@@ -123,9 +121,7 @@ class Brokers(Generic[L]):
         if self._closed:
             raise TransientError("the client was closed")
         try:
-            sock, connected = open_connection(
-                settings, host, port, settings.connection_timeout_s, proxy_to=proxy_to
-            )
+            sock, connected = open_connection(settings, host, port, settings.connection_timeout_s, proxy_to=proxy_to)
         except DeniedError as e:
             if self._let_in:  # what was good once may be so again when its file is replaced
                 raise TransientError(e.what, remedy=e.remedy) from e

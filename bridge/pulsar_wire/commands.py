@@ -250,12 +250,7 @@ def _names_a_broker(url: str) -> bool:
         usable = parts.port is None or parts.port > 0
     except ValueError:  # no IPv6 address, or no port
         return False
-    return (
-        usable
-        and parts.scheme in ("pulsar", "pulsar+ssl")
-        and bool(parts.hostname)
-        and "," not in parts.netloc
-    )
+    return usable and parts.scheme in ("pulsar", "pulsar+ssl") and bool(parts.hostname) and "," not in parts.netloc
 
 
 class Frames:

@@ -87,9 +87,7 @@ class BatchProducer:
         large = max(batch.size for batch in batches)
         if large > self._connection.max_message_bytes:
             self.failed(
-                WireError(
-                    "MessageTooBig", f"{large} bytes, Pulsar takes {self._connection.max_message_bytes}"
-                ),
+                WireError("MessageTooBig", f"{large} bytes, Pulsar takes {self._connection.max_message_bytes}"),
                 closed=False,
             )
         self._sequence += len(messages)
@@ -127,9 +125,7 @@ class BatchProducer:
                 self._pending.popleft()
         if sequence != first:
             # Receipts come in the order of sending. One that is left out vouches for nothing.
-            self.failed(
-                WireError("UnknownError", f"a receipt of {sequence} instead of {first}"), closed=False
-            )
+            self.failed(WireError("UnknownError", f"a receipt of {sequence} instead of {first}"), closed=False)
         elif not stored:
             # Ours are never sent twice under one sequence id, so what the topic has is another batch. The successor
             # on this connection has a new name, of which no sequence id is known.

@@ -84,6 +84,4 @@ def _numbers(text: str | None) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError as e:
-        raise ConfigError(
-            f"--partitions {text}: not numbers with commas", remedy="for example --partitions 0,1"
-        ) from e
+        raise ConfigError(f"--partitions {text}: not numbers with commas", remedy="for example --partitions 0,1") from e

@@ -130,9 +130,7 @@ class PartitionCore(MovingCore):
         device = self._devices.get(name)
         return device is not None and device.round == turn
 
-    def pulled(
-        self, name: str, turn: int, position: CommandPosition, command: Command | None, now_us: int
-    ) -> None:
+    def pulled(self, name: str, turn: int, position: CommandPosition, command: Command | None, now_us: int) -> None:
         """A parked command was read again; None when Pulsar has it no more."""
         self._coming -= 1
         device = self._devices.get(name)
@@ -236,9 +234,7 @@ class PartitionCore(MovingCore):
             self._want(device)
         return True
 
-    def _arrived_parked(
-        self, device: Device, position: CommandPosition, command: Command, now_us: int
-    ) -> None:
+    def _arrived_parked(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         """Its acknowledgement was lost; or the former owner died before it, and it is pending again (H26)."""
         key = device.parked.key_of(position)
         if not self._busy and device.name not in self._dirty and key not in device.segments:
@@ -462,9 +458,7 @@ class PartitionCore(MovingCore):
         if len(tail) < 2:
             device.queue.extend(reversed(tail))
             return False
-        for (
-            item
-        ) in device.queue:  # in flight, and listed all the same, so that the list begins with the oldest
+        for item in device.queue:  # in flight, and listed all the same, so that the list begins with the oldest
             self._append(device, ParkedId(item.position, item.command.expires_at_ms, True), now_us)
             item.listed = True
         for item in reversed(tail):

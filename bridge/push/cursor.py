@@ -214,9 +214,7 @@ class Cursor:
         self.sure = sorted({*self.sure, *other.sure})[-SURE:]
         self._note_new(self._ids.merge(other._ids))
 
-    def records(
-        self, device: str, *, whole: bool = False, all_keys: bool = False
-    ) -> tuple[tuple[str, bytes], ...]:
+    def records(self, device: str, *, whole: bool = False, all_keys: bool = False) -> tuple[tuple[str, bytes], ...]:
         """Return keys and payloads of what is to be written now, in this order; the last one is the cursor itself.
 
         Ids that cursors named before come first once there are so many that a record apart costs less than to write
@@ -243,9 +241,7 @@ class Cursor:
         if self.again:
             body["again"] = [number for one in self.again for number in (*one.position, one.expires_at_ms)]
         if self.sure:
-            body["lately"] = _differences(
-                [(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.sure]
-            )
+            body["lately"] = _differences([(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.sure])
         if self.back:
             body["back"] = 1
         if self.had_to is not None and self.done < self.had_to:
@@ -331,9 +327,7 @@ def read_term(payload: bytes) -> bytes:
 def _differences(rows: list[tuple[int, ...]]) -> list[int]:
     """Return each row less the one before: what is alike in them takes a digit each."""
     before = [(0,) * len(rows[0]), *rows]
-    return [
-        to - of for one, next_ in zip(before, rows, strict=False) for of, to in zip(one, next_, strict=True)
-    ]
+    return [to - of for one, next_ in zip(before, rows, strict=False) for of, to in zip(one, next_, strict=True)]
 
 
 def _summed(rows: list[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:

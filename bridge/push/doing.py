@@ -81,9 +81,7 @@ class Doing:
         self._log = partition_log
         self._gate = gate
         self._metrics = metrics
-        self._messages: dict[
-            CommandPosition, Taken
-        ] = {}  # taken and not acknowledged: held, or about to be let go
+        self._messages: dict[CommandPosition, Taken] = {}  # taken and not acknowledged: held, or about to be let go
         self._pulled: dict[CommandPosition, Taken] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
         self.resuming = Resuming(settings, core, link, partition_log, metrics, tags)

@@ -45,9 +45,7 @@ def settled_by(confirm: str, *, tells_absence: bool) -> str:
         return "a command counts as delivered when its device has answered (push.confirm: device)"
     taken = "a command counts as delivered when the MQTT broker has taken it (push.confirm: broker); "
     if tells_absence:
-        return (
-            taken + "this broker says when nobody is subscribed (0x10), and then the command waits in Pulsar"
-        )
+        return taken + "this broker says when nobody is subscribed (0x10), and then the command waits in Pulsar"
     return taken + (
         "this broker takes it as well when nobody is subscribed: what is sent between a device's going and the sign of "
         "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
@@ -101,10 +99,7 @@ class Hearing:
         self.tells_absence = False
         if self._filters:
             self._link.subscribe(
-                [
-                    Subscription(one, retain_handling=0 if one in self._presence.filters else 2)
-                    for one in self._filters
-                ]
+                [Subscription(one, retain_handling=0 if one in self._presence.filters else 2) for one in self._filters]
             )
         if self._settings.push.offline != "retry" and self._settings.mqtt.protocol == "5":
             # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).

@@ -62,9 +62,7 @@ class KeepingCore(ReplayCore):
         left_us: int = 0,
     ) -> None:
         """As ``ReplayCore``."""
-        super().__init__(
-            partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us
-        )
+        super().__init__(partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us)
         self._look: Look | None = None
         self._found: Look | None = None  # by the last one
         self._held_back: deque[tuple[int, CommandPosition]] = deque()  # when what was kept
@@ -97,9 +95,7 @@ class KeepingCore(ReplayCore):
         device = self._devices.get(name)
         cursor = self._cursors.get(name) if device is None else device.cursor
         if cursor is not None and cursor.sure:
-            cursor.seen(
-                now_us - self._limits.unsure_us
-            )  # of one that gives no signs they are not kept for ever
+            cursor.seen(now_us - self._limits.unsure_us)  # of one that gives no signs they are not kept for ever
             look.wants(cursor.sure[0].one.position if cursor.sure else None)
         parked = self._parked_of(name)
         if parked is not None:

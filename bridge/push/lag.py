@@ -38,9 +38,7 @@ def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int,
 
 
 @contextmanager
-def watching_lag(
-    settings: Settings, health: Health, partitions: Mapping[int, PartitionMetrics]
-) -> Iterator[None]:
+def watching_lag(settings: Settings, health: Health, partitions: Mapping[int, PartitionMetrics]) -> Iterator[None]:
     """Show the lag of the partitions that are owned here while the block runs, where an endpoint shows it."""
     if settings.metrics.port == 0:
         yield

@@ -106,9 +106,7 @@ class LiveCore(PartitionState):
         else:
             self._receipt(item, "overflowed", _OVERFLOW)
 
-    def _arrived_settled(
-        self, device: Device, position: CommandPosition, command: Command, now_us: int
-    ) -> None:
+    def _arrived_settled(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         if position > device.loaded:
             self._actions.append(Ack(position))  # settled by ourselves; only the ack did not reach Pulsar
             return

@@ -14,9 +14,7 @@ __all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
 _PARTITION: Final = ("partition",)
-_STRAY: Final = (
-    "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
-)
+_STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
 _LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
 _RESUMES: Final = (
     "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown (no "
@@ -40,9 +38,7 @@ class PushMetrics:
         self.repeated = counter("repeated", "Commands pushed with repeat=1.")
         self.refused = counter("refused", "PUBACKs that were no success.")
         self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
-        self.malformed = counter(
-            "malformed", "Messages of devices that MQTT calls malformed; they are skipped."
-        )
+        self.malformed = counter("malformed", "Messages of devices that MQTT calls malformed; they are skipped.")
         self.stray_answers = counter("stray_answers", _STRAY)
         self.forged_answers = counter("forged_answers", _FORGED)
         self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")

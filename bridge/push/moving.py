@@ -63,9 +63,7 @@ class MovingCore(KeepingCore):
         left_us: int = 0,
     ) -> None:
         """As ``KeepingCore``."""
-        super().__init__(
-            partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us
-        )
+        super().__init__(partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us)
         self._to_move: deque[str] = deque()
         self._move: _Move | None = None
         self._moves = 0

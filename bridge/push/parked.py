@@ -190,9 +190,7 @@ class Parked:
         """No copy stands before it; None without copies."""
 
     @classmethod
-    def loaded(
-        cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0
-    ) -> Parked:
+    def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:
         """Return what former owners stored, less what is at or below ``done``. ``since_us``: when the oldest of it was
         parked.
         """
@@ -271,9 +269,7 @@ class Parked:
         if self._places is None:
             self._places = array("q", _NO_PLACE * len(self))
         last = first + len(wanted)
-        self._places[first * _PLACE : last * _PLACE] = array(
-            "q", [number for place in places for number in place]
-        )
+        self._places[first * _PLACE : last * _PLACE] = array("q", [number for place in places for number in place])
         self._staying -= len(wanted)
         self.stays_since_us = now_us if self._staying else 0
         self.places_from = min((p for p in (self.places_from, *places) if p and p != GONE), default=None)
@@ -296,8 +292,7 @@ class Parked:
             if self.position(low) <= one.first <= end < one.last:
                 one.first = self.position(last)
         made = [
-            self._fixed(new_key(), at, min(at + SEGMENT_IDS, last), since_us)
-            for at in range(low, last, SEGMENT_IDS)
+            self._fixed(new_key(), at, min(at + SEGMENT_IDS, last), since_us) for at in range(low, last, SEGMENT_IDS)
         ]
         at = sum(1 for one in left if one.last < begin)
         self._segments = left[:at] + made + left[at:]

@@ -205,9 +205,7 @@ class PartitionLog:
                     break
         return False
 
-    def _records(
-        self, start: MessageId, *, compacted: bool
-    ) -> Iterator[tuple[str, bytes, MessageId, int, str]]:
+    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId, int, str]]:
         """Yield key, payload, id, publish time (ms since the epoch) and producer of each record."""
         reader: Any = self._client.reader(self.cursors, start, compacted=compacted)
         try:
@@ -333,9 +331,7 @@ class PartitionLog:
         """Write one receipt row with the next flush of ``receipts``, which tells when it is stored."""
         self.receipts.write(self._partition(RECEIPTS_TOPIC, device), device, payload, token)
 
-    def write_dead_letter(
-        self, device: str, payload: bytes, properties: dict[str, str], token: object
-    ) -> None:
+    def write_dead_letter(self, device: str, payload: bytes, properties: dict[str, str], token: object) -> None:
         """Write one dead letter, unbatched and chunked (H5); ``Stored(token)`` follows."""
         topic = self._partition(DEAD_LETTERS_TOPIC, device)
         self._send(self._producer(topic), topic, letter_key(device) or "unknown", payload, properties, token)

@@ -123,9 +123,7 @@ class Puller:
         self._copies = PositionReader(client, moved, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
         self._complained = False
-        self._thread = threading.Thread(
-            target=telling(self._run, failed), name=f"push-pull-{partition}", daemon=True
-        )
+        self._thread = threading.Thread(target=telling(self._run, failed), name=f"push-pull-{partition}", daemon=True)
         self._thread.start()
 
     def pull(self, order: Pull) -> None:

@@ -150,9 +150,7 @@ class ReceiptLog:
         partition.retry_at = now + backoff_s(partition.attempts, _RETRY_MIN_S, _RETRY_MAX_S, 0.5)
         partition.attempts += 1
 
-    def _receipt_of(
-        self, partition: _Partition, generation: int, row: _Row
-    ) -> Callable[[WireError | None], None]:
+    def _receipt_of(self, partition: _Partition, generation: int, row: _Row) -> Callable[[WireError | None], None]:
         def receipt(error: WireError | None) -> None:  # on the connection's thread
             self._post(ReceiptsWritten(partition, generation, row, error))
 

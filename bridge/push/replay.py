@@ -66,9 +66,7 @@ class ReplayCore(LiveCore):
         self._owner = owner
         self._segments = 0
         self._rounds = 0
-        self._asleep: dict[
-            str, tuple[Parked, int, int]
-        ] = {}  # parked, nothing under way; wait and time of probes
+        self._asleep: dict[str, tuple[Parked, int, int]] = {}  # parked, nothing under way; wait and time of probes
         self._tainted: set[str] = set()  # with parked commands that were pushed, and not stored as such
         self._unwritten: dict[str, Device] = {}  # with parked ids to be stored
         self._unstored_again: deque[str] = deque()  # of whom Pulsar has lost all, not written again so far
@@ -446,9 +444,7 @@ class ReplayCore(LiveCore):
         device = self._devices.get(name)
         if device is None and name not in self._asleep:
             return
-        parked, unwritten = (
-            (self._asleep[name][0], {}) if device is None else (device.parked, device.segments)
-        )
+        parked, unwritten = (self._asleep[name][0], {}) if device is None else (device.parked, device.segments)
         for key, payload in parked.stored():
             if key not in unwritten:
                 self._busy += 1

@@ -208,9 +208,7 @@ class Requests:
             return  # it went to the dead letters when it came
         found.ids.extend((*position, command.expires_at_ms))
         if len(found.ids) >= 2 * (self._most_found + 1) * FOUND_WIDTH:
-            del found.ids[
-                : -(self._most_found + 1) * FOUND_WIDTH
-            ]  # the newest count, and that there were more
+            del found.ids[: -(self._most_found + 1) * FOUND_WIDTH]  # the newest count, and that there were more
 
     def _next(self, reader: Any, until: CommandPosition) -> Message | None:
         """Return the next message, None at the end of the log or of the session. Where ``until``, which stands ahead, is

@@ -89,9 +89,7 @@ class ResumingCore(PartitionCore):
         self._remember = _REMEMBERED
         self._now_us = now_us
         self._again_from: CommandPosition | None = None  # of the request that was served last
-        super().__init__(
-            partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us
-        )
+        super().__init__(partition, limits, cursors, horizon, parked, owner=owner, now_us=now_us, left_us=left_us)
 
         # A former owner was sending them what they had asked for, or what was parked: nothing else may wake them.
         self._owed = [
@@ -294,14 +292,10 @@ class ResumingCore(PartitionCore):
             self._store_fixed(device.parked, key)
 
     @staticmethod
-    def _keep_copies(
-        parked: Parked, found: list[ParkedId], after: CommandPosition, until: CommandPosition
-    ) -> None:
+    def _keep_copies(parked: Parked, found: list[ParkedId], after: CommandPosition, until: CommandPosition) -> None:
         """Add to ``found`` what is parked between these and stands in Pulsar as a copy alone."""
         known = {one.position for one in found}
-        kept = [
-            one for one in (parked[at] for at in range(parked.up_to(until))) if one.place not in (None, GONE)
-        ]
+        kept = [one for one in (parked[at] for at in range(parked.up_to(until))) if one.place not in (None, GONE)]
         more = [one for one in kept if one.position > after and one.position not in known]
         if more:
             found[:] = sorted([*found, *more])

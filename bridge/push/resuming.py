@@ -86,9 +86,7 @@ class Resuming:
         self._count_sent = 0
         self._newest = self._newest_push = 0  # the last of each that the broker confirmed
         self._faults: dict[int, _Fault] = {}
-        self._aside: list[
-            int
-        ] = []  # those with a fault: each goes alone, on a connection that has lived for a while
+        self._aside: list[int] = []  # those with a fault: each goes alone, on a connection that has lived for a while
         self._up_at = 0.0
         self._epoch = 0  # the connection on which answers may go out
         self._denied_at = -_DENIED_EVERY_S
@@ -116,9 +114,7 @@ class Resuming:
             self._done(token)
             return
         try:
-            text, after = read_from(
-                payload, device, self._log.partition, self._tags, earliest=push.resume_earliest
-            )
+            text, after = read_from(payload, device, self._log.partition, self._tags, earliest=push.resume_earliest)
         except ContractError as e:
             self._refuse(token, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
             return

@@ -110,9 +110,7 @@ class Session(LinkHandler):
         self._gate = Gate(push.pending, held)
         self._limits = limits_of(push)
         self._holding: Holding | None = None  # beside the core, too
-        self._log = PartitionLog(
-            settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held
-        )
+        self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held)
         self._link = Link(
             settings.mqtt,
             self,

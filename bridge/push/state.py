@@ -113,8 +113,7 @@ class PartitionState:
         if not self.settled or (self._horizon is not None and self._highest < self._horizon):
             return False
         return not any(
-            item.attempts
-            or (device.suspects and self._horizon is not None and item.position <= self._horizon)
+            item.attempts or (device.suspects and self._horizon is not None and item.position <= self._horizon)
             for device in self._devices.values()
             for item in device.queue
         )
@@ -153,9 +152,7 @@ class PartitionState:
 
     def _sent_shortly(self, now_us: int) -> bool:
         """Whether the broker may still close the connection for what is in flight."""
-        return any(
-            now_us - flight.at_us < SHORT_US and not flight.stalled for flight in self._flights.values()
-        )
+        return any(now_us - flight.at_us < SHORT_US and not flight.stalled for flight in self._flights.values())
 
     def broker_answered(self) -> None:
         """The MQTT broker answered a publish that is no command."""

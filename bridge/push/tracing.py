@@ -174,9 +174,7 @@ class TracedDoing(Doing):
         super().do(action)
         if isinstance(action, Push):
             self._traces.pushed(action.number, action.position)
-            self._say(
-                "pushed", action.position, mqtt_topic=action.command.mqtt_topic, repeat=action.repeat or None
-            )
+            self._say("pushed", action.position, mqtt_topic=action.command.mqtt_topic, repeat=action.repeat or None)
         elif isinstance(action, StoreCursor):
             self._traces.cursor_written(action.device)
         elif isinstance(action, Pull):

@@ -65,9 +65,7 @@ class PushWorker:
             return
         wrong = [p for p in self._wanted if not 0 <= p < count]
         if wrong:
-            raise ConfigError(
-                f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}"
-            )
+            raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics.groups, self._failed)
         owners = [
@@ -124,9 +122,7 @@ class PushWorker:
         part = self._health.part("provisioning")
         off = pulsar.provision == "off"
         if off:
-            log.info(
-                "pulsar.provision is off; not checked: retention, TTL, quota policy, subscriptions, compaction"
-            )
+            log.info("pulsar.provision is off; not checked: retention, TTL, quota policy, subscriptions, compaction")
         with PulsarAdmin(pulsar) as admin:
             while not self._stopping.is_set():
                 try:

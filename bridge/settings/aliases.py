@@ -69,7 +69,5 @@ def _address(name: str, url: Any) -> tuple[str, int | None]:
     except ValueError:
         host, port = None, None
     if parts.scheme not in schemes or not host or parts.path.strip("/") or parts.username or parts.query:
-        raise ValueError(
-            f"{name}: should be like {schemes[0]}://broker.example:{8883 if name == _URL_TLS else 1883}"
-        )
+        raise ValueError(f"{name}: should be like {schemes[0]}://broker.example:{8883 if name == _URL_TLS else 1883}")
     return host, port

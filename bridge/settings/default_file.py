@@ -26,9 +26,7 @@ _LIMITS: Final = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}",
 
 def default_yaml() -> str:
     """Return the text of ``conf/default.yaml``."""
-    return _HEAD + "".join(
-        f"\n{line}" if not line.startswith((" ", "-")) else line for line in _section(Settings, "")
-    )
+    return _HEAD + "".join(f"\n{line}" if not line.startswith((" ", "-")) else line for line in _section(Settings, ""))
 
 
 def _section(model: type[BaseModel], indent: str) -> Iterator[str]:

@@ -69,15 +69,10 @@ def takes_text(annotation: Any) -> bool:
 
 def wants_words(annotation: Any) -> bool:
     """Return whether only certain words are allowed, so that YAML's ``5`` and ``3.1`` mean the words."""
-    return any(
-        get_origin(p) is Literal and all(isinstance(v, str) for v in get_args(p))
-        for p in parts_of(annotation)
-    )
+    return any(get_origin(p) is Literal and all(isinstance(v, str) for v in get_args(p)) for p in parts_of(annotation))
 
 
-def leaves(
-    model: type[BaseModel], prefix: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """Yield the path and the field of every single setting, in the order of the model."""
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)

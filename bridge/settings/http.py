@@ -42,12 +42,8 @@ class CertificateTopics(Section):
 class HttpSettings(Section):
     """Publishing over HTTP; used when ``messaging_protocols`` names ``http``."""
 
-    host: str = Field(
-        "127.0.0.1", description="Address to listen on; beyond loopback only with tokens or mTLS."
-    )
-    port: int | None = Field(
-        8090, ge=0, le=65535, description="TCP port without TLS; 0 any free one, null none."
-    )
+    host: str = Field("127.0.0.1", description="Address to listen on; beyond loopback only with tokens or mTLS.")
+    port: int | None = Field(8090, ge=0, le=65535, description="TCP port without TLS; 0 any free one, null none.")
     tls_port: int | None = Field(None, ge=0, le=65535, description="TCP port with TLS, likewise.")
     tls_certificate: Path | None = Field(
         None,

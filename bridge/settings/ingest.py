@@ -47,9 +47,7 @@ class IngestSettings(Section):
         1,
         description="QoS of the subscriptions, 0 or 1; at 1 a message published at QoS 2 arrives at least once, never less.",
     )
-    max_in_flight: int = Field(
-        1000, ge=1, le=32767, description="Messages taken from MQTT and not yet acknowledged."
-    )
+    max_in_flight: int = Field(1000, ge=1, le=32767, description="Messages taken from MQTT and not yet acknowledged.")
     max_in_flight_bytes: int = Field(
         64 * 1024 * 1024, ge=1024 * 1024, description="Bytes taken from MQTT and not yet stored in Pulsar."
     )
@@ -118,9 +116,7 @@ class IngestSettings(Section):
         description="MQTT filter that captures the device: there devices publish the position of the last command that they "
         "have had, and push sends them what comes after it; each installation at a broker needs its own. null: nowhere.",
     )
-    drain_s: float = Field(
-        20.0, gt=0, description="How long a clean stop may wait for Pulsar's receipts, in seconds."
-    )
+    drain_s: float = Field(20.0, gt=0, description="How long a clean stop may wait for Pulsar's receipts, in seconds.")
     stall_s: float = Field(
         10.0, gt=0, description="Age of the oldest unacknowledged message that gives a WARNING, in seconds."
     )
@@ -154,9 +150,7 @@ class IngestSettings(Section):
     @classmethod
     def _captures_device(cls, value: str | None) -> str | None:
         if value is not None and "device" not in Filter.parse(value).names:
-            raise ValueError(
-                f"filter {value!r} captures no device: write +device for the level that names it"
-            )
+            raise ValueError(f"filter {value!r} captures no device: write +device for the level that names it")
         return value
 
     @field_validator("presets")

@@ -171,9 +171,7 @@ def _put_file(layers: _Layers, file: Path) -> None:
     if content is None:
         return
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"the settings file {file} is not a mapping of sections", remedy="see conf/default.yaml"
-        )
+        raise ConfigError(f"the settings file {file} is not a mapping of sections", remedy="see conf/default.yaml")
     origin = f"file {file}"
     aliases = _Aliases()
     for path, value in _flat(content, ()):
@@ -248,9 +246,7 @@ def _pairs(layers: _Layers, overrides: Overrides) -> Iterator[tuple[Keys, Any, b
     for text in overrides:
         name, equals, value = text.partition("=")
         if not equals:
-            layers.problems.append(
-                f"--set {text}: not of the form path=value, for example mqtt.host=127.0.0.1"
-            )
+            layers.problems.append(f"--set {text}: not of the form path=value, for example mqtt.host=127.0.0.1")
             continue
         yield tuple(name.strip().split(".")), value, True
 
@@ -314,9 +310,7 @@ def _put_secret_file(layers: _Layers, secret: Keys, name: Any, origin: str) -> N
         layers.put(secret, read, f"{origin}, from {name}")
 
 
-def _secret_file(
-    layers: _Layers, named: Keys, name: str | os.PathLike[str], origin: str
-) -> SecretFile | None:
+def _secret_file(layers: _Layers, named: Keys, name: str | os.PathLike[str], origin: str) -> SecretFile | None:
     try:
         return SecretFile(name)
     except (OSError, ValueError) as e:
@@ -358,12 +352,8 @@ def _validate(layers: _Layers) -> Settings | None:
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as e:
-        layers.problems.extend(
-            _readable(error, layers) for error in e.errors(include_url=False, include_input=True)
-        )
-    layers.problems.extend(
-        _of_rules(tree, layers, sharded=settings is None or "mqtt" in settings.messaging_protocols)
-    )
+        layers.problems.extend(_readable(error, layers) for error in e.errors(include_url=False, include_input=True))
+    layers.problems.extend(_of_rules(tree, layers, sharded=settings is None or "mqtt" in settings.messaging_protocols))
     return settings
 
 
@@ -393,11 +383,7 @@ def _readable(error: ErrorDetails, layers: _Layers) -> str:
         why = f"should be {why}"
     known = field_at(Settings, loc)
     shown = ""
-    if (
-        known is not None
-        and not is_secret(known.annotation)
-        and isinstance(error["input"], str | int | float)
-    ):
+    if known is not None and not is_secret(known.annotation) and isinstance(error["input"], str | int | float):
         shown = f", not {error['input']!r}"
     return f"{path}: {why}{shown}{origin}"
 

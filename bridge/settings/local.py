@@ -19,26 +19,16 @@ class LocalSettings(Section):
         None,
         description="Folder of the servers' data; default: in the user's data folder (tests: a temporary one).",
     )
-    cache_dir: Path | None = Field(
-        None, description="Folder of the downloads; default: in the user's cache folder."
-    )
+    cache_dir: Path | None = Field(None, description="Folder of the downloads; default: in the user's cache folder.")
     mqtt_server: Literal["artemis", "mosquitto"] = Field(
         "artemis",
         description="MQTT broker to start; mosquitto must be on the PATH, and loses its queues at kill -9.",
     )
     mqtt_port: int = Field(0, ge=0, le=65535, description="TCP port of the MQTT broker; 0 takes a free one.")
-    pulsar_port: int = Field(
-        0, ge=0, le=65535, description="TCP port of Pulsar's binary service; 0 takes a free one."
-    )
-    admin_port: int = Field(
-        0, ge=0, le=65535, description="TCP port of Pulsar's admin REST; 0 takes a free one."
-    )
-    mqtt_url: str | None = Field(
-        None, description="MQTT broker that runs already (mqtt://host:port); not started."
-    )
-    pulsar_url: str | None = Field(
-        None, description="Pulsar that runs already (pulsar://host:port); not started."
-    )
+    pulsar_port: int = Field(0, ge=0, le=65535, description="TCP port of Pulsar's binary service; 0 takes a free one.")
+    admin_port: int = Field(0, ge=0, le=65535, description="TCP port of Pulsar's admin REST; 0 takes a free one.")
+    mqtt_url: str | None = Field(None, description="MQTT broker that runs already (mqtt://host:port); not started.")
+    pulsar_url: str | None = Field(None, description="Pulsar that runs already (pulsar://host:port); not started.")
     admin_url: str | None = Field(None, description="Admin REST URL of the Pulsar that runs already.")
     fsync: bool = Field(False, description="Whether both servers flush to the disk before they acknowledge.")
     offline: bool = Field(False, description="Whether only the cache is used and nothing is downloaded.")
@@ -56,9 +46,7 @@ class LocalSettings(Section):
     max_disk_usage: float = Field(
         0.98, gt=0, lt=1, description="Share of the disk in use above which the servers are not started."
     )
-    start_timeout_s: float = Field(
-        120.0, gt=0, description="How long a server may take to be ready, in seconds."
-    )
+    start_timeout_s: float = Field(120.0, gt=0, description="How long a server may take to be ready, in seconds.")
     lifetime_h: float = Field(
         0.0,
         ge=0,

@@ -12,9 +12,7 @@ __all__ = ["MetricsSettings"]
 class MetricsSettings(Section):
     """Where a process shows its metrics and its health."""
 
-    port: int = Field(
-        0, ge=0, le=65535, description="TCP port of /metrics, /healthz and /readyz; 0 turns them off."
-    )
+    port: int = Field(0, ge=0, le=65535, description="TCP port of /metrics, /healthz and /readyz; 0 turns them off.")
     host: str = Field("127.0.0.1", description="Address that the endpoint listens on.")
     mop_names: bool = Field(
         False,

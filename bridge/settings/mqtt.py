@@ -34,14 +34,10 @@ class MqttSettings(Section):
         description="Password at the MQTT broker, or a JWT; also as password_file, read anew at each connect.",
     )
     tls: bool = Field(False, description="Whether the link uses TLS.")
-    tls_ca: Path | None = Field(
-        None, description="PEM file of the authorities that sign the broker's certificate."
-    )
+    tls_ca: Path | None = Field(None, description="PEM file of the authorities that sign the broker's certificate.")
     tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
     tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
-    tls_validate_hostname: bool = Field(
-        True, description="Whether the broker's certificate must name mqtt.host."
-    )
+    tls_validate_hostname: bool = Field(True, description="Whether the broker's certificate must name mqtt.host.")
     keep_alive_s: int = Field(30, ge=5, le=65535, description="MQTT keep-alive, in seconds.")
     session_expiry_s: int = Field(
         604_800,
@@ -49,9 +45,7 @@ class MqttSettings(Section):
         le=4_294_967_295,
         description="How long the broker keeps our session while we are away, in seconds (MQTT 5).",
     )
-    connect_timeout_s: float = Field(
-        5.0, gt=0, description="How long TCP connect and CONNACK may take, in seconds."
-    )
+    connect_timeout_s: float = Field(5.0, gt=0, description="How long TCP connect and CONNACK may take, in seconds.")
     reconnect_min_s: float = Field(0.2, gt=0, description="First wait before a reconnect, in seconds.")
     reconnect_max_s: float = Field(15.0, gt=0, description="Longest wait before a reconnect, in seconds.")
 

@@ -47,9 +47,7 @@ def preset_names() -> tuple[str, ...]:
 @cache
 def load_preset(name: str) -> Preset:
     """Return a preset by its name, one of ``preset_names``."""
-    return Preset.model_validate(
-        yaml.safe_load(conf_path(f"presets/{name}.yaml").read_text(encoding="utf-8"))
-    )
+    return Preset.model_validate(yaml.safe_load(conf_path(f"presets/{name}.yaml").read_text(encoding="utf-8")))
 
 
 def declared_tables(settings: Settings) -> tuple[TableDeclaration, ...]:

@@ -26,25 +26,15 @@ class PulsarSettings(Section):
     token: SecretStr | None = Field(
         None, description="Token for both; also as token_file, read anew whenever it is asked for."
     )
-    tls_ca: Path | None = Field(
-        None, description="PEM file of the authorities that sign the brokers' certificates."
-    )
+    tls_ca: Path | None = Field(None, description="PEM file of the authorities that sign the brokers' certificates.")
     tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
     tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
-    tls_validate_hostname: bool = Field(
-        True, description="Whether a broker's certificate must name its host."
-    )
-    operation_timeout_s: float = Field(
-        30.0, gt=0, description="How long a lookup or a subscribe may take, in seconds."
-    )
-    connection_timeout_s: float = Field(
-        5.0, gt=0, description="How long a TCP connection may take, in seconds."
-    )
+    tls_validate_hostname: bool = Field(True, description="Whether a broker's certificate must name its host.")
+    operation_timeout_s: float = Field(30.0, gt=0, description="How long a lookup or a subscribe may take, in seconds.")
+    connection_timeout_s: float = Field(5.0, gt=0, description="How long a TCP connection may take, in seconds.")
     client_log: bool = Field(False, description="Whether the C++ client's own log is shown (errors only).")
     tenant: str = Field("public", description="Tenant of all topics.")
-    namespace: str = Field(
-        "pulsebridge", description="Namespace of the readings; no MQTT topic reaches another."
-    )
+    namespace: str = Field("pulsebridge", description="Namespace of the readings; no MQTT topic reaches another.")
     system_namespace: str = Field(
         "pulsebridge-system", description="Namespace of commands, cursors, receipts and dead letters."
     )
@@ -73,28 +63,20 @@ class PulsarSettings(Section):
     retention_minutes: int = Field(
         4320, ge=-1, description="How long acknowledged messages stay in Pulsar, in minutes; -1 for ever."
     )
-    retention_mb: int = Field(
-        -1, ge=-1, description="How many MB of acknowledged messages stay; -1 without limit."
-    )
+    retention_mb: int = Field(-1, ge=-1, description="How many MB of acknowledged messages stay; -1 without limit.")
 
     @model_validator(mode="after")
     def _distinct(self) -> PulsarSettings:
         if self.namespace == self.system_namespace:
-            raise ValueError(
-                "namespace and system_namespace must differ, or a device could write to commands"
-            )
+            raise ValueError("namespace and system_namespace must differ, or a device could write to commands")
         for name in (self.tenant, self.namespace, self.system_namespace):
             if not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} is no name of a tenant or namespace: letters, digits and -=:._ only"
-                )
+                raise ValueError(f"{name!r} is no name of a tenant or namespace: letters, digits and -=:._ only")
         for name in self.namespaces:
             if not _NAMESPACE.fullmatch(name):
                 raise ValueError(f"namespaces: {name!r} is not of the form tenant/namespace")
             if name == f"{self.tenant}/{self.system_namespace}":
-                raise ValueError(
-                    "namespaces must not list the system namespace, or a device could write to commands"
-                )
+                raise ValueError("namespaces must not list the system namespace, or a device could write to commands")
         if (self.tls_certificate is None) != (self.tls_private_key is None):
             raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
         return self

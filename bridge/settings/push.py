@@ -16,9 +16,7 @@ __all__ = ["GroupRule", "PresenceRule", "PushSettings"]
 class PresenceRule(Section):
     """Which messages tell that a device is there: birth messages and wills."""
 
-    filter: str = Field(
-        min_length=1, description="MQTT filter that captures the device: devices/+device/status."
-    )
+    filter: str = Field(min_length=1, description="MQTT filter that captures the device: devices/+device/status.")
     absent: tuple[str, ...] = Field(
         ("offline", ""),
         description="Payloads that say that the device is gone, as its will does; all others say that it is there.",
@@ -28,9 +26,7 @@ class PresenceRule(Section):
     @classmethod
     def _captures(cls, value: str) -> str:
         if "device" not in Filter.parse(value).names:
-            raise ValueError(
-                f"filter {value!r} captures no device: write +device for the level that names it"
-            )
+            raise ValueError(f"filter {value!r} captures no device: write +device for the level that names it")
         return value
 
 
@@ -110,9 +106,7 @@ class PushSettings(Section):
         description="Where a command says its position: user properties (MQTT 5), or, for devices that cannot read those, "
         "also six levels behind its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, and /repeat behind a repeated one.",
     )
-    window: int = Field(
-        256, ge=1, le=32767, description="Commands pushed and not yet confirmed, per partition."
-    )
+    window: int = Field(256, ge=1, le=32767, description="Commands pushed and not yet confirmed, per partition.")
     window_mb: int = Field(
         16,
         ge=1,
@@ -151,9 +145,7 @@ class PushSettings(Section):
         description="Command ids that each cursor remembers at least, to drop repeated ones: 16 times as many where they are "
         "at most a week older than the device's newest.",
     )
-    retry_min_s: float = Field(
-        0.2, gt=0, description="First wait before a refused command is sent again, in seconds."
-    )
+    retry_min_s: float = Field(0.2, gt=0, description="First wait before a refused command is sent again, in seconds.")
     retry_max_s: float = Field(
         30.0, gt=0, description="Longest wait before a refused command is sent again, in seconds."
     )
@@ -170,9 +162,7 @@ class PushSettings(Section):
         (),
         description="Birth and will messages that tell which devices are there; the first rule that matches decides.",
     )
-    park_after: int = Field(
-        3, ge=1, description="So many failures in a row, without a sign of life, park a device."
-    )
+    park_after: int = Field(3, ge=1, description="So many failures in a row, without a sign of life, park a device.")
     silence_s: float = Field(
         0.0,
         ge=0,
@@ -246,7 +236,5 @@ class PushSettings(Section):
         names = [rule.name for rule in value]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(
-                    f"group {name!r} is there {names.count(name)} times: give it all its devices in one"
-                )
+                raise ValueError(f"group {name!r} is there {names.count(name)} times: give it all its devices in one")
         return value

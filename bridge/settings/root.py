@@ -42,14 +42,10 @@ class Settings(Section):
     pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
     ingest: IngestSettings = Field(default_factory=IngestSettings, description="MQTT into Pulsar.")
     http: HttpSettings = Field(default_factory=HttpSettings, description="HTTP into Pulsar.")
-    push: PushSettings = Field(
-        default_factory=PushSettings, description="Commands from Pulsar to the devices."
-    )
+    push: PushSettings = Field(default_factory=PushSettings, description="Commands from Pulsar to the devices.")
     streaming: StreamingSettings = Field(default_factory=StreamingSettings, description="The Spark jobs.")
     local: LocalSettings = Field(default_factory=LocalSettings, description="The local servers.")
-    metrics: MetricsSettings = Field(
-        default_factory=MetricsSettings, description="Prometheus metrics and health."
-    )
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="Prometheus metrics and health.")
     log: LogSettings = Field(default_factory=LogSettings, description="The log on stdout.")
 
     @field_validator("messaging_protocols", mode="before")
@@ -91,11 +87,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _answerable(self) -> Settings:
-        if (
-            self.push.confirm == "device"
-            and self.push.position_in == "properties"
-            and self.mqtt.protocol != "5"
-        ):
+        if self.push.confirm == "device" and self.push.position_in == "properties" and self.mqtt.protocol != "5":
             raise ValueError(
                 f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, where a command carries no response "
                 "topic: set mqtt.protocol: 5, or push.position_in: topic"

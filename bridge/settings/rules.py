@@ -17,12 +17,8 @@ class TopicRule(Section):
         min_length=1,
         description="MQTT filter with named captures: ``plant/+line/+device/#rest``; plain ``+`` and ``#`` match unnamed.",
     )
-    topic: str = Field(
-        "{level1}", description="Template of the Pulsar topic's local name; captures in braces."
-    )
-    key: str | None = Field(
-        None, description="Template of the key; default: the device, else the full MQTT topic."
-    )
+    topic: str = Field("{level1}", description="Template of the Pulsar topic's local name; captures in braces.")
+    key: str | None = Field(None, description="Template of the key; default: the device, else the full MQTT topic.")
     device: str | None = Field(
         None,
         description="Template that names the device: a capture, or what each message says, as {user:device-id} (user "

@@ -42,9 +42,7 @@ class Shard:
                 )
             index = int(ordinal[1])
         if index >= count:
-            raise ValueError(
-                f"{text!r}: there is no shard {index} of {count}, they are counted from 0 to {count - 1}"
-            )
+            raise ValueError(f"{text!r}: there is no shard {index} of {count}, they are counted from 0 to {count - 1}")
         return cls(index, count)
 
     def __str__(self) -> str:

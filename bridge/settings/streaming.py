@@ -61,9 +61,7 @@ class StreamingSettings(Section):
         min_length=1,
         description="Prefix of the names of the durable Pulsar subscriptions, one for each flow that reads topics.",
     )
-    trigger_s: float = Field(
-        0.5, ge=0, description="Time between micro-batches, in seconds; 0: as soon as possible."
-    )
+    trigger_s: float = Field(0.5, ge=0, description="Time between micro-batches, in seconds; 0: as soon as possible.")
     max_rows_per_trigger: int = Field(20_000, ge=1, description="Most messages of one micro-batch.")
     max_bytes_per_trigger: int = Field(
         64 * 1024 * 1024,
@@ -128,9 +126,7 @@ class StreamingSettings(Section):
         description="Most restarts of a failed flow within ``restart_window_s``; then its failure ends the job. A server "
         "that does not answer counts only with --available-now.",
     )
-    restart_window_s: float = Field(
-        600.0, gt=0, description="Time in which restarts are counted, in seconds."
-    )
+    restart_window_s: float = Field(600.0, gt=0, description="Time in which restarts are counted, in seconds.")
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
     spark_log: Path = Field(
         Path("build/spark.log"),

@@ -87,9 +87,7 @@ class Decoding(Section):
     )
     separator: str = Field(",", min_length=1, max_length=1, description="csv: character between two fields.")
     avro_schema: str | None = Field(None, description="avro: the writer's schema, as JSON.")
-    descriptor: Path | None = Field(
-        None, description="protobuf: file that protoc wrote with --include_imports -o."
-    )
+    descriptor: Path | None = Field(None, description="protobuf: file that protoc wrote with --include_imports -o.")
     descriptor_set: str | None = Field(None, description="protobuf: the same file as base64.")
     message: str | None = Field(None, description="protobuf: full name of the message.")
     function: str | None = Field(

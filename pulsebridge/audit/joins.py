@@ -91,9 +91,7 @@ def _compare(
     """
     there = {getattr(row, key): row for row in rows}
     missing = (k for k in (known if due is None else due) if k not in there)
-    found = [
-        Finding(hop, Kind.MISSING, (_name(known, k),), f"{_name(known, k)} is not there") for k in missing
-    ]
+    found = [Finding(hop, Kind.MISSING, (_name(known, k),), f"{_name(known, k)} is not there") for k in missing]
     for k, row in there.items():
         if k not in known:
             found.append(Finding(hop, Kind.UNEXPECTED, (row.id,), f"{row.id} is there and was not before"))
@@ -103,9 +101,7 @@ def _compare(
             now, then = getattr(row, field), getattr(before, field)
             if now != then:
                 ids = tuple(dict.fromkeys((row.id, getattr(before, "id", row.id))))
-                found.append(
-                    Finding(hop, Kind.ALTERED, ids, f"{row.id}: {field} is {now!r} and was {then!r}")
-                )
+                found.append(Finding(hop, Kind.ALTERED, ids, f"{row.id}: {field} is {now!r} and was {then!r}"))
     found += _repeated(hop, ((row.id, getattr(row, key)) for row in rows), fails=once)
     return found + _disordered(hop, rows, rank or {})
 
@@ -117,9 +113,7 @@ def _name(known: Mapping[Any, Any], key: Any) -> str:
 def _repeated(hop: str, keys: Iterable[tuple[str, Any]], *, fails: bool) -> list[Finding]:
     times = Counter(keys).items()
     return [
-        Finding(hop, Kind.REPEATED, (name,), f"{name} is there {n} times", fails)
-        for (name, _), n in times
-        if n > 1
+        Finding(hop, Kind.REPEATED, (name,), f"{name} is there {n} times", fails) for (name, _), n in times if n > 1
     ]
 
 
@@ -151,9 +145,7 @@ def _size(records: Records, expected: Mapping[str, int]) -> list[Finding]:
         if count < expected.get(name, 0)
     ]
     if not expected.get("readings"):
-        found.append(
-            Finding(Hop.SIZE, Kind.SHORT, ("readings",), "no reading is expected: nothing is proven")
-        )
+        found.append(Finding(Hop.SIZE, Kind.SHORT, ("readings",), "no reading is expected: nothing is proven"))
     return found
 
 
@@ -208,9 +200,7 @@ def _in_measurements(records: Records) -> list[Finding]:
             detail = f"{row.id} is {sent.fault or 'sound'}, and in {'quarantine' if row.id in quarantined else 'measurements'}"
             found.append(Finding(Hop.MEASUREMENTS, Kind.ALTERED, (row.id,), detail))
         elif not sent.fault and (row.device, row.value) != (sent.device, sent.value):
-            detail = (
-                f"{row.id} of {sent.device} was {sent.value}, measurements has {row.value} of {row.device}"
-            )
+            detail = f"{row.id} of {sent.device} was {sent.value}, measurements has {row.value} of {row.device}"
             found.append(Finding(Hop.MEASUREMENTS, Kind.ALTERED, (row.id,), detail))
     return found
 

@@ -64,9 +64,7 @@ def command_latencies(records: Records) -> list[Latency]:
     first: dict[str, int] = {}
     for r in records.received:
         first[r.id] = min(r.us, first.get(r.id, r.us))
-    return sorted(
-        Latency(cause[name], (us - cause[name]) / 1e6) for name, us in first.items() if name in cause
-    )
+    return sorted(Latency(cause[name], (us - cause[name]) / 1e6) for name, us in first.items() if name in cause)
 
 
 def spread(values: Sequence[float]) -> Spread | None:

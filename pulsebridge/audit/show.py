@@ -48,9 +48,7 @@ def show(verdict: Verdict, console: Console) -> None:
     )
 
 
-def _table(
-    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]
-) -> None:
+def _table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in columns:
         is_figure = name in ("number", "seconds")

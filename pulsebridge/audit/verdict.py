@@ -116,8 +116,7 @@ def numbers(records: Records, found: Sequence[Finding]) -> list[Number]:
 def _readings(records: Records) -> list[Number]:
     stored = [s for s in records.stored if s.device in records.devices]
     pulsar, bronze, measurements, aside = (
-        {row.id for row in rows}
-        for rows in (stored, records.bronze, records.measurements, records.quarantine)
+        {row.id for row in rows} for rows in (stored, records.bronze, records.measurements, records.quarantine)
     )
     sent = set(records.sent) if records.journalled else pulsar
     acked = {a.id for a in records.acks} & sent if records.journalled else pulsar
@@ -132,9 +131,7 @@ def _readings(records: Records) -> list[Number]:
         Number("in Pulsar", len(pulsar & acked), "of these ids, read by the bare client", total),
         Number("in bronze", len(bronze & acked), "of these ids, read by deltalake", total),
         Number("in measurements or quarantine", len((measurements | aside) & acked), split, total),
-        Number(
-            "redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before measurements"
-        ),
+        Number("redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before measurements"),
     ]
     if others:
         lines.append(Number("of other devices", others, "without a journal: checked up to bronze"))
@@ -148,9 +145,7 @@ def _flaws(found: Sequence[Finding]) -> list[Number]:
     order = _count(found, (Hop.ACK, Hop.PULSAR, Hop.BRONZE), Kind.OUT_OF_ORDER)
     return [
         Number("missing", missing, "ids absent at a hop that the hop before has", 0),
-        Number(
-            "duplicates in measurements", measurements, "ids with more than one row, or in both tables", 0
-        ),
+        Number("duplicates in measurements", measurements, "ids with more than one row, or in both tables", 0),
         Number("duplicates in bronze", bronze, "positions in Pulsar with more than one row", 0),
         Number("out of order per device", order, "first copies in Pulsar against the journals", 0),
     ]

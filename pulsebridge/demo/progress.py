@@ -26,9 +26,7 @@ _EVERY_S = 3.0
 class Counters:
     """Reads the counts; a part that does not answer keeps its last one."""
 
-    def __init__(
-        self, pulsar: PulsarSettings, topics: Sequence[str], run: RunFolder, fleet: Simulator
-    ) -> None:
+    def __init__(self, pulsar: PulsarSettings, topics: Sequence[str], run: RunFolder, fleet: Simulator) -> None:
         self._admin = PulsarAdmin(pulsar, timeout_s=2.0)
         self._fleet = fleet
         self._tables = {name: LogTail(folder) for name, folder in table_folders(run.lakehouse).items()}

@@ -159,9 +159,7 @@ def within(devices: Iterable[VirtualDevice], recorded_s: float) -> list[VirtualD
 def encode(reading_id: str, ts: str, metric: str, value: float | None, sent_us: int) -> bytes:
     """Return the JSON payload of a reading, sent at ``sent_us`` (µs since the epoch)."""
     measured = {} if value is None else {metric: value}
-    return json.dumps(
-        {"id": reading_id, "ts": ts, **measured, "sent_us": sent_us}, separators=(",", ":")
-    ).encode()
+    return json.dumps({"id": reading_id, "ts": ts, **measured, "sent_us": sent_us}, separators=(",", ":")).encode()
 
 
 def encode_fault(kind: str, reading_id: str, ts: str, metric: str, sent_us: int) -> bytes:

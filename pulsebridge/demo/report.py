@@ -66,9 +66,7 @@ def _script() -> str:
     try:
         import vl_convert
     except ImportError as e:
-        raise MissingExtraError(
-            "the report needs vl-convert-python", remedy="pip install 'pulsebridge[demo]'"
-        ) from e
+        raise MissingExtraError("the report needs vl-convert-python", remedy="pip install 'pulsebridge[demo]'") from e
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle.replace("</script", "<\\/script")
 
@@ -130,9 +128,7 @@ def chart_data(verdict: Verdict, device: str, rules: Sequence[Rule]) -> dict[str
         }
         for k in verdict.kills
     ]
-    readings = [
-        {"time": p.ts, "value": p.value} for p in records.published if p.device == device and not p.fault
-    ]
+    readings = [{"time": p.ts, "value": p.value} for p in records.published if p.device == device and not p.fault]
     return {
         "kills": kills,
         "rates": _rates(records, start),
@@ -151,9 +147,7 @@ def _rates(records: Records, start: int) -> list[dict[str, Any]]:
         "stored in Pulsar": (s.us for s in records.stored),
         "committed to measurements": (s.us for s in records.measurements if s.us),
     }
-    counts = {
-        name: Counter((us - start) // 1_000_000 // _STEP_S for us in times) for name, times in stages.items()
-    }
+    counts = {name: Counter((us - start) // 1_000_000 // _STEP_S for us in times) for name, times in stages.items()}
     last = max((max(of, default=0) for of in counts.values()), default=0)
     return [
         {"second": step * _STEP_S, "stage": name, "rate": of[step] / _STEP_S}
@@ -184,10 +178,7 @@ def _shares(way: str, latencies: Sequence[Latency]) -> list[dict[str, Any]]:
     """The share of records that took at most so long."""
     values = sorted(one.seconds for one in latencies)
     picks = sorted({round(i * (len(values) - 1) / (_POINTS - 1)) for i in range(_POINTS)}) if values else []
-    return [
-        {"way": way, "seconds": round(max(values[i], 0.001), 4), "share": (i + 1) / len(values)}
-        for i in picks
-    ]
+    return [{"way": way, "seconds": round(max(values[i], 0.001), 4), "share": (i + 1) / len(values)} for i in picks]
 
 
 def _device_to_show(records: Records) -> str:

@@ -232,9 +232,7 @@ class Demo:
                 del self._killed[target]
                 self.folder.note("recovered", target=target)
                 took = time.monotonic() - began
-                self.progress.say(
-                    f"{PARTS[target]} works again: its output moves after {took:.1f} s", "green"
-                )
+                self.progress.say(f"{PARTS[target]} works again: its output moves after {took:.1f} s", "green")
 
     # --- the end ---
 
@@ -258,9 +256,7 @@ class Demo:
     def conclude(self, verdict: Verdict) -> None:
         """Write the verdict and the report, print the verdict and how to go on."""
         run, keep, console = self.folder, self.options.keep, self._console
-        run.audit_file.write_text(
-            json.dumps(verdict.as_dict(), indent=2, ensure_ascii=False), encoding="utf-8"
-        )
+        run.audit_file.write_text(json.dumps(verdict.as_dict(), indent=2, ensure_ascii=False), encoding="utf-8")
         write_report(run, verdict)
         console.print()
         show(verdict, console)
@@ -308,9 +304,7 @@ def run_demo(options: DemoOptions) -> int:
             console.print("stopping: nothing is left behind")
             return EXIT_INTERRUPTED
         except PulsebridgeError:
-            console.print(
-                f"[red]the demo could not go on; its logs are in {markup(str(demo.folder.logs))}[/red]"
-            )
+            console.print(f"[red]the demo could not go on; its logs are in {markup(str(demo.folder.logs))}[/red]")
             raise
         finally:
             demo.close()

@@ -109,9 +109,7 @@ class RunFolder:
                 f"{self.dump_file} is not there: the run ended before Pulsar was read",
                 remedy="give --live while its servers are up, or run the demo again",
             )
-        rows = list(
-            read_live(pulsar) if pulsar else read_dump(self.dump_file) if self.devices.exists() else ()
-        )
+        rows = list(read_live(pulsar) if pulsar else read_dump(self.dump_file) if self.devices.exists() else ())
         published, acks, received = read_journals(self.devices)
         return Records(
             published,

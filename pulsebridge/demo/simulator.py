@@ -33,9 +33,7 @@ def now_us() -> int:
 class _Device:
     """One device. ``send`` may be called from any thread; its other methods run on the thread of its connection."""
 
-    def __init__(
-        self, device: VirtualDevice, settings: MqttSettings, journals: Path, client_prefix: str
-    ) -> None:
+    def __init__(self, device: VirtualDevice, settings: MqttSettings, journals: Path, client_prefix: str) -> None:
         self.device = device
         self.journal = Journal(journals, device.name)
         self.published = self.acknowledged = self.refused = self.commands = 0
@@ -70,9 +68,7 @@ class _Device:
         name = str(body.get("command_id", record_id(message.payload)))
         repeat = message.properties is not None and (COMMAND_REPEAT_PROPERTY, "1") in message.properties.user
         fields = {key: body.get(key) for key in ("reading_id", "rule", "message")}
-        self.journal.write(
-            COMMAND, now_us(), id=name, n=self.commands, dup=message.dup, repeat=repeat, **fields
-        )
+        self.journal.write(COMMAND, now_us(), id=name, n=self.commands, dup=message.dup, repeat=repeat, **fields)
         self.command_ids.add(name)
 
 

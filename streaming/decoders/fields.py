@@ -55,8 +55,7 @@ class JsonFields:
         there = [_there(f"{parsed}.d.{quoted(f.name)}", f.dataType) for f in self.declared.fields]
         there += [f"int({parsed}.d.{quoted(name)} IS NOT NULL)" for name in self.hidden]
         return (
-            f"({parsed}._bad IS NULL AND {parsed}.d IS NOT NULL AND "
-            f"{_KEYS.format(text)} <= {' + '.join(there) or '0'})"
+            f"({parsed}._bad IS NULL AND {parsed}.d IS NOT NULL AND {_KEYS.format(text)} <= {' + '.join(there) or '0'})"
         )
 
     def fields(self, parsed: str) -> str:
@@ -121,9 +120,7 @@ class TextFields:
 
     def fields(self, parsed: str) -> str:
         """Return the declared fields as a struct."""
-        pairs = (
-            f"{literal(f.name)}, {self._typed(f.name, f.dataType, parsed)}" for f in self.declared.fields
-        )
+        pairs = (f"{literal(f.name)}, {self._typed(f.name, f.dataType, parsed)}" for f in self.declared.fields)
         return f"named_struct({', '.join(pairs)})"
 
     def left(self, document: str, parsed: str) -> str:
@@ -179,9 +176,7 @@ def _struct_fields(kind: DataType) -> Any:
 def _there(column: str, kind: DataType) -> str:
     """Return how many fields are there: the column, and all those below it."""
     one = (
-        f"int(coalesce(abs({column}) < double('infinity'), false))"
-        if _is_float(kind)
-        else f"int({column} IS NOT NULL)"
+        f"int(coalesce(abs({column}) < double('infinity'), false))" if _is_float(kind) else f"int({column} IS NOT NULL)"
     )
     below = [_there(f"{column}.{quoted(f.name)}", f.dataType) for f in _struct_fields(kind)]
     return " + ".join([one, *below])
@@ -196,10 +191,7 @@ def _finite(column: str, kind: DataType, *, also: bool = False) -> str:
         return _no_infinity(column, kind)
     if not (also or _has_float(kind)):
         return column
-    pairs = (
-        f"{literal(f.name)}, {_finite(f'{column}.{quoted(f.name)}', f.dataType)}"
-        for f in _struct_fields(kind)
-    )
+    pairs = (f"{literal(f.name)}, {_finite(f'{column}.{quoted(f.name)}', f.dataType)}" for f in _struct_fields(kind))
     return f"CASE WHEN {column} IS NOT NULL THEN named_struct({', '.join(pairs)}) END"
 
 
@@ -237,9 +229,7 @@ def _of_field(value: str, kind: Any, column: str | None, depth: int) -> str:
         inside = f"try_variant_get({value}, '$', '{MAP}')"
         # The lambda gives what is left a name: written twice on each level it would double with each.
         left, some = f"array({_left(inside, below, column, depth + 1)})", f"m{depth}"
-        made = (
-            f"transform({left}, {some} -> CASE WHEN size({some}) > 0 THEN to_variant_object({some}) END)[0]"
-        )
+        made = f"transform({left}, {some} -> CASE WHEN size({some}) > 0 THEN to_variant_object({some}) END)[0]"
         return f"CASE WHEN {inside} IS NULL THEN {given} ELSE {made} END"
     assert column is not None
     if kind.typeName() in ("array", "map"):

@@ -100,9 +100,7 @@ class DecoderProcess:
 
     def _start(self) -> Connection:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=_serve, args=(theirs, ours, self._unpackers, self._limits), daemon=True
-        )
+        process = self._context.Process(target=_serve, args=(theirs, ours, self._unpackers, self._limits), daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of threads: this process has none that a decoder waits for.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -185,6 +183,4 @@ def _limit_memory(megabytes: int) -> None:
             used = next(int(line.split()[1]) for line in file if line.startswith("VmData:")) * 1024
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = used + megabytes * _MIB
-        resource.setrlimit(
-            resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
-        )
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

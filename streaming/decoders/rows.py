@@ -107,12 +107,7 @@ def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]
         text = getattr(decoding, part)
         paths = [path_steps(text)] if text is not None and text[:1] == "$" and text[:2] != "$$" else []
         if text is None and not decoding.many:
-            paths = [
-                f.steps
-                for _, of in _templates(rules, decoding, part)
-                for f in of.fields
-                if f.property is None
-            ]
+            paths = [f.steps for _, of in _templates(rules, decoding, part) for f in of.fields if f.property is None]
         found += [step for path in paths if len(path) == 1 for step in path if isinstance(step, str)]
     return tuple(dict.fromkeys(found))
 
@@ -169,6 +164,4 @@ def _user_property(name: str) -> str:
 def _of_topic(of: Filter, name: str) -> str:
     if name == "mqtt_topic" or name in of.names:
         return name if name == "mqtt_topic" else captured(of, name)
-    return (
-        f"try_element_at(split(mqtt_topic, '/', -1), {int(name.removeprefix('level'))})"  # level1, level2, …
-    )
+    return f"try_element_at(split(mqtt_topic, '/', -1), {int(name.removeprefix('level'))})"  # level1, level2, …

@@ -26,8 +26,7 @@ def quoted(name: str) -> str:
 def json_path(steps: tuple[str | int, ...]) -> str:
     """Return a path as ``get_json_object`` and ``try_variant_get`` take it, as SQL."""
     return literal(
-        "$"
-        + "".join(f"[{s}]" if isinstance(s, int) else f'["{s}"]' if "'" in s else f"['{s}']" for s in steps)
+        "$" + "".join(f"[{s}]" if isinstance(s, int) else f'["{s}"]' if "'" in s else f"['{s}']" for s in steps)
     )
 
 

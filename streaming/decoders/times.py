@@ -51,9 +51,7 @@ def as_timestamp(text: str, unit: TimeUnit, zone: str | None) -> str:
         return _iso(text, zone)
     if unit != "auto":
         return _within(_micros(number, unit))
-    scaled = "".join(
-        f"WHEN abs({number}) < {bound}BD THEN {_micros(number, name)} " for name, bound in AUTO_BOUNDS
-    )
+    scaled = "".join(f"WHEN abs({number}) < {bound}BD THEN {_micros(number, name)} " for name, bound in AUTO_BOUNDS)
     micros = f"CASE WHEN {number} IS NULL THEN NULL {scaled}ELSE {_micros(number, 'ns')} END"
     return f"CASE WHEN {text} RLIKE {_DATE} THEN {_iso(text, zone)} ELSE {_within(micros)} END"
 

@@ -59,14 +59,10 @@ def with_descriptor(decoding: Decoding) -> Decoding:
             f"the descriptor of filter {decoding.filter} cannot be read: {e}",
             remedy="make it with protoc --include_imports -o FILE",
         ) from e
-    return decoding.model_copy(
-        update={"descriptor": None, "descriptor_set": base64.b64encode(content).decode()}
-    )
+    return decoding.model_copy(update={"descriptor": None, "descriptor_set": base64.b64encode(content).decode()})
 
 
-def unpacker(
-    decoding: Decoding, function: Callable[..., Any] | None = None
-) -> Callable[[bytes, Message], Unpacked]:
+def unpacker(decoding: Decoding, function: Callable[..., Any] | None = None) -> Callable[[bytes, Message], Unpacked]:
     """Return what decodes one payload, given with its message; ``function``: that of the decoding, already imported.
 
     Raises MissingExtraError for a package that is not installed, ConfigError for a message or a function that is not
@@ -84,9 +80,7 @@ def unpacker(
         what = decoding.compression or decoding.format
         try:
             check_size(len(payload), decoding.max_bytes)
-            body = (
-                expand(payload, decoding.compression, decoding.max_bytes) if decoding.compression else payload
-            )
+            body = expand(payload, decoding.compression, decoding.max_bytes) if decoding.compression else payload
             if read is None:
                 return Unpacked(body=body)
             what = decoding.format
@@ -256,10 +250,7 @@ def _process_of(recipe: _Recipe) -> DecoderProcess:
             return process
         process.close()
     process = DecoderProcess(
-        {
-            n: unpacker(one, None if code is None else pickle.loads(code))
-            for n, (one, code) in enumerate(recipe)
-        },
+        {n: unpacker(one, None if code is None else pickle.loads(code)) for n, (one, code) in enumerate(recipe)},
         {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(recipe)},
     )
     _of_worker = recipe, process
@@ -313,6 +304,4 @@ def _with(batch: pa.RecordBatch, found: Sequence[Unpacked]) -> pa.RecordBatch:
         pa.array([one.document for one in found], pa.string()),
         pa.array([one.fault for one in found], pa.string()),
     ]
-    return pa.RecordBatch.from_arrays(
-        [*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _ADDED)]
-    )
+    return pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *(name for name, _ in _ADDED)])

@@ -223,9 +223,7 @@ class _Bench:
         with PulsarAdmin(self._place.pulsar) as admin:
             self._flood(case, max(case.topics, 5_000))
             _settle(admin, topic)
-            sending = threading.Thread(
-                target=flood, args=("127.0.0.1", self._place.mqtt_port, self._load(case, count))
-            )
+            sending = threading.Thread(target=flood, args=("127.0.0.1", self._place.mqtt_port, self._load(case, count)))
             before, cpu, started_at = _count(admin, topic), cpu_seconds(process), time.monotonic()
             sending.start()
             poll_for(lambda: _count(admin, topic) - before >= count, 120, f"{count} messages", every=0.05)

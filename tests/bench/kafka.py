@@ -66,9 +66,7 @@ class KafkaBroker:
         admin = AdminClient(self.client)
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
-    def sender(
-        self, topic: str
-    ) -> tuple[Callable[[int, bytes, str, Mapping[str, str]], None], Callable[[], None]]:
+    def sender(self, topic: str) -> tuple[Callable[[int, bytes, str, Mapping[str, str]], None], Callable[[], None]]:
         """Return what sends a message, by partition, payload, key and headers, and what waits until all are stored."""
         from confluent_kafka import Producer
 

@@ -73,9 +73,7 @@ def _loaded(stack: LocalStack, folder: Path, config: Path) -> list[Figure]:
         run.callback(fleet.close)
         for part in way.parts:
             command = pulsebridge(part, "--config", str(config), *way.metrics(part), *_TABLES.get(part, ()))
-            way.processes[part] = run.enter_context(
-                running(command, folder / f"{part}.log", ready=lambda: True)
-            )
+            way.processes[part] = run.enter_context(running(command, folder / f"{part}.log", ready=lambda: True))
         way.await_up()
         fleet.start()
         fleet.send(WARM_SECONDS, until=way.look)
@@ -132,9 +130,7 @@ class _Way:
             "ingest receives": partial(self._metric, "ingest", "pulsebridge_ingest_received_total"),
             "ingest stores": partial(self._metric, "ingest", "pulsebridge_ingest_stored_total"),
             **{
-                f"{query} reads": partial(
-                    self._metric, "stream", "pulsebridge_stream_rows_total", query=query
-                )
+                f"{query} reads": partial(self._metric, "stream", "pulsebridge_stream_rows_total", query=query)
                 for query in ("bronze", "measurements", "readings", "alerts-measurements")
             },
             "Pulsar has commands": self._commands,
@@ -178,9 +174,7 @@ class _Way:
             self._note()
             lacks = next((hop for hop, count in counts.items() if not count), "the device receives")
             said = ", ".join(f"{hop} {count:.0f}" for hop, count in counts.items())
-            raise TimeoutError(
-                f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({said})"
-            )
+            raise TimeoutError(f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({said})")
 
     def _metric(self, part: str, name: str, **labels: str) -> float:
         try:
@@ -282,6 +276,4 @@ class Fleet:
     def seconds_to(self, root: Path) -> list[float]:
         """Return how long each reading took to the commit that shows it, none while one is missing."""
         seen = {row.id: row.us / 1e6 for row in read_table(root / MEASUREMENTS)}
-        return (
-            [seen[name] - due for name, due in self._all.items()] if self._all.keys() <= seen.keys() else []
-        )
+        return [seen[name] - due for name, due in self._all.items()] if self._all.keys() <= seen.keys() else []

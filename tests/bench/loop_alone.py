@@ -59,9 +59,7 @@ def measure_alone(stack: LocalStack, fleet_of: type[Fleet], config: Path) -> tup
             command = pulsebridge(part, "--config", str(config))
             log = folder / f"{part}.log"
             run.enter_context(running(command, log, ready=lambda log=log, part=part: _ready(log, part)))
-        spark = build_session(
-            folder, {"spark.eventLog.enabled": "false", "spark.jars": ",".join(map(str, jars))}
-        )
+        spark = build_session(folder, {"spark.eventLog.enabled": "false", "spark.jars": ",".join(map(str, jars))})
         run.callback(stop_session, spark)
         for number in range(ROUNDS):
             warm = WARM_AGAIN_S if number else WARM_S
@@ -88,9 +86,7 @@ def _ready(log: Path, part: str) -> bool:
     return "subscribed at the MQTT broker" in text if part == "ingest" else bool(text)
 
 
-def _ours(
-    spark: SparkSession, stack: LocalStack, fleet_of: type[Fleet], place: Path, warm: int
-) -> list[float]:
+def _ours(spark: SparkSession, stack: LocalStack, fleet_of: type[Fleet], place: Path, warm: int) -> list[float]:
     from pyspark.sql import functions as F
 
     settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
@@ -164,9 +160,7 @@ def _kafka(spark: SparkSession, broker: KafkaBroker, place: Path, warm: int) -> 
             for seconds in (warm, SECONDS):
                 due.clear()
                 _send(broker, readings, seconds, due)
-                poll_for(
-                    lambda: due.keys() <= arrived.keys(), 90, "a command for each reading that calls for one"
-                )
+                poll_for(lambda: due.keys() <= arrived.keys(), 90, "a command for each reading that calls for one")
     finally:
         query.stop()
     return [(arrived[name] - at) * 1000 for name, at in due.items()]

@@ -43,9 +43,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         for protocol in ("5", "3.1.1"):
             pulsar = provisioned(stack)
             mqtt = mqtt_settings(stack, protocol=protocol)
-            rule = TopicRule(
-                name="fleet", filter=f"{mqtt.client_id}/+device/x", topic="fleet", device="{device}"
-            )
+            rule = TopicRule(name="fleet", filter=f"{mqtt.client_id}/+device/x", topic="fleet", device="{device}")
             place = folder / protocol
             place.mkdir()
             settings = ingest_settings(mqtt, pulsar, rules=(rule,))

@@ -77,9 +77,7 @@ def running(
     try:
         poll_for(lambda: ready() or child.poll() is not None, 90, f"{command[-1]} to be ready")
         if child.poll() is not None:
-            raise RuntimeError(
-                f"{' '.join(command)} ended with {child.returncode}:\n{log.read_text()[-2000:]}"
-            )
+            raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}:\n{log.read_text()[-2000:]}")
         yield psutil.Process(child.pid)
     finally:
         if child.poll() is None:

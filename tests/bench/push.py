@@ -223,9 +223,7 @@ def latencies_ms(events: Iterator[DeviceEvent], *, since: float, until: float = 
 def _rate(at: Place, fleet: DeviceProcesses, process: psutil.Process) -> float:
     before, cpu = fleet.arrivals(), cpu_seconds(process)
     each = COUNT // DEVICES
-    write_many(
-        at.settings, (at.command(n % DEVICES, 2_000_000 + n // DEVICES) for n in range(each * DEVICES))
-    )
+    write_many(at.settings, (at.command(n % DEVICES, 2_000_000 + n // DEVICES) for n in range(each * DEVICES)))
     poll_for(lambda: fleet.arrivals() >= before + COUNT, 240, "all commands at their devices", every=0.2)
     rate = _arrival_rate(fleet, before)
     cost = (cpu_seconds(process) - cpu) / COUNT * 1e6
@@ -279,9 +277,7 @@ def _group_rate(at: Place, fleet: DeviceProcesses, devices: int) -> float:
     write_members(at.settings, "bench", map(device_name, range(devices)))
     before = fleet.arrivals()
     payload = at.command(0, 5_000_000).payload
-    write_group_commands(
-        at.settings, [GroupCommand("bench-1", "bench", f"{at.root}/cmd/{{device}}", payload)]
-    )
+    write_group_commands(at.settings, [GroupCommand("bench-1", "bench", f"{at.root}/cmd/{{device}}", payload)])
     poll_for(lambda: fleet.arrivals() >= before + devices, 240, "the command at each member", every=0.5)
     return _arrival_rate(fleet, before)
 

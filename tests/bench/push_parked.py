@@ -103,9 +103,7 @@ def _park(at: Place, endpoint: Endpoint, away: int) -> float:
     with at.push("parking") as process:
         begin, empty = time.monotonic(), process.memory_info().rss
         _announce(at, away)
-        wrote = write_many(
-            at.settings, (at.command(n // EACH, n % EACH) for n in range(away * EACH)), timeout_s=300
-        )
+        wrote = write_many(at.settings, (at.command(n // EACH, n % EACH) for n in range(away * EACH)), timeout_s=300)
         print(f"  {away * EACH} commands written in {wrote:.0f} s", flush=True)
         poll_for(lambda: _parked(endpoint) == away * EACH, 900, "all commands parked", every=0.5)
         took, peak, now = time.monotonic() - begin, _peak(process), process.memory_info().rss
@@ -159,9 +157,7 @@ def _wake(at: Place, fleets: _Fleets, away: int, waking: int) -> _Found:
             flush=True,
         )
     p99 = [percentile(one, 0.99) for one in late]
-    return _Found(
-        float(peak), (first / 1e6 - began) * 1000, p99, _in_order(list(sleepers.events()), times[-2])
-    )
+    return _Found(float(peak), (first / 1e6 - began) * 1000, p99, _in_order(list(sleepers.events()), times[-2]))
 
 
 @contextmanager

@@ -76,10 +76,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         with PulsarAdmin(settings) as admin:
             admin.provision_namespaces()
         side = OurSide(settings)
-        topics = {
-            size: side.store(PARTITIONS, batches_of(size, warm + timed))
-            for size, (warm, timed) in SIZES.items()
-        }
+        topics = {size: side.store(PARTITIONS, batches_of(size, warm + timed)) for size, (warm, timed) in SIZES.items()}
         took = {name: _session(name, settings, topics, folder / name) for name in ("ours", "stock")}
         return [*_figures(took), *_latencies(stack, folder)], []
 
@@ -140,9 +137,7 @@ def _suite(folder: Path) -> None:
     import great_expectations as gx
     from great_expectations import expectations as gxe
 
-    rules = [
-        gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("device", "_id", "event_time", "glucose")
-    ]
+    rules = [gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("device", "_id", "event_time", "glucose")]
     rules += [
         gxe.ExpectColumnValueLengthsToBeBetween(column="_id", min_value=1, max_value=256),
         gxe.ExpectColumnValueLengthsToBeBetween(column="device", max_value=1024),
@@ -275,9 +270,7 @@ def _latencies(stack: LocalStack, folder: Path) -> list[Figure]:
         visible = fleet.visible()
     late = [visible[name] / 1000 - at * 1000 for name, at in due.items()]
     print(f"  {PACE}/s: at most {max(late):,.0f} ms", flush=True)
-    return [
-        Figure(f"silver.p{share * 100:.0f}.{PACE}", percentile(late, share), "ms") for share in (0.5, 0.99)
-    ]
+    return [Figure(f"silver.p{share * 100:.0f}.{PACE}", percentile(late, share), "ms") for share in (0.5, 0.99)]
 
 
 def _says(log: Path, words: str) -> bool:

@@ -155,9 +155,7 @@ def _growth(one: _Reads) -> list[Figure]:
     for _ in range(GROWTH_ROUNDS):
         for size, topic in topics.items():
             found[size].append(1e6 / one.rate(topic, size[1], "pruned"))
-        print(
-            "  " + ", ".join(f"{p} × {n:,}: {each[-1]:.2f} µs" for (p, n), each in found.items()), flush=True
-        )
+        print("  " + ", ".join(f"{p} × {n:,}: {each[-1]:.2f} µs" for (p, n), each in found.items()), flush=True)
     with PulsarAdmin(one.side.settings) as admin:
         for topic in topics.values():
             admin.request("DELETE", f"/{rest_path(topic)}/partitions?force=true")
@@ -181,13 +179,9 @@ def _pulsar_perf(stack: LocalStack, topic: str) -> float:
             "JAVA_HOME": str(_java_home()),
         }
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
-    found = re.findall(
-        r"Aggregated throughput stats --- (\d+) records received --- ([\d.,]+) msg/s", done.stdout
-    )
+    found = re.findall(r"Aggregated throughput stats --- (\d+) records received --- ([\d.,]+) msg/s", done.stdout)
     if not found or int(found[-1][0]) < MESSAGES:
-        raise RuntimeError(
-            f"pulsar-perf said nothing to take a rate from:\n{(done.stdout + done.stderr)[-1500:]}"
-        )
+        raise RuntimeError(f"pulsar-perf said nothing to take a rate from:\n{(done.stdout + done.stderr)[-1500:]}")
     return float(found[-1][1].replace(",", ""))
 
 

@@ -91,13 +91,9 @@ class OurSide:
         self._options = connection_options(settings) | options
 
     def fill(self, partitions: int, count: int) -> str:
-        messages = [
-            Message(PAYLOAD, head_of(_device(n), properties(n)), 1_767_225_600_000) for n in range(_DEVICES)
-        ]
+        messages = [Message(PAYLOAD, head_of(_device(n), properties(n)), 1_767_225_600_000) for n in range(_DEVICES)]
         batch = [messages[n % _DEVICES] for n in range(_BATCH)]
-        return self.store(
-            partitions, (batch[: min(_BATCH, count - first)] for first in range(0, count, _BATCH))
-        )
+        return self.store(partitions, (batch[: min(_BATCH, count - first)] for first in range(0, count, _BATCH)))
 
     def store(self, partitions: int, batches: Iterable[list[Message]]) -> str:
         """Make a topic and store these batches in its partitions in turn. Returns its name."""
@@ -113,9 +109,7 @@ class OurSide:
 
     def stream(self, spark: SparkSession, topic: str, columns: str) -> DataFrame:
         reader = spark.readStream.format("pulsebridge").options(**self._options, topic=topic)
-        reader = reader.options(
-            predefinedSubscription=f"bench-{uuid.uuid4().hex[:8]}", startingOffsets="earliest"
-        )
+        reader = reader.options(predefinedSubscription=f"bench-{uuid.uuid4().hex[:8]}", startingOffsets="earliest")
         schema = self._SCHEMAS.get(columns)
         return (reader if schema is None else reader.schema(schema)).load()
 
@@ -196,9 +190,7 @@ class KafkaSide:
 
     def batch(self, spark: SparkSession, topic: str, columns: str, tasks: int | None) -> DataFrame:
         reader = spark.read.format("kafka")
-        return self._load(
-            reader if tasks is None else reader.option("minPartitions", str(tasks)), topic, columns
-        )
+        return self._load(reader if tasks is None else reader.option("minPartitions", str(tasks)), topic, columns)
 
     def _load(self, reader: Any, topic: str, columns: str) -> DataFrame:
         options = {

@@ -52,8 +52,7 @@ def latency(spark: SparkSession, sides: Sequence[Side], folder: Path, settings: 
             flush=True,
         )
     return [
-        _beside(f"source.latency_p{share * 100:.0f}.{settings}", "ms", found, share, sides)
-        for share in (0.5, 0.99)
+        _beside(f"source.latency_p{share * 100:.0f}.{settings}", "ms", found, share, sides) for share in (0.5, 0.99)
     ]
 
 
@@ -66,9 +65,7 @@ def available_now(spark: SparkSession, sides: Sequence[Side], folder: Path) -> l
         for columns in ("pruned", "all"):
             found: dict[tuple[str, float], list[float]] = defaultdict(list)
             for number, side in itertools.product(range(ROUNDS + 1), sides):
-                seconds = _read_all(
-                    side.stream(spark, topics[side.name], columns), folder / f"now-{next(spots)}"
-                )
+                seconds = _read_all(side.stream(spark, topics[side.name], columns), folder / f"now-{next(spots)}")
                 if number:  # the first makes workers and connections, and compiles
                     found[side.name, 0].append(ROWS / seconds)
             figures.append(_beside(f"source.available_now.p{partitions}.{columns}", "1/s", found, 0, sides))

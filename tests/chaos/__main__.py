@@ -39,9 +39,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--no-points", action="store_true", help="leave out the named points")
     parser.add_argument("--hostile", action="store_true", help="hostile devices, and no kills")
-    parser.add_argument(
-        "--mqtt", choices=("artemis", "mosquitto"), default="artemis", help="of --hostile: the broker"
-    )
+    parser.add_argument("--mqtt", choices=("artemis", "mosquitto"), default="artemis", help="of --hostile: the broker")
     parser.add_argument("--push", action="store_true", help="kill push instead of ingest")
     parser.add_argument("--victim", choices=VICTIMS, help="of push: at named points kill this one alone")
     parser.add_argument("--old", type=float, default=0.0, help="of push: share of devices with MQTT 3.1.1")
@@ -89,9 +87,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
     devices = args.devices or 1000
     with (
         own_folder("chaos") as folder,
-        LocalStack(
-            LocalSettings(start_timeout_s=300, mqtt_heap_mb=_HEAP_FOR_OLD_MB if args.old else 0)
-        ) as stack,
+        LocalStack(LocalSettings(start_timeout_s=300, mqtt_heap_mb=_HEAP_FOR_OLD_MB if args.old else 0)) as stack,
         push_world(
             stack,
             folder,

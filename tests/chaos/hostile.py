@@ -109,9 +109,7 @@ class HostileDevices:
                 turn += 1
                 if self._stopping.wait(chance.uniform(*_PAUSE_S)):
                     return
-                confirmed = self._attack(
-                    f"{self._target.root}-evil-{number}-{turn % 50}", _ATTACKS[name], chance
-                )
+                confirmed = self._attack(f"{self._target.root}-evil-{number}-{turn % 50}", _ATTACKS[name], chance)
                 with self._lock:
                     self.sent[name] += 1
                     self.taken[name] += confirmed
@@ -186,9 +184,7 @@ def _forged(target: Target, chance: random.Random) -> list[bytes]:
     for partition, ledger, entry, index in list(target.places())[-10:]:
         place = f"0.{partition}.{ledger}.{entry}.{index}"
         failed = chance.choice([b"", _user("failed", "1")])
-        found.append(
-            _publish(f"{target.answers}/0/{partition}", b"forged", said=b"\x09" + text(place) + failed)
-        )
+        found.append(_publish(f"{target.answers}/0/{partition}", b"forged", said=b"\x09" + text(place) + failed))
         found.append(_publish(f"{target.answers}/{place.replace('.', '/')}", b"forged"))
         found.append(_publish(f"{target.answers}/{place.replace('.', '/')}/failed", b"forged"))
     return found or [_publish(f"{target.answers}/0/0", b"forged")]
@@ -242,9 +238,7 @@ def _malformed(target: Target, chance: random.Random) -> list[bytes]:
 
 
 def _not_mqtt(target: Target, chance: random.Random) -> list[bytes]:
-    return [
-        chance.choice([b"\x32\xff\xff\xff\xff\x01", b"\0\0", b"\xf0\0", b"\x36\3\0\1a", b"\x82\0", b"\x30\0"])
-    ]
+    return [chance.choice([b"\x32\xff\xff\xff\xff\x01", b"\0\0", b"\xf0\0", b"\x36\3\0\1a", b"\x82\0", b"\x30\0"])]
 
 
 def _impostor(target: Target, chance: random.Random) -> list[bytes]:

@@ -98,9 +98,7 @@ class HostileWorld:
         if broken:  # what ended gives no account
             return HostileVerdict(tuple(broken), "\n".join(figures))
         readings = self._ingest.account(self._fleet)
-        figures.append(
-            f"readings: {self._fleet.total} confirmed, {readings.text()}; longest gap {self._gap_ms()} ms"
-        )
+        figures.append(f"readings: {self._fleet.total} confirmed, {readings.text()}; longest gap {self._gap_ms()} ms")
         broken += [f"readings: {readings.text()}"] * bool(
             readings.missing or readings.disordered or readings.unexplained
         )
@@ -118,9 +116,7 @@ class HostileWorld:
 
     def _gap_ms(self) -> int:
         pulsar = self._ingest.pulsar
-        return _longest(
-            sorted(m.event_timestamp() for _, m in read_back(pulsar, pulsar.readings_topic(TOPIC)))
-        )
+        return _longest(sorted(m.event_timestamp() for _, m in read_back(pulsar, pulsar.readings_topic(TOPIC))))
 
 
 def _longest(times: Sequence[int]) -> int:

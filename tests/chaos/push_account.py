@@ -184,8 +184,7 @@ class _Judge:
     def _repeat(self, number: int, copies: Sequence[DeviceEvent], event: DeviceEvent) -> None:
         count, before = self._verdict.repeats, copies[-1]
         same = any(
-            (one.repeat, one.position) == (event.repeat, event.position)
-            and one.connection != event.connection
+            (one.repeat, one.position) == (event.repeat, event.position) and one.connection != event.connection
             for one in copies
         )
         if event.dup or (same and event.persistent):

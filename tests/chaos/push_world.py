@@ -149,9 +149,7 @@ class Writer:
 
 
 class _Worker:
-    def __init__(
-        self, number: int, config: Path, folder: Path, kill_at: str = "", kill_pid: int | None = None
-    ) -> None:
+    def __init__(self, number: int, config: Path, folder: Path, kill_at: str = "", kill_pid: int | None = None) -> None:
         self.log = folder / f"push-{number}.log"
         environment = os.environ | {"PULSEBRIDGE_KILL_AT": kill_at, "PYTHONFAULTHANDLER": "1"}
         if kill_pid is not None:
@@ -284,9 +282,7 @@ class PushWorld:
 
     # --- kills ---
 
-    def kill(
-        self, victim: Victim | Literal["frozen"], chance: random.Random, *, still_s: float = 25.0
-    ) -> None:
+    def kill(self, victim: Victim | Literal["frozen"], chance: random.Random, *, still_s: float = 25.0) -> None:
         """Kill one with -9 and start it again, or let a worker stand still for at most ``still_s``."""
         self.kills[victim] += 1
         at = time.time()
@@ -296,9 +292,7 @@ class PushWorld:
         elif victim == "frozen":
             one = chance.choice(self._workers)
             one.process.send_signal(signal.SIGSTOP)
-            threading.Event().wait(
-                chance.uniform(2, still_s)
-            )  # how long it stands still: nothing is waited for
+            threading.Event().wait(chance.uniform(2, still_s))  # how long it stands still: nothing is waited for
             one.process.send_signal(signal.SIGCONT)
         else:
             self.stack.kill(victim)
@@ -404,9 +398,7 @@ class PushWorld:
             return found.lacking < before.lacking
 
         while found.lacking:
-            say(
-                f"{time.monotonic() - began:.0f} s after the end {len(found.missing)} commands are on their way"
-            )
+            say(f"{time.monotonic() - began:.0f} s after the end {len(found.missing)} commands are on their way")
             try:
                 poll_for(more_came, patience_s, "one more command at its device", every=max(2.0, 2 * took))
             except AssertionError as e:
@@ -422,9 +414,7 @@ class PushWorld:
         told: dict[str, list[Told]] = defaultdict(list)
         for _, message in read_back(self.pulsar, self.pulsar.system_topic(RECEIPTS_TOPIC)):
             receipt = Receipt.decode(message.data())
-            told[receipt.command_id].append(
-                Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000)
-            )
+            told[receipt.command_id].append(Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000))
         for several in told.values():
             several.sort(key=lambda one: one.at)
         return told

@@ -146,9 +146,7 @@ class SourceWorld:
     ) -> None:
         self.stack = stack
         self.topic = topic
-        self.settings = Settings(
-            pulsar=pulsar_settings, streaming=StreamingSettings(root=str(folder / "lakehouse"))
-        )
+        self.settings = Settings(pulsar=pulsar_settings, streaming=StreamingSettings(root=str(folder / "lakehouse")))
         self.options = topic.options(predefinedSubscription="chaos", startingOffsets="earliest")
         if not hot:
             self.options["hotTailBytes"] = "0"
@@ -162,9 +160,7 @@ class SourceWorld:
         """Start a driver and wait until its query runs."""
         place = self._folder / f"driver-{len(self._drivers)}"
         place.mkdir()
-        given = json.dumps(
-            {"settings": self.settings.model_dump_json(), "options": self.options, "folder": str(place)}
-        )
+        given = json.dumps({"settings": self.settings.model_dump_json(), "options": self.options, "folder": str(place)})
         with (place / "log").open("wb") as log:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.source_driver", given],
@@ -199,9 +195,7 @@ class SourceWorld:
 
     # --- kills ---
 
-    def at_random(
-        self, seconds: float, chance: random.Random, writer: Writer, say: Callable[[str], None]
-    ) -> None:
+    def at_random(self, seconds: float, chance: random.Random, writer: Writer, say: Callable[[str], None]) -> None:
         """Kill one after the other, each at a random moment after a random number of batches, until the time is over.
 
         It begins with the first batch.
@@ -217,10 +211,7 @@ class SourceWorld:
             victim = chance.choices(VICTIMS, _WEIGHTS)[0]
             killed = self._kill(victim, chance.uniform(0, 3))
             self.kills[victim] += killed
-            say(
-                f"{left:5.0f} s left, {self.batches()} batches: {victim}"
-                + ("" if killed else ": there is none")
-            )
+            say(f"{left:5.0f} s left, {self.batches()} batches: {victim}" + ("" if killed else ": there is none"))
 
     def _wait(self, batches: int, seconds: float) -> None:
         until = time.monotonic() + seconds

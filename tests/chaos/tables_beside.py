@@ -75,9 +75,7 @@ class TablesBeside:
         ]
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        poll_for(
-            lambda: self.rows("typed") or self.interruptions(), 180, "the first rows in the table", every=1
-        )
+        poll_for(lambda: self.rows("typed") or self.interruptions(), 180, "the first rows in the table", every=1)
         assert not self.interruptions(), self.interruptions()
 
     def interruptions(self) -> list[str]:

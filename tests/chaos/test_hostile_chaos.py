@@ -17,15 +17,11 @@ from tests.support.waiting import poll_for
 pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
-def test_hostile_devices_interrupt_nothing_and_honest_ones_lose_nothing(
-    broker: LocalStack, tmp_path: Path
-) -> None:
+def test_hostile_devices_interrupt_nothing_and_honest_ones_lose_nothing(broker: LocalStack, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     with hostile_world(broker, tmp_path, devices=50, rate=100, command_rate=30, seed=seed) as one:
-        poll_for(
-            lambda: one.hostile.rounds >= 3 or bool(one.interruptions()), 120, "three rounds of each attack"
-        )
+        poll_for(lambda: one.hostile.rounds >= 3 or bool(one.interruptions()), 120, "three rounds of each attack")
         found = one.account(print)
         print(found.text())
         assert not found.broken, found.text()

@@ -27,9 +27,7 @@ def assert_whole(one: World, fleet: Fleet, say: str) -> None:
     assert found.unexplained == []
 
 
-def test_a_worker_killed_three_times_at_each_point_loses_and_mixes_nothing(
-    stack: LocalStack, tmp_path: Path
-) -> None:
+def test_a_worker_killed_three_times_at_each_point_loses_and_mixes_nothing(stack: LocalStack, tmp_path: Path) -> None:
     with world(stack, tmp_path) as one:
         one.start()  # before the fleet: what nobody subscribes to is acknowledged and dropped
         one.end_worker()

@@ -23,9 +23,7 @@ def account(
         DeviceEvent(int(at * 1e6), "R", 7, connection, str(n), "0.0.1.1.1", repeat, persistent=persistent)
         for at, n, repeat, connection in arrivals
     ]
-    events += [
-        DeviceEvent(int(at * 1e6), "C", 7, connection, persistent=persistent) for at, connection in came
-    ]
+    events += [DeviceEvent(int(at * 1e6), "C", 7, connection, persistent=persistent) for at, connection in came]
     told = {f"d7-{n}": [Told("answered", f"d7 did {n}".encode(), n + 1.5)] for n in (0, 1)} | (told or {})
     return judge({7: [0.5, 0.6]}, events, told, kills, name="d%d")
 
@@ -50,9 +48,7 @@ def test_a_repetition_needs_a_mark_and_a_cause() -> None:
     again = (3.0, 1, True, 1)
     assert len(account(*_STEADY, again).unexplained) == 1
     assert not account(*_STEADY, again, kills=(Kill("worker", 2.5, 4.0),)).broken
-    assert (
-        len(account(*_STEADY, (9.0 + AFTER_S, 1, True, 1), kills=(Kill("mqtt", 0.1, 0.2),)).unexplained) == 0
-    )
+    assert len(account(*_STEADY, (9.0 + AFTER_S, 1, True, 1), kills=(Kill("mqtt", 0.1, 0.2),)).unexplained) == 0
     assert len(account(*_STEADY, again, kills=(Kill("mqtt", -99.0, -90.0),)).unexplained) == 1
     assert not account(*_STEADY, (3.0, 1, True, 2)).broken  # the device was away in between
     assert len(account(*_STEADY, (3.0, 1, False, 2)).unmarked) == 1

@@ -101,9 +101,7 @@ class World:
                 env=environment,
             )
         process = self.process
-        poll_for(
-            lambda: self._subscribed() > before or process.poll() is not None, 300, "ingest's subscription"
-        )
+        poll_for(lambda: self._subscribed() > before or process.poll() is not None, 300, "ingest's subscription")
 
     def _subscribed(self) -> int:
         return self.log.read_bytes().count(b"subscribed at the MQTT broker") if self.log.exists() else 0
@@ -145,19 +143,13 @@ class World:
         self.start(kill_at=f"{point}:{passage}", kill=victim)
         assert self.process is not None
         process = self.process
-        gone = (
-            (lambda: process.poll() is not None)
-            if victim == "worker"
-            else (lambda: victim not in self.stack.pids)
-        )
+        gone = (lambda: process.poll() is not None) if victim == "worker" else (lambda: victim not in self.stack.pids)
         cuts = 0
 
         def killed() -> bool:
             nonlocal cuts
             made = self.log.read_bytes().count(b"connected to the MQTT broker") - before
-            if (
-                point == "ingest_in_reconnect" and made > cuts
-            ):  # once for each: not in the middle of a handshake
+            if point == "ingest_in_reconnect" and made > cuts:  # once for each: not in the middle of a handshake
                 cuts = made
                 self.proxy.cut()
             return gone()

@@ -55,10 +55,7 @@ def paths_of(command: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 def shell_lines(name: str) -> list[str]:
     return [
-        line.split("  # ")[0].strip()
-        for block in blocks(name, "sh")
-        for line in block.splitlines()
-        if line.strip()
+        line.split("  # ")[0].strip() for block in blocks(name, "sh") for line in block.splitlines() if line.strip()
     ]
 
 
@@ -139,9 +136,7 @@ def tests_there() -> set[str]:
     for path in (ROOT / "tests").rglob("test_*.py"):
         known.add(path.stem)
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        known |= {
-            n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")
-        }
+        known |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
     return known
 
 

@@ -43,9 +43,7 @@ def ours(settings: PulsarSettings, topic: TestTopic, entries: int) -> list[dict[
         reader.close()
     finally:
         readers.close()
-    return list(
-        record_batch(arrow_schema(COLUMNS), topic.name, topic.partition(), opener.flush()).to_pylist()
-    )
+    return list(record_batch(arrow_schema(COLUMNS), topic.name, topic.partition(), opener.flush()).to_pylist())
 
 
 def theirs(settings: PulsarSettings, topic: TestTopic, count: int) -> list[dict[str, Any]]:
@@ -92,9 +90,7 @@ def test_every_kind_of_entry_gives_what_the_client_gives(
             payloads = [some.randbytes(some.choice(sizes)) for _ in range(20)]
             if kind == "chunked" and n == 1:
                 payloads = [some.randbytes(6 * 1024 * 1024)]
-            fields: dict[str, Any] = (
-                {"properties": {"n": str(n), "ü": "€" * some.choice([0, 200])}} if n else {}
-            )
+            fields: dict[str, Any] = {"properties": {"n": str(n), "ü": "€" * some.choice([0, 200])}} if n else {}
             if n > 1:
                 fields |= {"partition_key": f"k{n}", "event_timestamp": 1_700_000_000_000 + round_}
             topic.publish(payloads, kind, **fields)

@@ -51,9 +51,7 @@ def test_a_snapshot_counts_the_entries_of_closed_and_open_ledgers(topic: TestTop
     assert view() == [(first, 2), (second, 1)]
 
 
-def test_a_hold_is_made_at_a_place_with_its_properties_and_is_exclusive(
-    topic: TestTopic, client: PulsarClient
-) -> None:
+def test_a_hold_is_made_at_a_place_with_its_properties_and_is_exclusive(topic: TestTopic, client: PulsarClient) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
     ledger = topic.ledgers()[0]
     hold = Hold("q", topic.admin, client, wait_s=0)
@@ -65,10 +63,7 @@ def test_a_hold_is_made_at_a_place_with_its_properties_and_is_exclusive(
     with pytest.raises(FencedError, match=r"'q' on .* is in use by another query — stop that query"):
         Hold("q", topic.admin, client, wait_s=0).attach([topic.partition()])
     hold.close()
-    assert (
-        Hold("q", topic.admin, client, wait_s=0).record("persistent://" + topic.partition()[13:] + "x")
-        is None
-    )
+    assert Hold("q", topic.admin, client, wait_s=0).record("persistent://" + topic.partition()[13:] + "x") is None
 
 
 def test_h16_a_subscription_that_does_not_follow_a_commit_is_reported_and_follows_the_next(
@@ -126,9 +121,7 @@ def test_the_mark_of_a_topic_goes_with_it(topic: TestTopic) -> None:
     assert catalog.incarnations([topic.name], mark=True)[topic.name] == first
     topic.delete()
     topic.create()
-    assert INCARNATION_PROPERTY not in (
-        topic.admin.request("GET", f"/{rest_path(topic.name)}/properties") or {}
-    )
+    assert INCARNATION_PROPERTY not in (topic.admin.request("GET", f"/{rest_path(topic.name)}/properties") or {})
     assert catalog.incarnations([topic.name], mark=False)[topic.name] == ""
     assert catalog.incarnations([topic.name], mark=True)[topic.name] not in ("", first)
 

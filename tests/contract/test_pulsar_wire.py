@@ -48,8 +48,7 @@ def read(client: PulsarClient, topic: TestTopic, count: int) -> list[Sent]:
     finally:
         reader.close()
     return [
-        Sent(m.data(), m.partition_key(), tuple(sorted(m.properties().items())), m.event_timestamp())
-        for m in found
+        Sent(m.data(), m.partition_key(), tuple(sorted(m.properties().items())), m.event_timestamp()) for m in found
     ]
 
 
@@ -96,9 +95,7 @@ def test_a_batch_is_one_entry_and_a_large_one_is_divided(topic: TestTopic, clien
     assert topic.admin.internal_stats(topic.partition())["entriesAddedCounter"] == 3
 
 
-def test_what_is_too_large_is_refused_by_name_and_the_broker_stays(
-    topic: TestTopic, client: PulsarClient
-) -> None:
+def test_what_is_too_large_is_refused_by_name_and_the_broker_stays(topic: TestTopic, client: PulsarClient) -> None:
     producer = client.batch_producer(topic.partition())
     answer = sent(producer, [Sent(b"x"), Sent(b"x" * (6 << 20))])
     assert answer is not None

@@ -91,9 +91,7 @@ def test_functions_are_short() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
-        str(p.relative_to(ROOT))
-        for p in modules()
-        if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
+        str(p.relative_to(ROOT)) for p in modules() if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
     ]
     assert silent == []
 
@@ -101,13 +99,9 @@ def test_every_module_says_what_it_is_for() -> None:
 def test_the_lock_has_hashes_and_no_hosts() -> None:
     text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     assert not re.search(r"https?:|--(extra-)?index-url|--find-links", text)
-    pins = re.findall(
-        r"^[a-z0-9][^\n]*==[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", text, re.MULTILINE
-    )
+    pins = re.findall(r"^[a-z0-9][^\n]*==[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", text, re.MULTILINE)
     assert len(pins) == len(re.findall(r"^[a-z0-9]", text, re.MULTILINE)) > 50
 
 
 def test_no_other_lock_file_is_tracked() -> None:
-    assert [
-        p.name for p in tracked() if p.name in ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
-    ] == []
+    assert [p.name for p in tracked() if p.name in ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")] == []

@@ -37,9 +37,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
     """A quick demo with its kills, run once for the tests below: its folder, and what it said."""
     out = tmp_path_factory.mktemp("demo") / "run"
     done = pulsebridge("demo", "--quick", "--chaos", "spark", "--out", str(out))
-    logs = "\n".join(
-        f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in out.glob("logs/*.log")
-    )
+    logs = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in out.glob("logs/*.log"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
     return out, done
 
@@ -56,11 +54,7 @@ def test_nothing_is_lost_while_ingest_push_and_spark_are_killed(
     assert verdict["passed"]
     assert sorted(k["target"] for k in verdict["kills"]) == ["ingest", "push", "spark"]
     assert numbers["real readings published"] == plan["readings"] > 1500
-    assert (
-        numbers["in measurements or quarantine"]
-        == numbers["acknowledged"]
-        == plan["readings"] + plan["faults"]
-    )
+    assert numbers["in measurements or quarantine"] == numbers["acknowledged"] == plan["readings"] + plan["faults"]
     assert numbers["commands received"] == numbers["commands emitted"] == plan["commands"] > 0
     for none in ("missing", "duplicates in measurements", "duplicates in bronze", "out of order per device",
                  "commands missing", "commands out of order"):  # fmt: skip

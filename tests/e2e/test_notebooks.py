@@ -166,9 +166,7 @@ class TestRun:
         assert "firmware" in table
         assert table.count("climate-1") == 3
 
-    def test_quality_and_history_shows_each_run_and_each_version(
-        self, servers: dict[str, str], tmp_path: Path
-    ) -> None:
+    def test_quality_and_history_shows_each_run_and_each_version(self, servers: dict[str, str], tmp_path: Path) -> None:
         moved = "slider.value = versions[0]; [len(readings_of('cgm-001', v)) for v in versions]"
         notebook = executed("quality_and_history", tmp_path, servers, after("slider = ", moved))
         faults = 2 * (288 // 20 + 432 // 5)

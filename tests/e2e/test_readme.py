@@ -107,9 +107,7 @@ def stored(stack: LocalStack) -> int:
     """Return how many messages the example's topic has taken in."""
     with PulsarAdmin(PulsarSettings(admin_url=stack.admin_url)) as admin:
         topic = "persistent://public/pulsebridge/plant"
-        return sum(
-            admin.stats(f"{topic}-partition-{n}")["msgInCounter"] for n in range(admin.partition_count(topic))
-        )
+        return sum(admin.stats(f"{topic}-partition-{n}")["msgInCounter"] for n in range(admin.partition_count(topic)))
 
 
 @pytest.mark.stack
@@ -138,9 +136,7 @@ def test_the_examples_run_in_their_order(
 
     received: list[bytes] = []
     with ExitStack() as undo:
-        device = DeviceClient(
-            mqtt_settings(stack), "press-3", on_message=lambda m: received.append(m.payload)
-        )
+        device = DeviceClient(mqtt_settings(stack), "press-3", on_message=lambda m: received.append(m.payload))
         undo.enter_context(device)
         device.subscribe("devices/press-3/commands")
         with running(ingest, tmp_path):

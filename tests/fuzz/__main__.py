@@ -33,14 +33,10 @@ _RUNNING: Final = Path("build/fuzz")
 def main() -> int:
     """Run the targets. Returns 1 when a case broke an invariant."""
     parser = argparse.ArgumentParser(prog="make fuzz")
-    parser.add_argument(
-        "--only", action="append", choices=sorted(TARGETS), help="this target alone; may be repeated"
-    )
+    parser.add_argument("--only", action="append", choices=sorted(TARGETS), help="this target alone; may be repeated")
     parser.add_argument("--seconds", type=float, default=30.0, help="for each target")
     parser.add_argument("--seed", type=int, help="of the first round; the next rounds count on from it")
-    parser.add_argument(
-        "--within", action="store_true", help=argparse.SUPPRESS
-    )  # this process runs the one target
+    parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)  # this process runs the one target
     args = parser.parse_args()
     seed = random.randrange(2**32) if args.seed is None else args.seed
     if args.within:

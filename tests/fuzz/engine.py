@@ -66,9 +66,7 @@ class Finding:
     def text(self) -> str:
         """Return it on a few lines for a person."""
         origin = "kept case" if self.seed is None else f"seed {self.seed}"
-        return (
-            f"{self.target}: {origin}: {self.effect}\n  at {self.where}\n  case {literal(self.case)[:2000]}"
-        )
+        return f"{self.target}: {origin}: {self.effect}\n  at {self.where}\n  case {literal(self.case)[:2000]}"
 
 
 @dataclass
@@ -164,10 +162,6 @@ def _effect(error: BaseException) -> str:
 def _where(error: BaseException) -> str:
     """Return the line that raised: the last one that is not of a library."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [
-        one
-        for one in frames
-        if "site-packages" not in one.filename and "/tests/fuzz/engine" not in one.filename
-    ]
+    ours = [one for one in frames if "site-packages" not in one.filename and "/tests/fuzz/engine" not in one.filename]
     last = (ours or list(frames))[-1]
     return f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno} in {last.name}"

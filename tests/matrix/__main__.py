@@ -34,9 +34,7 @@ SUITE = (
 def main() -> int:
     """Run the cells asked for. Returns 0 when all that ran passed."""
     parser = argparse.ArgumentParser(prog="make matrix")
-    parser.add_argument(
-        "--spark", help="only this Spark, such as 4.0; or a version of its own, such as 4.0.1"
-    )
+    parser.add_argument("--spark", help="only this Spark, such as 4.0; or a version of its own, such as 4.0.1")
     parser.add_argument("--python", help="only this Python, such as 3.12")
     parser.add_argument("--out", type=Path, default=Path("build/matrix.json"))
     parser.add_argument("tests", nargs="*", help="other tests than the contract suite, or options of pytest")
@@ -51,9 +49,7 @@ def main() -> int:
             row = {"spark": cell.spark, "delta": cell.delta, "python": cell.python}
             row["java"] = str(java.major) if java is not None else "none"
             interpreter = cell.interpreter()
-            rows.append(
-                row | (_run(cell, interpreter, tests, at) if interpreter else {"left_out": "no such Python"})
-            )
+            rows.append(row | (_run(cell, interpreter, tests, at) if interpreter else {"left_out": "no such Python"}))
             print(json.dumps(rows[-1]), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
@@ -70,11 +66,7 @@ def _cells(spark: str | None) -> list[Cell]:
 
 def _run(cell: Cell, interpreter: Path, tests: list[str], stack: str) -> dict[str, object]:
     python = environment(cell, interpreter)
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV"))
-    }
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV"))}
     env |= {"PYTHONPATH": str(ROOT), "PULSEBRIDGE_TEST_STACK": stack}
     env["PATH"] = os.pathsep.join((str(python.parent), env.get("PATH", "")))
     begin = time.monotonic()

@@ -47,9 +47,7 @@ def _decoded() -> DataFrame:
         "entry": "entry_id",
         "index": "batch_index",
     }
-    position = F.struct(
-        *(F.col(name).alias(alias) for alias, name in place.items()), F.lit(0).alias("element")
-    )
+    position = F.struct(*(F.col(name).alias(alias) for alias, name in place.items()), F.lit(0).alias("element"))
     return (
         dp.messages()
         .select("device", "arrival_time", "command_topic", position.alias("_position"), body.alias("b"))
@@ -140,9 +138,7 @@ class AlertsWorld:
     def alerts(self) -> list[dict[str, Any]]:
         """Return the table of alerts, in the order of the rules' names and the devices' time."""
         rows = self.spark.read.format("delta").load(f"{self.settings.streaming.root}/alerts")
-        return [
-            row.asDict(recursive=True) for row in rows.orderBy("rule", "event_time", "reading_id").collect()
-        ]
+        return [row.asDict(recursive=True) for row in rows.orderBy("rule", "event_time", "reading_id").collect()]
 
     def told(self) -> list[str]:
         """Return rule, state and row of each alert in the table."""
@@ -159,9 +155,7 @@ class AlertsWorld:
         while True:
             last = max(int(file.name) for file in (checkpoint / "commits").glob("[0-9]*"))
             _remove(checkpoint / "commits" / str(last))
-            read, before = (
-                (checkpoint / "offsets" / str(n)).read_text().splitlines()[2:] for n in (last, last - 1)
-            )
+            read, before = ((checkpoint / "offsets" / str(n)).read_text().splitlines()[2:] for n in (last, last - 1))
             if read != before:
                 return
             _remove(checkpoint / "offsets" / str(last))  # it moved the clock alone
@@ -184,9 +178,7 @@ def main() -> None:
     """Run until killed: the JVM is, by this process, which ends when it notices."""
     from tests.support.spark import build_session
 
-    settings = Settings.model_validate(
-        json.loads(sys.argv[1])
-    )  # as JSON the default of a path would be refused
+    settings = Settings.model_validate(json.loads(sys.argv[1]))  # as JSON the default of a path would be refused
     spark = build_session(Path(sys.argv[2]))
     gateway: Any = spark.sparkContext._gateway
     os.environ["PULSEBRIDGE_KILL_PID"] = str(gateway.proc.pid)

@@ -43,9 +43,7 @@ def whole_run(values: Sequence[Sequence[float]], *, faults: int = 1) -> Records:
             acks.append(Ack(name, device, us + 10))
             position = Position(READINGS, number % 2, 7, 100 * seq + number, 0)
             stored.append(Stored(name, device, position, us + 8))
-            (quarantine if fault else measurements).append(
-                TableRow(name, position, us + 900_000, device, value)
-            )
+            (quarantine if fault else measurements).append(TableRow(name, position, us + 900_000, device, value))
         called = calls_of(RULES, [p for p in published if p.device == device])
         for n, (name, call) in enumerate(sorted(called.items(), key=lambda c: c[1].reading_id), 1):
             position = Position(COMMANDS, number % 2, 3, 1000 * n + number, -1)

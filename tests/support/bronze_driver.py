@@ -32,9 +32,7 @@ def running(settings: Settings, folder: Path) -> Iterator[subprocess.Popen[bytes
             [sys.executable, "-m", __name__, given], stdout=log, stderr=log, start_new_session=True
         )
     try:
-        poll_for(
-            lambda: (folder / "started").exists() or driver.poll() is not None, 90, "the query of the driver"
-        )
+        poll_for(lambda: (folder / "started").exists() or driver.poll() is not None, 90, "the query of the driver")
         assert driver.poll() is None, (folder / "log").read_text()[-2000:]
         yield driver
     finally:

@@ -52,8 +52,7 @@ def catalogued(spark: SparkSession, folder: Path, schema: str) -> dict[str, Any]
     world.fill("source", [(1, "a", 9.0), (3, "a", 3.0), (4, None, 4.0)], _SOURCE)
     world.run(_declare)
     found: dict[str, Any] = {
-        name: sorted(list(row) for row in spark.table(f"{schema}.{name}").collect())
-        for name in ("measured", "counted")
+        name: sorted(list(row) for row in spark.table(f"{schema}.{name}").collect()) for name in ("measured", "counted")
     }
     quarantine = spark.table(f"{schema}.quarantine").select("table", "failed_rules").collect()
     found["quarantine"] = [list(row) for row in quarantine]
@@ -99,9 +98,7 @@ def main() -> None:
     )
     found: dict[str, Any]
     if not there:
-        found = catalogued(spark, folder / "tables", schema) | upkept(
-            spark, folder / "upkeep", f"{schema}_upkeep"
-        )
+        found = catalogued(spark, folder / "tables", schema) | upkept(spark, folder / "upkeep", f"{schema}_upkeep")
     else:
         rows = spark.sql(f"SHOW TABLES IN {schema}").collect()
         with dp.declaring(dp.Pipeline()) as pipeline:

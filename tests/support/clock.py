@@ -10,8 +10,6 @@ import pytest
 __all__ = ["set_clock"]
 
 
-def set_clock(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, now: Callable[[], float] = lambda: 0.0
-) -> None:
+def set_clock(monkeypatch: pytest.MonkeyPatch, module: ModuleType, now: Callable[[], float] = lambda: 0.0) -> None:
     """Let ``time.monotonic`` of one module, which imports ``time``, give what ``now`` returns; it stands still by default."""
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now))

@@ -64,9 +64,7 @@ class DenyingPulsar:
                 size = struct.unpack("!I", frame[:4])[0]
                 command = self._changed(frame[4 : 4 + size])
                 rest = frame[4 + size :]
-                client.sendall(
-                    struct.pack("!II", 4 + len(command) + len(rest), len(command)) + command + rest
-                )
+                client.sendall(struct.pack("!II", 4 + len(command) + len(rest), len(command)) + command + rest)
             client.shutdown(socket.SHUT_WR)
 
     def _changed(self, command: bytes) -> bytes:

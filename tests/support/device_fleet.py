@@ -155,8 +155,7 @@ class Devices:
         self._log = log
         chance = random.Random(spec.seed)
         self._devices = [
-            _Device(spec, n, random.Random(chance.random()))
-            for n in range(spec.first, spec.first + spec.count)
+            _Device(spec, n, random.Random(chance.random())) for n in range(spec.first, spec.first + spec.count)
         ]
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, int, str]] = []
@@ -253,9 +252,7 @@ class Devices:
         how = one.chance.choice(("bye", "will", "silent"))
         if one.sock is not None and how == "bye":
             with suppress(OSError):
-                one.sock.sendall(
-                    mqtt.publish(one.version, one.status, b"offline", one.next_mid()) + mqtt.DISCONNECT
-                )
+                one.sock.sendall(mqtt.publish(one.version, one.status, b"offline", one.next_mid()) + mqtt.DISCONNECT)
         one.wanted = False
         self._drop(index, one, how, keep_open=how == "silent")
         self._at(now + one.chance.expovariate(1 / self._spec.away_s), index, "come")
@@ -372,9 +369,7 @@ class Devices:
             position, repeat = ".".join(levels[:6]), levels[6:] == ["repeat"]
         number = got.payload.decode()
         self._log.write(
-            DeviceEvent(
-                at, "R", one.number, one.connection, number, position, repeat, got.dup, one.persistent
-            ).line()
+            DeviceEvent(at, "R", one.number, one.connection, number, position, repeat, got.dup, one.persistent).line()
         )
         back = mqtt.puback(got.mid)
         if self._spec.answers:
@@ -387,9 +382,7 @@ class Devices:
 
     def _note(self, one: _Device, kind: str, number: str = "") -> None:
         at = time.time_ns() // 1000
-        self._log.write(
-            DeviceEvent(at, kind, one.number, one.connection, number, persistent=one.persistent).line()
-        )
+        self._log.write(DeviceEvent(at, kind, one.number, one.connection, number, persistent=one.persistent).line())
 
 
 def main(folder: Path) -> None:

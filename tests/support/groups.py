@@ -35,9 +35,7 @@ def entries(command: GroupCommand, devices: Iterable[str]) -> list[Command]:
 def write_members(settings: Settings, group: str, devices: Iterable[str], *, member: bool = True) -> None:
     with _Topic(settings, GROUP_MEMBERS_TOPIC) as producer:
         for device in devices:
-            producer.send_async(
-                MEMBER if member else b"", lambda *_: None, partition_key=member_key(group, device)
-            )
+            producer.send_async(MEMBER if member else b"", lambda *_: None, partition_key=member_key(group, device))
         producer.flush()
 
 

@@ -103,9 +103,7 @@ def running_ingest(settings: Settings, *, wait: bool = True) -> Iterator[IngestS
 def ingest_process(settings: Settings, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``pulsebridge ingest`` as a process of its own; it is killed at the end if it still runs."""
     config = folder / "ingest.yaml"
-    config.write_text(
-        yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8"
-    )
+    config.write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
     log = (folder / "ingest.log").open("ab")
     process = subprocess.Popen(
         [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "-c", str(config)],

@@ -16,9 +16,7 @@ _levels = st.sampled_from(
 
 payloads = st.one_of(
     st.binary(max_size=20),
-    st.sampled_from(["a", "a/b", "+", "", 7, None, "\ud800", ["x"]]).map(
-        lambda v: json.dumps({"id": v}).encode()
-    ),
+    st.sampled_from(["a", "a/b", "+", "", 7, None, "\ud800", ["x"]]).map(lambda v: json.dumps({"id": v}).encode()),
 )
 
 

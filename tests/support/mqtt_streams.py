@@ -160,6 +160,4 @@ def _ours(message: paho.MQTTMessage) -> Message:
             payload_format=found.get("PayloadFormatIndicator"),
             expiry_s=found.get("MessageExpiryInterval"),
         )
-    return Message(
-        topic, bytes(message.payload), message.qos, message.retain, message.dup, message.mid, properties
-    )
+    return Message(topic, bytes(message.payload), message.qos, message.retain, message.dup, message.mid, properties)

@@ -48,9 +48,7 @@ class Peer(ABC):
 
     def settings(self, **ingest: Any) -> Settings:
         """Return settings that run this protocol alone; every device of ours writes to the Pulsar topic ``fleet``."""
-        rule = TopicRule(
-            name="fleet", filter=f"{self.root}/+device/+metric", topic="fleet", device="{device}"
-        )
+        rule = TopicRule(name="fleet", filter=f"{self.root}/+device/+metric", topic="fleet", device="{device}")
         return Settings(
             messaging_protocols=(self.protocol,),
             mqtt=self.mqtt,
@@ -166,9 +164,7 @@ class HttpPeer(_Threaded):
 
     @contextmanager
     def device(self, address: Address) -> Iterator[Callable[[str, bytes], bool]]:
-        with httpx.Client(
-            base_url=f"http://{address.host}:{address.port}", timeout=180, trust_env=False
-        ) as client:
+        with httpx.Client(base_url=f"http://{address.host}:{address.port}", timeout=180, trust_env=False) as client:
 
             def publish(topic: str, payload: bytes) -> bool:
                 try:

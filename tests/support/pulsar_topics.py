@@ -54,14 +54,10 @@ class TestTopic:
     def publish(
         self, payloads: Iterable[bytes | None], kind: str = "batched", partition: int = 0, **fields: Any
     ) -> None:
-        producer = self.client.create_producer(
-            self.partition(partition), send_timeout_millis=30_000, **KINDS[kind]
-        )
+        producer = self.client.create_producer(self.partition(partition), send_timeout_millis=30_000, **KINDS[kind])
         failed: list[Any] = []
         for payload in payloads:
-            producer.send_async(
-                payload, lambda r, _: failed.append(r) if r != pulsar.Result.Ok else None, **fields
-            )
+            producer.send_async(payload, lambda r, _: failed.append(r) if r != pulsar.Result.Ok else None, **fields)
         producer.flush()
         producer.close()
         assert not failed, failed

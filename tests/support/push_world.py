@@ -127,9 +127,7 @@ class PushWorld:
         known = [c for _, c in self.log if c is not None and c.command_id == command_id]
         expires = self.now // 1000 + 1500 if choice % 5 == 0 else 0
         command = (
-            known[0]
-            if known
-            else Command(command_id, device, "t", b"x" * (1 + choice % 3), expires_at_ms=expires)
+            known[0] if known else Command(command_id, device, "t", b"x" * (1 + choice % 3), expires_at_ms=expires)
         )
         self.log.append((CommandPosition(len(self.log) // 4, len(self.log) % 4, -1), command))
 
@@ -258,9 +256,7 @@ class PushWorld:
             command: Command | None = self.copies[place.entry]
         else:
             command = next(c for p, c in self.log if p == position)
-            held = (
-                position >= self.held_from or position not in self.acked
-            )  # by one subscription or the other
+            held = position >= self.held_from or position not in self.acked  # by one subscription or the other
             if not held and command is not None and command.expired(self.now):
                 assert self.receipts[command.command_id], "a command that is wanted was let go of"
                 return None  # it had expired before; its acknowledgement was lost, and it was parked
@@ -512,9 +508,7 @@ class PushWorld:
             parked[segment_device(key) or ""][key] = payload
         self.finds.clear()
         self.unanswered.clear()
-        self.core = ResumingCore(
-            0, self.limits, cursors, horizon, parked, owner=str(self.owners), now_us=self.now
-        )
+        self.core = ResumingCore(0, self.limits, cursors, horizon, parked, owner=str(self.owners), now_us=self.now)
         for request in list(self.requests):
             self._ask(request)
         self.run()
@@ -593,9 +587,9 @@ class PushWorld:
             if position in self.parked_positions(action.device, cursor):
                 continue
             had = self.answered if self.limits.answers else self.inbox[action.device]
-            assert (
-                command.command_id in had or command.expired(self.now) or command.command_id in self.dead_ids
-            ), f"the cursor of {action.device} passed {command.command_id}, which is not settled"
+            assert command.command_id in had or command.expired(self.now) or command.command_id in self.dead_ids, (
+                f"the cursor of {action.device} passed {command.command_id}, which is not settled"
+            )
 
     def _check_stored(self) -> None:
         """With no write under way the next owner finds what is parked here, each where this one reads it."""
@@ -603,9 +597,7 @@ class PushWorld:
             return
         for device, parked in self.core._all_parked():
             segments = {
-                key: decode_segment(payload)
-                for key, payload in self.segments.items()
-                if segment_device(key) == device
+                key: decode_segment(payload) for key, payload in self.segments.items() if segment_device(key) == device
             }
             cursor = self.cursor(device) or Cursor(256)
             after = Parked.loaded(segments | {"": cursor.again}, cursor.done)

@@ -53,9 +53,7 @@ def rabbitmq(folder: Path, definitions: Path, user: str, password: str) -> Itera
     try:
         for name, command in (("epmd", [names, "-port", str(epmd)]), ("rabbitmq", [str(program)])):
             servers.append(
-                Server(
-                    name, command, log=folder / f"{name}.log", cwd=folder, environment=environment, grace_s=2
-                )
+                Server(name, command, log=folder / f"{name}.log", cwd=folder, environment=environment, grace_s=2)
             )
         settings = MqttSettings(
             host=HOST, port=mqtt, username=user, password=password, protocol="3.1.1", client_id=user

@@ -39,9 +39,7 @@ def read_back(settings: PulsarSettings, topic: str) -> Iterator[tuple[int, pulsa
     client = pulsar.Client(settings.service_url, logger=quiet())
     try:
         for number, partition in enumerate(patiently(client.get_topic_partitions, topic)):
-            reader = patiently(
-                client.create_reader, partition, pulsar.MessageId.earliest, receiver_queue_size=5000
-            )
+            reader = patiently(client.create_reader, partition, pulsar.MessageId.earliest, receiver_queue_size=5000)
             while reader.has_message_available():
                 yield number, reader.read_next(30_000)
             reader.close()

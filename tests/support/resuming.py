@@ -42,9 +42,7 @@ def resume_settings(
 class OffsetDevice:
     """A device with a clean session; ``protocol`` is its MQTT version."""
 
-    def __init__(
-        self, settings: Settings, name: str, *, protocol: str = "5", at: MqttSettings | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, name: str, *, protocol: str = "5", at: MqttSettings | None = None) -> None:
         """``at`` is another broker, where it asks."""
         self.name = name
         self.got: list[str] = []

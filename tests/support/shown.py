@@ -31,9 +31,7 @@ SECRETS = {
 def plans(execution: Any, jvm: Any) -> str:
     """Everything that Spark shows of a query that it can run."""
     shown = [execution.toString(), execution.stringWithStats()]
-    shown += [
-        getattr(execution, of)().toJSON() for of in ("logical", "analyzed", "optimizedPlan", "executedPlan")
-    ]
+    shown += [getattr(execution, of)().toJSON() for of in ("logical", "analyzed", "optimizedPlan", "executedPlan")]
     modes = jvm.org.apache.spark.sql.execution.ExplainMode
     for mode in ("simple", "extended", "formatted", "cost", "codegen"):
         shown.append(execution.explainString(modes.fromString(mode)))

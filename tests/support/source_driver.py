@@ -45,9 +45,7 @@ def run(
         if out.exists():
             shutil.copy(out, folder / f"before-{batch}")
         out.parent.mkdir(exist_ok=True)
-        out.write_text(
-            json.dumps(sorted([bytes(r.value).decode(), *r[1:]] for r in rows.select(*COLUMNS).collect()))
-        )
+        out.write_text(json.dumps(sorted([bytes(r.value).decode(), *r[1:]] for r in rows.select(*COLUMNS).collect())))
         if batch == fail_in:
             raise RuntimeError("the batch fails after it was written")
         if batch == kill_in:

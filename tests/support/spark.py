@@ -21,9 +21,7 @@ DELTA_JARS = "PB_DELTA_JARS"
 """Environment: a folder with Delta's jars, instead of the cache."""
 
 
-def build_session(
-    folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]"
-) -> SparkSession:
+def build_session(folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]") -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
     from streaming.session import JAVA_OPTIONS, local_session, spark_settings
 

@@ -81,9 +81,7 @@ def standalone(home: SparkHome, folder: Path) -> Iterator[str]:
         ),
     ]  # fmt: skip
     try:
-        poll_for(
-            lambda: _alive(servers, web) == _WORKERS, 60, "the workers to report to the master", every=0.2
-        )
+        poll_for(lambda: _alive(servers, web) == _WORKERS, 60, "the workers to report to the master", every=0.2)
         yield master
     finally:
         for server in servers:

@@ -43,12 +43,7 @@ def unnoticed(records: Records) -> list[tuple[str, str, tuple[str, ...]]]:
         (trial.hop, trial.act, trial.ids)
         for trial in trials(records)
         if not set(trial.ids)
-        <= {
-            name
-            for f in findings(trial.records)
-            if f not in before and f.hop == trial.hop
-            for name in f.records
-        }
+        <= {name for f in findings(trial.records) if f not in before and f.hop == trial.hop for name in f.records}
     ]
 
 
@@ -57,9 +52,7 @@ def trials(records: Records) -> list[Trial]:
     made = []
     for hop, kind, field, neighbours in _HOPS:
         everything, rows = getattr(records, kind), _candidates(records, kind)
-        made += _removed_and_repeated(
-            records, hop, kind, rows, new_position=hop in (Hop.PULSAR, Hop.COMMANDS)
-        )
+        made += _removed_and_repeated(records, hop, kind, rows, new_position=hop in (Hop.PULSAR, Hop.COMMANDS))
         first, second = _neighbours(rows, field) if neighbours else _differing(rows, field)
         exchanged = {
             first: first._replace(**{field: getattr(second, field)}),
@@ -71,10 +64,7 @@ def trials(records: Records) -> list[Trial]:
     made += _removed_and_repeated(records, Hop.MEASUREMENTS, "quarantine", aside, new_position=False)
     one, other = aside[0], kept[len(kept) // 2]
     exchanged = {one: other, other: one}
-    both = {
-        kind: tuple(exchanged.get(r, r) for r in getattr(records, kind))
-        for kind in ("measurements", "quarantine")
-    }
+    both = {kind: tuple(exchanged.get(r, r) for r in getattr(records, kind)) for kind in ("measurements", "quarantine")}
     made.append(
         Trial(
             Hop.MEASUREMENTS,

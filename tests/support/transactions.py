@@ -73,12 +73,8 @@ def running_pulsar(folder: Path, more: Mapping[str, str]) -> Iterator[PulsarSett
     )
     inherited = {k: v for k, v in os.environ.items() if k not in _SKIPPED}
     environment = {**inherited, "JAVA_HOME": str(java), "PULSAR_STANDALONE_USE_ZOOKEEPER": "0"}
-    server = Server(
-        "pulsar", command, log=folder / "logs/pulsar.log", cwd=folder, environment=environment, grace_s=0
-    )
-    settings = PulsarSettings(
-        service_url=f"pulsar://127.0.0.1:{service}", admin_url=f"http://127.0.0.1:{admin}"
-    )
+    server = Server("pulsar", command, log=folder / "logs/pulsar.log", cwd=folder, environment=environment, grace_s=0)
+    settings = PulsarSettings(service_url=f"pulsar://127.0.0.1:{service}", admin_url=f"http://127.0.0.1:{admin}")
 
     def ready() -> bool:
         assert server.alive(), last_lines(server.log)

@@ -51,9 +51,7 @@ def declared(least: float) -> dp.Pipeline:
             F.col("__topic").alias("topic"), "partition", F.col("ledger_id").alias("ledger"),
             F.col("entry_id").alias("entry"), F.col("batch_index").alias("index"), "element",
         )  # fmt: skip
-        rows = rows.select(
-            "one.*", "arrival_time", place.alias("_position"), F.col("payload").alias("_payload")
-        )
+        rows = rows.select("one.*", "arrival_time", place.alias("_position"), F.col("payload").alias("_payload"))
         fault = F.when(F.col("id").isNull(), "not JSON").when(F.col("v") < least, "too low")
         return rows.withColumn("_fault", fault).withColumn("unit", F.lit(None))
 
@@ -76,9 +74,7 @@ def declared(least: float) -> dp.Pipeline:
 class House:
     """The tables below a folder, with a job of today's least."""
 
-    def __init__(
-        self, spark: SparkSession, root: Path, least: float, more: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, spark: SparkSession, root: Path, least: float, more: Mapping[str, Any] | None = None) -> None:
         self.spark = spark
         settings = Settings.model_validate(
             {"streaming": {"root": str(root), "trigger_s": 0.2, "view_trigger_s": 1}, **(more or {})}
@@ -182,9 +178,7 @@ def run_job() -> None:
     house.job.run(threading.Event())
 
 
-def killed_at(
-    point: str, root: Path, least: float, kind: str, table: str, arguments: Mapping[str, Any]
-) -> None:
+def killed_at(point: str, root: Path, least: float, kind: str, table: str, arguments: Mapping[str, Any]) -> None:
     """Carry out a request in a process that kills itself at a point."""
     ended = subprocess.run(
         [sys.executable, "-c", "from tests.support.upkeep_world import main; main()", str(root), str(least), kind,

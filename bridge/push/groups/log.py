@@ -113,9 +113,7 @@ class _Record(NamedTuple):
 class GroupLog:
     """The Pulsar objects of the expander while this process owns the roster, or tries to."""
 
-    def __init__(
-        self, client: PulsarClient, settings: PulsarSettings, token: str, over: Callable[[], bool]
-    ) -> None:
+    def __init__(self, client: PulsarClient, settings: PulsarSettings, token: str, over: Callable[[], bool]) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
         self._settings = settings
         self._client = client
@@ -255,9 +253,7 @@ class GroupLog:
             key = receipt.device or receipt.group
             topic = self._partition(RECEIPTS_TOPIC, key)
             with our_errors(f"writing to {topic}"):
-                self._shared(topic).send_async(
-                    receipt.encode(), callback=answers.sent(topic), partition_key=key
-                )
+                self._shared(topic).send_async(receipt.encode(), callback=answers.sent(topic), partition_key=key)
         answers.wait()
 
     def give_up(self, message: Message, reason: str) -> None:
@@ -289,8 +285,6 @@ class GroupLog:
     def _shared(self, topic: str, *, batching: bool = True) -> Producer:
         found = self._producers.get(topic)
         if found is None:
-            found = self._client.producer(
-                topic, batching=batching, chunking=not batching, max_pending=2 * _AT_ONCE
-            )
+            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=2 * _AT_ONCE)
             self._producers[topic] = found
         return found

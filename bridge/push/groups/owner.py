@@ -167,9 +167,7 @@ class _Session:
         push = self._settings.push
         with ExitStack() as closing:
             self._membership = Membership(push.groups, push.group_pattern_max)
-            self._table = MemberTable(
-                self._client, self._settings.pulsar, self._membership, self._stopping.is_set
-            )
+            self._table = MemberTable(self._client, self._settings.pulsar, self._membership, self._stopping.is_set)
             closing.callback(self._table.close)
             self._known: KnownDevices | None = None
             if self._membership.has_patterns:

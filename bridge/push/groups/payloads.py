@@ -45,9 +45,7 @@ class PayloadCame:
 class Payloads:
     """The payloads of one push process. ``ask`` may be called from any thread."""
 
-    def __init__(
-        self, settings: Settings, metrics: GroupMetrics, failed: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, settings: Settings, metrics: GroupMetrics, failed: Callable[[Exception], None]) -> None:
         """``failed`` is called on the thread of this when it ends before ``close``."""
         self._failed = failed
         self._settings = settings

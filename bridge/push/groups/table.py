@@ -91,9 +91,7 @@ class MemberTable:
         """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
         is to end before. A command to a group waits for this.
         """
-        for message in read_to_end(
-            self._reader, self._settings, self._topic, last=self._last, over=self._over
-        ):
+        for message in read_to_end(self._reader, self._settings, self._topic, last=self._last, over=self._over):
             self._put(message)
         if self._over():
             raise Stopped

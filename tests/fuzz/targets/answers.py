@@ -23,9 +23,7 @@ from tests.support.messages import anything
 __all__ = ["ANSWERS"]
 
 _TOPIC: Final = "pulsebridge/answers"
-_numbers = st.sampled_from(
-    ["0", "1", "-1", "00", "٣", "1_0", " 1", "+1", "9" * 30, "9" * 5000, str(2**63), "", "é"]
-)
+_numbers = st.sampled_from(["0", "1", "-1", "00", "٣", "1_0", " 1", "+1", "9" * 30, "9" * 5000, str(2**63), "", "é"])
 _TAGS: Final = PositionTags(bytes(SECRET_BYTES), 3)
 _PLACE: Final = CommandPosition(7, 1, -1)
 _tags = st.sampled_from(
@@ -49,9 +47,7 @@ _messages = st.tuples(
         anything,
     ),
     st.none() | st.binary(max_size=12) | _positions.map(lambda p: ".".join(p).encode()),
-    st.lists(
-        st.tuples(st.sampled_from(["failed", "x"]), st.sampled_from(["1", "0", "\ufeff"])), max_size=2
-    ).map(tuple),
+    st.lists(st.tuples(st.sampled_from(["failed", "x"]), st.sampled_from(["1", "0", "\ufeff"])), max_size=2).map(tuple),
     st.booleans(),
 )
 _requests = st.one_of(
@@ -77,17 +73,13 @@ _cases = st.tuples(st.just("answer"), _messages) | st.tuples(st.just("resume"), 
 
 def _answer(one: Any) -> None:
     topic, correlation, user, retain = one
-    message = Message(
-        topic, b"p", 1, retain, False, 7, PublishProperties(user=user, correlation_data=correlation)
-    )
+    message = Message(topic, b"p", 1, retain, False, 7, PublishProperties(user=user, correlation_data=correlation))
     PresenceRules((PresenceRule(filter="status/+device"),)).sign(message)
     found = parse_answer(message, _TOPIC, 3)
     if found is None:
         return
     assert not retain
-    assert all(-(2**63) <= number < 2**63 for number in found.position), (
-        "a position that Pulsar does not have"
-    )
+    assert all(-(2**63) <= number < 2**63 for number in found.position), "a position that Pulsar does not have"
     proved = _TAGS.proves(found.tag, found.position, "d")
     assert not proved or found.position == _PLACE, "a tag proves another position"
 

@@ -44,9 +44,7 @@ def _descriptor() -> str:
         1,
     ):
         message.field.add(name=name, number=n, type=kind, label=kinds.LABEL_OPTIONAL)
-    message.field.add(
-        name="r", number=5, type=kinds.TYPE_MESSAGE, type_name=".f.R", label=kinds.LABEL_REPEATED
-    )
+    message.field.add(name="r", number=5, type=kinds.TYPE_MESSAGE, type_name=".f.R", label=kinds.LABEL_REPEATED)
     message.field.add(name="many", number=6, type=kinds.TYPE_INT64, label=kinds.LABEL_REPEATED)
     return base64.b64encode(file.SerializeToString()).decode()
 
@@ -61,9 +59,7 @@ _values = st.recursive(
         st.binary(max_size=6),
         st.sampled_from(["\ufeff", "\0", "x" * 300]),
     ),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4),
     max_leaves=12,
 )
 
@@ -105,9 +101,7 @@ def _protobuf(draw: st.DrawFn) -> Any:
         found += varint(n << 3 | kind) + (varint(len(value)) if kind == 2 else b"") + value
     if draw(st.booleans()):
         found += draw(
-            st.sampled_from(
-                [b"\x2a\x00", text(2, b"x"), number(6, 1), b"\x33", number(99, 1), text(98, b"y")]
-            )
+            st.sampled_from([b"\x2a\x00", text(2, b"x"), number(6, 1), b"\x33", number(99, 1), text(98, b"y")])
         ) * draw(st.sampled_from([1, 100, 3000]))
     depth = draw(st.sampled_from([0, 0, 5, 150]))
     for _ in range(depth):
@@ -199,9 +193,7 @@ class _World:
         given = [one for one in found[:3] if one is not None]
         assert len(given) == 1, f"{len(given)} outcomes"
         if found.document is not None:
-            assert len(found.document.encode()) <= _MOST, (
-                f"a document of {len(found.document.encode())} bytes"
-            )
+            assert len(found.document.encode()) <= _MOST, f"a document of {len(found.document.encode())} bytes"
             json.loads(found.document)
         if found.body is not None and compression is not None:
             assert len(found.body) <= _MOST

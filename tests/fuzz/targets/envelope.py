@@ -39,9 +39,7 @@ _rules = st.fixed_dictionaries(
         "filter": _filters,
         "topic": st.sampled_from(["a", "s", "{level1}", "{level1}-a", "{x}", "{device}"]),
         "key": st.sampled_from([None, None, "{mqtt_topic}", "{json:$.id}", "{level1}/{user:u}", "{rest}"]),
-        "device": st.sampled_from(
-            [None, None, "{device}", "{level1}", "a", "{json:$.id}", "{user:u}", "{rest}"]
-        ),
+        "device": st.sampled_from([None, None, "{device}", "{level1}", "a", "{json:$.id}", "{user:u}", "{rest}"]),
         "command_topic": st.sampled_from([None, None, "c/{device}", "{level1}/b"]),
         "namespace": st.sampled_from([None, None, "acme/a", "acme/{level1}"]),
         "shared": st.booleans(),
@@ -58,18 +56,12 @@ def _messages(draw: st.DrawFn) -> tuple[Any, ...]:
     kind = draw(st.sampled_from(["as it is", "as it is", "json", "topic", "user"]))
     if kind == "json":
         message = message._replace(
-            payload=json.dumps(
-                {"id": draw(st.sampled_from(["x", "é", "\ufeff", "\u2028"])) * draw(_long)}
-            ).encode()
+            payload=json.dumps({"id": draw(st.sampled_from(["x", "é", "\ufeff", "\u2028"])) * draw(_long)}).encode()
         )
     elif kind == "topic":
-        message = message._replace(
-            topic="a/" + "y" * min(draw(_long), 65_533) + draw(st.sampled_from(["", "/z"]))
-        )
+        message = message._replace(topic="a/" + "y" * min(draw(_long), 65_533) + draw(st.sampled_from(["", "/z"])))
     elif kind == "user":
-        message = message._replace(
-            properties=PublishProperties(user=(("u", "v" * min(draw(_long), 65_535)),))
-        )
+        message = message._replace(properties=PublishProperties(user=(("u", "v" * min(draw(_long), 65_535)),)))
     return (*message[:6], None if message.properties is None else tuple(message.properties))
 
 
@@ -122,9 +114,7 @@ def _placed(mapper: Mapper, message: Message) -> None:
     assert way.reason.encode()
     meant = _PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
     assert not meant or meant.startswith(_LISTED)
-    kept, told = dead_letter(
-        message.payload, topic=meant, device="", reason=way.reason, at_us=1, properties=told
-    )
+    kept, told = dead_letter(message.payload, topic=meant, device="", reason=way.reason, at_us=1, properties=told)
     size = len(kept) + sum(len(name) + len(value.encode()) for name, value in told.items())
     assert size <= 5 * 1024 * 1024 - 64 * 1024, f"a dead letter of {size} bytes"
 

@@ -40,9 +40,7 @@ _HEADERS: Final = st.sampled_from(
         b"x-amz-mqtt5-user-properties: " + b"W1tb" * 9000, b"Transfer-Encoding: chunked", b"MQTT-Payload-Format: 1", b"X:\x00",
     ]
 )  # fmt: skip
-_METHODS: Final = st.sampled_from(
-    [b"POST"] * 12 + [b"GET", b"PUT", b"OPTIONS", b"HEAD", b"CONNECT", b"P\xffT", b"PRI"]
-)
+_METHODS: Final = st.sampled_from([b"POST"] * 12 + [b"GET", b"PUT", b"OPTIONS", b"HEAD", b"CONNECT", b"P\xffT", b"PRI"])
 _TARGETS: Final = st.one_of(
     st.sampled_from([b"/topics/fleet/a/m"] * 3 + [b"/topics/", b"/topics", b"*", b"/%74opics/x", b"http://x/topics/a", b"//topics/a", b"/topics/../x", b"/topics/" + b"a" * 70_000, b"/topics/%ef%bb%bf", b"/topics/%00", b"/topics/%ed%a0%80"]),
     st.binary(max_size=30).map(lambda b: b"/topics/fuzz/" + b),
@@ -90,9 +88,7 @@ def encoded(one: dict[str, Any], body: bytes, host: bytes) -> bytes:
     if one["framing"] == "chunked":
         lines.append(b"Transfer-Encoding: chunked")
     elif one["framing"] != "none":
-        lines.append(
-            b"Content-Length: %d" % (len(body) + {"longer": 5, "shorter": -1}.get(one["framing"], 0))
-        )
+        lines.append(b"Content-Length: %d" % (len(body) + {"longer": 5, "shorter": -1}.get(one["framing"], 0)))
     framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if one["framing"] == "chunked" else body
     data = b"\r\n".join(lines) + b"\r\n\r\n" + framed
     if one["mutation"] is not None:
@@ -154,9 +150,7 @@ class _World:
         first = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
         assert first or answer == b"", answer[:200]
         statuses = re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)
-        assert not any(status[:1] == b"5" and status not in (b"501", b"503") for status in statuses), answer[
-            :200
-        ]
+        assert not any(status[:1] == b"5" and status not in (b"501", b"503") for status in statuses), answer[:200]
         taken, promised = self._taken(b""), sum(status in (b"200", b"202") for status in statuses)
         assert taken == promised, f"{taken} messages taken, {promised} promised: {answer[:200]!r}"
         if case["mutation"] is None and ("host" in case or "origin" in case):

@@ -257,9 +257,7 @@ class _Broker:
         finally:
             link.close()
 
-    def _play(
-        self, link: Link, handler: _Handler, protocol: str, connack: bytes, items: Any, cuts: Any
-    ) -> None:
+    def _play(self, link: Link, handler: _Handler, protocol: str, connack: bytes, items: Any, cuts: Any) -> None:
         expected, stream, damaged, left = [], b"", False, False
         for mid, one in enumerate(items, 100):
             if one[0] == "publish":

@@ -22,12 +22,8 @@ __all__ = ["PULSAR_ENTRIES"]
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 _LONG_NUMBER: Final = b"\x80" * 30_000
 
-_data = st.binary(max_size=16) | st.sampled_from(
-    [b"", b"\xff\xfe", b"\x80" * 11, "é\ufeff\0".encode(), _LONG_NUMBER]
-)
-_sizes = st.sampled_from(
-    [0, 1, 127, 128, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
-) | st.integers(0, 300)
+_data = st.binary(max_size=16) | st.sampled_from([b"", b"\xff\xfe", b"\x80" * 11, "é\ufeff\0".encode(), _LONG_NUMBER])
+_sizes = st.sampled_from([0, 1, 127, 128, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64 - 1]) | st.integers(0, 300)
 _messages = st.fixed_dictionaries(
     {"payload": _data},
     optional={
@@ -53,9 +49,7 @@ _cases = st.fixed_dictionaries(
         "metadata": st.lists(st.tuples(st.integers(1, 40), _sizes | _data), max_size=4),
         "metadata_size": _sizes,
         "checksum": st.booleans(),
-        "damage": st.lists(
-            st.tuples(st.integers(0, 120), st.integers(0, 3), st.binary(max_size=4)), max_size=3
-        ),
+        "damage": st.lists(st.tuples(st.integers(0, 120), st.integers(0, 3), st.binary(max_size=4)), max_size=3),
         "cut": st.integers(0, 60),
     },
 )

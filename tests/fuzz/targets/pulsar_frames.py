@@ -31,9 +31,7 @@ _PRODUCER: Final = 7
 _SEQUENCE: Final = 40
 _PATIENCE_S: Final = 20.0
 
-_numbers = st.sampled_from([0, 1, 2, 3, _PRODUCER, _SEQUENCE, 41, 2**31, 2**63, 2**64 - 1]) | st.integers(
-    0, 2**64 - 1
-)
+_numbers = st.sampled_from([0, 1, 2, 3, _PRODUCER, _SEQUENCE, 41, 2**31, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 _urls = st.sampled_from(
     [
         b"pulsar://127.0.0.1:1", b"pulsar://a,b", b"pulsar://[::1", b"http://x", b"pulsar://", b"", b"\xff", b"pulsar://x:99999",
@@ -77,9 +75,7 @@ def _body(fields: Any) -> bytes:
 
 def _frame(kind: int, body: bytes, entry: bytes = b"") -> bytes:
     command = number(1, kind) + text(kind, body)
-    return (
-        (len(command) + 4 + len(entry)).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command + entry
-    )
+    return (len(command) + 4 + len(entry)).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command + entry
 
 
 def _encoded(one: Any) -> bytes:

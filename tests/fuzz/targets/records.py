@@ -202,9 +202,7 @@ _properties = st.dictionaries(
 @st.composite
 def _cases(draw: st.DrawFn) -> Case:
     kind = draw(
-        st.sampled_from(
-            ["fold", "fold", "fold", "properties", *(t for t in _HONEST if t != "cursors"), "cursor"]
-        )
+        st.sampled_from(["fold", "fold", "fold", "properties", *(t for t in _HONEST if t != "cursors"), "cursor"])
     )
     if kind == "fold":
         writers = st.sampled_from(["a", "b", ""])
@@ -244,9 +242,7 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
     actions = core.take(_NOW)
     core.tick(_NOW + 10_000_000)
     actions += core.take(_NOW + 10_000_000)
-    assert any(isinstance(one, Push) and one.command == command for one in actions), (
-        "an honest device's command waits"
-    )
+    assert any(isinstance(one, Push) and one.command == command for one in actions), "an honest device's command waits"
     for name in core.with_cursors:
         cursor = core.cursor_of(name)
         if cursor is not None:

@@ -56,9 +56,7 @@ def test_it_leaves_no_topic_behind(stack: LocalStack) -> None:
     from tests.support.stack import provisioned
 
     pulsar = provisioned(stack)
-    settings = settings_of(
-        stack, pulsar__namespace=pulsar.namespace, pulsar__system_namespace=pulsar.system_namespace
-    )
+    settings = settings_of(stack, pulsar__namespace=pulsar.namespace, pulsar__system_namespace=pulsar.system_namespace)
     assert all(f.ok for f in check_endpoints(settings))
     with PulsarAdmin(pulsar) as admin:
         assert admin.topics(f"{pulsar.tenant}/{pulsar.namespace}") == []

@@ -69,9 +69,7 @@ def serving(
 ) -> Iterator[tuple[httpx.Client, IngestService]]:
     with running_ingest(settings_of(pulsar, http or {}, **ingest)) as service:
         address = service.running.listeners["http"][0]
-        with httpx.Client(
-            base_url=f"http://{address.host}:{address.port}", timeout=60, trust_env=False
-        ) as client:
+        with httpx.Client(base_url=f"http://{address.host}:{address.port}", timeout=60, trust_env=False) as client:
             yield client, service
 
 
@@ -133,9 +131,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(pulsar: PulsarSettin
         assert client.post("/topics/fleet/a/m", content=bytes(1001)).status_code == 413
         assert client.post("/topics/fleet/a/m", content=(bytes(600) for _ in range(2))).status_code == 413
         with socket.create_connection(service.running.listeners["http"][0], timeout=30) as raw:
-            raw.sendall(
-                b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
-            )
+            raw.sendall(b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 413 ")  # nothing of it was sent
         assert client.post("/topics/fleet/a/m", content=b"still here").status_code == 200
     assert payloads(pulsar) == [bytes(1000), b"still here"]
@@ -146,18 +142,14 @@ def test_h39_beyond_the_bound_a_connection_is_answered_503_and_closed_before_it_
 ) -> None:
     with serving(pulsar, {"max_connections": 2}) as (client, service), ExitStack() as opened:
         address = service.running.listeners["http"][0]
-        first, _second, third = (
-            opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3)
-        )
+        first, _second, third = (opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3))
         answer = b""
         while chunk := third.recv(1000):
             answer += chunk
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: " in answer.lower()
         first.close()
-        poll_for(
-            lambda: taken(lambda: client.post("/topics/fleet/a/m", content=b"x").status_code), 30, "room"
-        )
+        poll_for(lambda: taken(lambda: client.post("/topics/fleet/a/m", content=b"x").status_code), 30, "room")
 
 
 def test_a_silent_client_is_answered_or_cut_and_takes_nothing_with_it(pulsar: PulsarSettings) -> None:
@@ -167,9 +159,7 @@ def test_a_silent_client_is_answered_or_cut_and_takes_nothing_with_it(pulsar: Pu
             socket.create_connection(address, timeout=30) as half,
             socket.create_connection(address, timeout=30) as mute,
         ):
-            half.sendall(
-                b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhalf"
-            )
+            half.sendall(b"POST /topics/fleet/a/m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhalf")
             assert half.recv(100).startswith(b"HTTP/1.1 408 ")
             assert mute.recv(100) == b""
         with socket.create_connection(address, timeout=30) as head:
@@ -264,9 +254,7 @@ def test_tls_with_a_certificate_that_is_replaced_while_it_runs(
         if own is not None:
             own.issue_cert("device@example.org").configure_cert(context)
         with httpx.Client(verify=context, timeout=60, trust_env=False) as client:
-            return client.post(
-                f"https://{address.host}:{address.port}/topics/fleet/a/m", content=b"x"
-            ).status_code
+            return client.post(f"https://{address.host}:{address.port}/topics/fleet/a/m", content=b"x").status_code
 
     issue(ours)
     http = {"port": None, "tls_port": 0, "tls_certificate": certificate, "tls_private_key": key}
@@ -294,9 +282,7 @@ def taken(act: Any) -> bool:
         return False
 
 
-def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(
-    pulsar: PulsarSettings, tmp_path: Path
-) -> None:
+def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(pulsar: PulsarSettings, tmp_path: Path) -> None:
     """The command itself, in a process of its own, which says what it has imported when it ends."""
     file = tmp_path / "c.yaml"
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -326,10 +312,7 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
             poll_for(
-                lambda: (
-                    taken(lambda: client.post("/topics/fleet/a/m", content=b"x").status_code)
-                    or process.poll()
-                ),
+                lambda: taken(lambda: client.post("/topics/fleet/a/m", content=b"x").status_code) or process.poll(),
                 60,
                 "it",
             )
@@ -345,9 +328,7 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(
 
 def test_the_example_of_the_readme_is_stored(pulsar: PulsarSettings) -> None:
     readme = Path(__file__).resolve().parents[3] / "README.md"
-    (example,) = re.findall(
-        r"^```python\n(import urllib.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S
-    )
+    (example,) = re.findall(r"^```python\n(import urllib.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)
     with serving(pulsar) as (client, _):
         exec(example.replace("http://127.0.0.1:8090", str(client.base_url).rstrip("/")), {})
         (found,) = stored(pulsar, "plant")

@@ -110,9 +110,7 @@ def test_h40_requests_to_resume_are_taken_if_allowed_and_for_ones_own_device(pul
 
     with serving(pulsar, tokens="one #") as (client, _):
         assert status(client, "a") == 403
-        refused = client.post(
-            "/topics/pulsebridge/resume/a", content=b"a", headers={"Authorization": "Bearer one"}
-        )
+        refused = client.post("/topics/pulsebridge/resume/a", content=b"a", headers={"Authorization": "Bearer one"})
         assert "http.allow_resume" in refused.json()["message"]
     with serving(pulsar, tokens="one pulsebridge/resume/a", allow_resume=True) as (client, _):
         assert [status(client, device) for device in ("b", "a")] == [403, 200]

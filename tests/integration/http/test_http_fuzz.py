@@ -57,9 +57,7 @@ HEADERS = st.sampled_from(
 )
 METHODS = st.sampled_from([b"POST"] * 12 + [b"GET", b"PUT", b"OPTIONS", b"HEAD", b"CONNECT", b"P\xffT"])
 TARGETS = st.one_of(
-    st.sampled_from(
-        [b"/topics/fleet/a/m"] * 3 + [b"/topics/", b"/topics", b"*", b"/%74opics/x", b"http://x/topics/a"]
-    ),
+    st.sampled_from([b"/topics/fleet/a/m"] * 3 + [b"/topics/", b"/topics", b"*", b"/%74opics/x", b"http://x/topics/a"]),
     st.binary(max_size=30).map(lambda b: b"/topics/fuzz/" + b),
     st.text(max_size=20).map(
         lambda t: b"/topics/" + b"".join(b"%%%02X" % c for c in t.encode("utf-8", "surrogatepass"))
@@ -180,9 +178,7 @@ def test_any_bytes_are_answered_or_cut(server: Fuzzed, data: bytes, start: bytes
 @given(
     requests=st.lists(
         st.tuples(
-            st.sampled_from(
-                [b"/topics/fleet/p/m?qos=0", b"/topics/fleet/p/m", b"/topics/", b"/", b"/topics/%FF"]
-            ),
+            st.sampled_from([b"/topics/fleet/p/m?qos=0", b"/topics/fleet/p/m", b"/topics/", b"/", b"/topics/%FF"]),
             METHODS,
             st.sampled_from([0, 1, 200, LIMIT + 1]),
             st.booleans(),
@@ -217,9 +213,7 @@ def test_pipelined_requests_in_any_pieces_get_one_answer_each_in_order(
 def _nothing_promised_is_missing(server: Fuzzed) -> Iterator[None]:
     """At the end of the module, whatever was answered 200 is in Pulsar, and nothing is on its way for ever."""
     yield
-    held = {m.payload for m in stored(server.pulsar, "fleet")} | {
-        m.payload for m in dead_letters(server.pulsar)
-    }
+    held = {m.payload for m in stored(server.pulsar, "fleet")} | {m.payload for m in dead_letters(server.pulsar)}
     assert server.promised - held == set()
     assert server.service.in_flight == 0
     assert not server.service.ended.is_set()

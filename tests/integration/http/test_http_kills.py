@@ -33,9 +33,7 @@ class Fleet:
         self.url = f"http://127.0.0.1:{port}"
         self.count = count
         self.answered: dict[str, int] = {f"d{n}": 0 for n in range(devices)}
-        self.threads = [
-            threading.Thread(target=self._run, args=(name,), daemon=True) for name in self.answered
-        ]
+        self.threads = [threading.Thread(target=self._run, args=(name,), daemon=True) for name in self.answered]
         self.ended = threading.Event()
         for thread in self.threads:
             thread.start()
@@ -65,17 +63,13 @@ class Fleet:
 
 
 @contextmanager
-def ingest(
-    port: int, pulsar: PulsarSettings, folder: Path, kill_at: str = ""
-) -> Iterator[subprocess.Popen[bytes]]:
+def ingest(port: int, pulsar: PulsarSettings, folder: Path, kill_at: str = "") -> Iterator[subprocess.Popen[bytes]]:
     config = folder / "c.yaml"
     body = {
         "messaging_protocols": "http",
         "http": {"port": port},
         "pulsar": pulsar.model_dump(mode="json", exclude_defaults=True),
-        "ingest": {
-            "rules": [{"name": "fleet", "filter": "fleet/+device/+m", "topic": "fleet", "device": "{device}"}]
-        },
+        "ingest": {"rules": [{"name": "fleet", "filter": "fleet/+device/+m", "topic": "fleet", "device": "{device}"}]},
     }
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
     with (folder / "log").open("ab") as log:

@@ -51,9 +51,7 @@ def write_dead(settings: PulsarSettings, letters: list[tuple[str, bytes]], **cha
             "device": device,
             "reason": "the topic is terminated",
             "at_us": 1_700_000_000_000_000,
-            "properties": Envelope(link="l", protocol="5", mark=True).of_topic(
-                f"fleet/{device}/glucose", route
-            ),
+            "properties": Envelope(link="l", protocol="5", mark=True).of_topic(f"fleet/{device}/glucose", route),
             "key": f"key of {device}",
             "whole_bytes": 32 * MEGABYTE,
         }
@@ -112,9 +110,7 @@ def test_list_and_show_tell_what_is_there_and_why(
     letters = [(f"w-{n % 3}", b"reading %d" % n) for n in range(30)]
     large = bytes(range(256)) * 4 * 7 * 1024  # in chunks
     write_dead(namespaces, [*letters, ("w-9", large)])
-    write_dead(
-        namespaces, [("w-8", b"y" * (HEAD_BYTES + 1000))], whole_bytes=1000, reason="too large", topic=""
-    )
+    write_dead(namespaces, [("w-8", b"y" * (HEAD_BYTES + 1000))], whole_bytes=1000, reason="too large", topic="")
     told = asked(namespaces, "list", "--limit", "100")
     assert (told["total"], told["replayed"], told["truncated"]) == (32, 0, 1)
     assert told["reasons"] == {"the topic is terminated": 31, "too large": 1}
@@ -131,9 +127,7 @@ def test_list_and_show_tell_what_is_there_and_why(
     assert f"{len(large) - 32} more bytes" in shown.stdout
     assert (tmp_path / "payload").read_bytes() == large
     assert "reading" in run(namespaces, "show", ids["w-1"]).stdout
-    assert asked(namespaces, "show", ids["w-8"])["properties"][contract.P_DEAD_LENGTH] == str(
-        HEAD_BYTES + 1000
-    )
+    assert asked(namespaces, "show", ids["w-8"])["properties"][contract.P_DEAD_LENGTH] == str(HEAD_BYTES + 1000)
     missing = run(namespaces, "show", "0:99999999:0")
     assert "there is no dead letter 0:99999999:0" in str(missing.exception)
 

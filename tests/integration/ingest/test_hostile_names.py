@@ -90,9 +90,7 @@ def test_h46_a_device_that_invents_topics_takes_none_of_another_route_or_device(
     with running_ingest(settings) as service, device(mqtt, "dev") as dev:
         for number in range(20):
             dev.publish(f"{root}/c/hostile/{number}", b"invented")
-        dead = poll_for(
-            lambda: found if len(found := dead_letters(namespaces)) >= 18 else None, 60, "refusals"
-        )
+        dead = poll_for(lambda: found if len(found := dead_letters(namespaces)) >= 18 else None, 60, "refusals")
         dev.publish(f"{root}/c/honest/1", b"own")
         wait_for(namespaces, 1, "c-honest-1")
         dev.publish(f"{root}/s/one/honest", b"other route")

@@ -29,9 +29,7 @@ pytestmark = pytest.mark.stack
 
 
 @pytest.mark.parametrize("protocol", ["3.1", "3.1.1", "5"])
-def test_what_is_published_while_it_listens_is_counted_and_proposed(
-    broker: LocalStack, protocol: str
-) -> None:
+def test_what_is_published_while_it_listens_is_counted_and_proposed(broker: LocalStack, protocol: str) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
     tree, signs, enough = TopicTree(), PresetSigns(["tasmota"]), threading.Event()

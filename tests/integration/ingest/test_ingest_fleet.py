@@ -41,9 +41,7 @@ DRAINED_S = 40
 def fleet_settings(mqtt: MqttSettings, namespaces: PulsarSettings, **changes: object) -> Settings:
     """Four lines with devices of their own, so that up to four workers can divide them."""
     root = mqtt.client_id
-    rule = rule_for(
-        root, filter=f"{root}/+line/+device/+metric", device="{line}/{device}", command_topic=None
-    )
+    rule = rule_for(root, filter=f"{root}/+line/+device/+metric", device="{line}/{device}", command_topic=None)
     lines = tuple(f"{root}/line{n}/+/+" for n in range(LINES))
     return ingest_settings(mqtt, namespaces, **({"rules": (rule,), "filters": lines} | changes))
 
@@ -65,9 +63,7 @@ class Fleet:
 
     def await_sessions(self, count: int = LINES) -> None:
         poll_for(
-            lambda: (
-                self.log.count("subscribed at the MQTT broker") >= count or self.process.poll() is not None
-            ),
+            lambda: self.log.count("subscribed at the MQTT broker") >= count or self.process.poll() is not None,
             90,
             f"{count} sessions",
         )
@@ -81,9 +77,7 @@ class Fleet:
 @contextmanager
 def fleet(settings: Settings, folder: Path, *options: str) -> Iterator[Fleet]:
     config = folder / "fleet.yaml"
-    config.write_text(
-        yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8"
-    )
+    config.write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
     log = folder / f"fleet-{'-'.join(options).replace('/', '.')}.log"
     command = [
         sys.executable,
@@ -150,9 +144,7 @@ def load(mqtt: MqttSettings) -> Iterator[Load]:
     publisher = mqtt.model_copy(update={"protocol": "3.1.1"})
     with ExitStack() as stack:
         names = [f"d{number}" for number in range(LINES)]
-        made = Load(
-            [stack.enter_context(device(publisher, name, window=1)) for name in names], mqtt.client_id
-        )
+        made = Load([stack.enter_context(device(publisher, name, window=1)) for name in names], mqtt.client_id)
         try:
             yield made
         finally:
@@ -175,9 +167,7 @@ def assert_all_in_order(namespaces: PulsarSettings, confirmed: list[str]) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_h7_four_workers_become_two_under_load(
-    broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
-) -> None:
+def test_h7_four_workers_become_two_under_load(broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path) -> None:
     """The same four sessions, dealt to two workers: each is read by one, none is left over, none moves."""
     mqtt = mqtt_settings(broker, protocol="3.1.1")
     settings = fleet_settings(mqtt, namespaces)
@@ -272,9 +262,7 @@ def test_workers_that_fail_for_good_end_all_with_their_exit_code(
     assert "5 workers cannot divide 4 groups of filters" in five.log
 
 
-def test_a_second_signal_kills_the_workers(
-    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
-) -> None:
+def test_a_second_signal_kills_the_workers(stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path) -> None:
     mqtt = mqtt_settings(stack, protocol="3.1.1")
     with fleet(fleet_settings(mqtt, namespaces), tmp_path, "--workers", "2") as two:
         two.await_sessions()
@@ -368,9 +356,7 @@ def test_h10_two_processes_with_one_client_id_do_not_fight_for_ever(
                 "one of them to give up",
             )
             assert loser.process.wait(DRAINED_S) == 1
-            lines = [
-                line for line in loser.log.splitlines() if "another process uses the MQTT client id" in line
-            ]
+            lines = [line for line in loser.log.splitlines() if "another process uses the MQTT client id" in line]
             assert len(lines) == 1, loser.log
             assert "stop the other one" in lines[0]
             devices.await_more(100)

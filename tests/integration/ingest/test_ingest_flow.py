@@ -112,9 +112,7 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
         dev.publish(f"{root}//glucose", b"no device")
         dev.publish(f"{root}/w-1/glucose", b"good too")
         assert [m.payload for m in wait_for(namespaces, 2)] == [b"good", b"good too"]
-        dead = poll_for(
-            lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters"
-        )
+        dead = poll_for(lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters")
         for name, expected in (("received", 6), ("stored", 6), ("acked", 6), ("dead_letters", 3)):
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
     reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
@@ -132,9 +130,7 @@ def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_i
 ) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
-    settings = ingest_settings(
-        mqtt, namespaces, rules=(rule_for(root),), max_dead_letter_bytes=8 * 1024 * 1024
-    )
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), max_dead_letter_bytes=8 * 1024 * 1024)
     above, far_above = bytes(range(256)) * 24 * 1024, bytes(range(256)) * 40 * 1024
     with running_ingest(settings), device(mqtt, "dev", window=1) as dev:
         for payload in (above, far_above, b"the rest flows"):
@@ -205,15 +201,11 @@ def test_retained_messages_can_be_skipped_and_live_ones_never_are(
     assert [m.payload for m in found] == [b"live"]
 
 
-def test_h8_a_thousand_commands_do_not_come_back_as_readings(
-    broker: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h8_a_thousand_commands_do_not_come_back_as_readings(broker: LocalStack, namespaces: PulsarSettings) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     filters = (f"{root}/#", f"{root}-commands/#")
-    settings = ingest_settings(
-        mqtt, namespaces, rules=(rule_for(root),), filters=filters, allow_loopback=True
-    )
+    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), filters=filters, allow_loopback=True)
     origin = PublishProperties(user=((contract.ORIGIN_PROPERTY, contract.ORIGIN_PUSH),))
     with running_ingest(settings), device(mqtt, "dev") as dev:
         for number in range(500):
@@ -229,9 +221,7 @@ def test_h8_a_thousand_commands_do_not_come_back_as_readings(
         assert known_topics(admin) == ["fleet"]
 
 
-def test_another_process_with_the_client_id_ends_ingest(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_another_process_with_the_client_id_ends_ingest(stack: LocalStack, namespaces: PulsarSettings) -> None:
     """Artemis sends DISCONNECT 0x8E. Mosquitto 2.0.11 closes without it, which is no evidence (H50)."""
     mqtt = mqtt_settings(stack, protocol="5")
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))

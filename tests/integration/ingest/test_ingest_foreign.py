@@ -39,9 +39,7 @@ def test_h33_a_byte_order_mark_in_a_property_is_stored_and_ingest_goes_on(
     assert told[contract.P_CONTENT_TYPE] == "\ufefftext/plain"
 
 
-def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(stack: LocalStack, namespaces: PulsarSettings) -> None:
     """No broker at hand forwards these, so a socket plays one."""
     topic = text("plant/w-1/x")
     bodies = {
@@ -54,9 +52,7 @@ def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(
         "longer than the packet": topic + b"\0\7\x7f",
     }
     sent = b"".join(packet(0x32, body) for body in bodies.values())
-    sent += packet(0x36, topic + b"\0\x08\0p") + packet(
-        0x32, topic + b"\0\0\0p"
-    )  # QoS 3, packet identifier 0
+    sent += packet(0x36, topic + b"\0\x08\0p") + packet(0x32, topic + b"\0\0\0p")  # QoS 3, packet identifier 0
     sent += plain_publish("plant/w-1/x", b"honest", 9, protocol="5")
     sent += packet(0x34, topic + b"\0\x0a\0two")
     with RawBroker(forwards=sent) as broker:
@@ -107,7 +103,5 @@ def test_h50_a_taken_over_session_is_no_end_before_mqtt_5(
             with DeviceClient(mqtt, f"{root}-d{number}") as dev:
                 dev.publish(f"{root}/w-1/x", b"%d" % number)
                 assert dev.flush()
-        poll_for(
-            lambda: len({m.payload for m in stored(namespaces, "fleet")}) == 4, 60, "all four", every=0.3
-        )
+        poll_for(lambda: len({m.payload for m in stored(namespaces, "fleet")}) == 4, 60, "all four", every=0.3)
         assert not service.ended.is_set()

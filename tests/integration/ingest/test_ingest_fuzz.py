@@ -65,9 +65,7 @@ def test_any_message_is_stored_or_a_dead_letter_and_all_are_there(namespaces: Pu
     with PulsarAdmin(mine.pulsar) as admin, PulsarClient(mine.pulsar) as client:
         provision(admin)
         mapper = Mapper(ingest, pulsar=mine.pulsar)
-        intake = Intake(
-            mine, client, admin, mapper=mapper, link="f", protocol="5", limit=1000, wake=woken.set
-        )
+        intake = Intake(mine, client, admin, mapper=mapper, link="f", protocol="5", limit=1000, wake=woken.set)
         flow = _Flow(intake, woken)
 
         @settings(deadline=None, max_examples=40, database=None, suppress_health_check=list(HealthCheck))

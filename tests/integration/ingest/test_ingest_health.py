@@ -58,9 +58,7 @@ def test_metrics_of_a_process_add_up_to_what_was_published(
         endpoint.await_ready()
         publish_ids(dev, [f"{link}/d{n}" for n in range(5)], 300, confirmed, size=100)
         dev.publish(f"{link}/d1", bytes(100_000))  # no room for its properties below the limit
-        poll_for(
-            lambda: endpoint.value("pulsebridge_ingest_acked_total", link=link) == 301, 60, "all acknowledged"
-        )
+        poll_for(lambda: endpoint.value("pulsebridge_ingest_acked_total", link=link) == 301, 60, "all acknowledged")
         expected = {
             "received_total": 301.0,
             "received_bytes_total": 300 * 100 + 100_000.0,
@@ -122,9 +120,7 @@ def test_an_mqtt_broker_that_is_away_makes_it_unready_and_no_more(
             assert process.wait(patient(60)) == 0
 
 
-def test_what_it_cannot_recover_from_ends_it(
-    stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
-) -> None:
+def test_what_it_cannot_recover_from_ends_it(stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path) -> None:
     """Another process takes the client id: MQTT 5 brokers say so, and to go on would be a fight."""
     mqtt = mqtt_settings(stack, protocol="5")
     settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))

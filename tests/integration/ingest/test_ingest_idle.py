@@ -77,9 +77,7 @@ def test_h10_producers_that_come_and_go_under_load_lose_and_mix_nothing(stack: L
     settings = ingest_settings(mqtt, namespaces, rules=(rule_of(mqtt.client_id),), idle_producer_s=0.02)
     with running_ingest(settings):
         with Fleet(mqtt.host, mqtt.port, mqtt.client_id, devices=TOPICS, rate=60) as fleet:
-            poll_for(
-                lambda: min(fleet.confirmed) > 20 and opened(mqtt) != TOPICS, 60, "producers to come and go"
-            )
+            poll_for(lambda: min(fleet.confirmed) > 20 and opened(mqtt) != TOPICS, 60, "producers to come and go")
             fleet.stop()
         for number, count in enumerate(fleet.confirmed):
             name = f"d{number:03d}"

@@ -141,9 +141,7 @@ def test_a_device_resends_what_was_not_confirmed(stack: LocalStack) -> None:
         ):
             subscriber.subscribe(f"{mqtt.client_id}/t")
             for number in range(1500):
-                publisher.publish(
-                    f"{mqtt.client_id}/t", b"%d" % number, confirmed=lambda c: confirmed.append(c.epoch)
-                )
+                publisher.publish(f"{mqtt.client_id}/t", b"%d" % number, confirmed=lambda c: confirmed.append(c.epoch))
             for cuts in range(3):
                 poll_for(lambda cuts=cuts: len(confirmed) > 400 * (cuts + 1), 60, "a flow")  # type: ignore[misc]
                 proxy.cut()

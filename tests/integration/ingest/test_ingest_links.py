@@ -32,9 +32,7 @@ def settings_of(
     )
 
 
-def test_a_frozen_and_a_dead_broker_delay_no_other_link(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_a_frozen_and_a_dead_broker_delay_no_other_link(stack: LocalStack, namespaces: PulsarSettings) -> None:
     """Three links: one through a proxy that stops forwarding in mid-flow, one to a port where nobody listens."""
     mqtt = mqtt_settings(stack, keep_alive_s=5)
     root = mqtt.client_id
@@ -100,12 +98,8 @@ def test_a_stopped_second_broker_holds_no_other_link_and_loses_nothing_when_it_g
             os.kill(other.pids["mqtt"], signal.SIGSTOP)
             try:
                 publish_ids(beside, [f"{root}/near"], 200, [])
-                poll_for(
-                    lambda: len(set(ids_of(namespaces, "near"))) == 200, 60, "the near broker's", every=0.3
-                )
-                poll_for(
-                    lambda: service.readiness()["mqtt"] == {"near": True, "far": False}, 60, "far to be lost"
-                )
+                poll_for(lambda: len(set(ids_of(namespaces, "near"))) == 200, 60, "the near broker's", every=0.3)
+                poll_for(lambda: service.readiness()["mqtt"] == {"near": True, "far": False}, 60, "far to be lost")
             finally:
                 os.kill(other.pids["mqtt"], signal.SIGCONT)
             assert dev.flush(90)

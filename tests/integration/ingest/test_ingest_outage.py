@@ -64,9 +64,7 @@ def ingest_of(
     mqtt = mqtt_settings(stack, protocol=protocol, keep_alive_s=KEEP_ALIVE_S)
     topic = f"fleet-{protocol.replace('.', '')}"
     rule = TopicRule(name="fleet", filter=f"{mqtt.client_id}/+device", topic=topic, device="{device}")
-    settings = ingest_settings(
-        mqtt, namespaces, rules=(rule,), max_in_flight=20, max_in_flight_bytes=1024 * 1024
-    )
+    settings = ingest_settings(mqtt, namespaces, rules=(rule,), max_in_flight=20, max_in_flight_bytes=1024 * 1024)
     publisher = mqtt_settings(stack, protocol="3.1.1")
     with running_ingest(settings) as service, device(publisher, "dev", window=1) as dev:
         yield service, dev, mqtt.client_id
@@ -85,9 +83,7 @@ def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
     ):
         for dev, root in ((old_device, old_root), (new_device, new_root)):
             publish_ids(dev, [f"{root}/d"], 100, confirmed)
-        poll_for(
-            lambda: len(ids(namespaces, "fleet-311")) == len(ids(namespaces, "fleet-5")) == 100, 60, "a flow"
-        )
+        poll_for(lambda: len(ids(namespaces, "fleet-311")) == len(ids(namespaces, "fleet-5")) == 100, 60, "a flow")
         with paused(private_stack.pids["pulsar"]):
             begin = time.monotonic()
             for dev, root in ((old_device, old_root), (new_device, new_root)):
@@ -96,9 +92,7 @@ def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
             assert old.worker is not None
             assert new.worker is not None
             poll_for(lambda: old.worker.link.paused, 30, "3.1.1 to stop reading")  # type: ignore[union-attr]
-            poll_for(
-                lambda: time.monotonic() > begin + 2.5 * KEEP_ALIVE_S, 60, "more than two keep-alives to pass"
-            )
+            poll_for(lambda: time.monotonic() > begin + 2.5 * KEEP_ALIVE_S, 60, "more than two keep-alives to pass")
             for service in (old, new):
                 assert service.worker is not None
                 assert service.worker.link.epoch == 1
@@ -159,9 +153,7 @@ GROWTH = 100_000
 
 
 @pytest.mark.long
-def test_memory_does_not_grow_while_pulsar_is_away_under_load(
-    private_stack: LocalStack, tmp_path: Path
-) -> None:
+def test_memory_does_not_grow_while_pulsar_is_away_under_load(private_stack: LocalStack, tmp_path: Path) -> None:
     """Killed, not paused, at 1,000 messages of 1 kB per second for each version; `make bench ONLY=outage` takes longer."""
     with ExitStack() as run:
         pids, fleets, places = [], [], []

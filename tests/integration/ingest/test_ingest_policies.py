@@ -62,9 +62,7 @@ def test_h11_a_topic_made_on_the_fly_keeps_what_nobody_has_subscribed_to_yet(sta
 
         poll_for(dropped, 60, "the hazard: Pulsar to drop what nobody held", every=0.5)
         assert len(stored(ours, "new")) == 11
-        admin.request(
-            "DELETE", f"/namespaces/{bare.tenant}/{bare.namespace}?force=true", accept=(405, 409, 412)
-        )
+        admin.request("DELETE", f"/namespaces/{bare.tenant}/{bare.namespace}?force=true", accept=(405, 409, 412))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +89,7 @@ def test_h13_a_policy_that_consumes_what_is_held_is_an_error_with_its_command(
         strict = namespaces.model_copy(update={"provision": "verify"})
         with PulsarAdmin(strict, timeout_s=30) as verifying, pytest.raises(TerminalError, match=command):
             provision(verifying)
-        found = PolicyWatch(
-            admin, dict
-        ).look()  # while it runs: a WARNING, for a stop would lose nothing less
+        found = PolicyWatch(admin, dict).look()  # while it runs: a WARNING, for a stop would lose nothing less
         assert any(command in line for line in found)
         provision(admin)  # with pulsar.provision: create the start mends it
         verify_policies(admin)
@@ -209,10 +205,5 @@ def test_h11_a_deleted_dead_letter_topic_is_made_anew_before_anything_is_acknowl
         poll_for(lambda: len(dead_letters(namespaces)) == 1, 30, "the first dead letter")
         admin.request("DELETE", f"/{path}/partitions?force=true")
         dev.publish(f"{mqtt.client_id}/w-1/x", b"after")
-        poll_for(
-            lambda: [m.payload for m in dead_letters(namespaces)] == [b"after"], 60, "the next one", every=0.5
-        )
-        assert (
-            admin.partition_count(namespaces.system_topic(DEAD_LETTERS_TOPIC))
-            == namespaces.command_partitions
-        )
+        poll_for(lambda: [m.payload for m in dead_letters(namespaces)] == [b"after"], 60, "the next one", every=0.5)
+        assert admin.partition_count(namespaces.system_topic(DEAD_LETTERS_TOPIC)) == namespaces.command_partitions

@@ -67,10 +67,7 @@ def test_h7_a_session_that_nobody_serves_is_an_error_in_status_until_it_is_drain
         assert (code, one["client_id"], one["broker"]) == (1, old, mqtt.address)
         assert one["filters"] == [f"{old}/+/+"]
         code, text = status(renamed, tmp_path)
-        assert (
-            f"the MQTT session '{old}' at {mqtt.address} ({old}/+/+) queues messages that nobody reads"
-            in text
-        )
+        assert f"the MQTT session '{old}' at {mqtt.address} ({old}/+/+) queues messages that nobody reads" in text
         assert f"list '{old}' in mqtt.former_client_ids" in text
         with running_ingest(before):
             await_running(renamed, 2)

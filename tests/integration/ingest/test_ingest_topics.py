@@ -53,9 +53,7 @@ def published(stack: LocalStack, topics: list[str]) -> list[str]:
     """Publish each topic on a connection of its own, and return those that the broker confirmed."""
     confirmed = []
     for number, topic in enumerate(topics):
-        with RawMqtt(
-            stack.mqtt_host, stack.mqtt_port, f"raw-{topics[0]}-{number}"[:60], clean=True, timeout=10
-        ) as raw:
+        with RawMqtt(stack.mqtt_host, stack.mqtt_port, f"raw-{topics[0]}-{number}"[:60], clean=True, timeout=10) as raw:
             try:
                 raw.publish(topic, f"{number}".encode(), 1)
             except (ConnectionError, TimeoutError):
@@ -88,16 +86,12 @@ def test_every_topic_is_stored_and_told_unchanged(broker: LocalStack, namespaces
     assert dead_letters(namespaces) == []
 
 
-def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(
-    broker: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(broker: LocalStack, namespaces: PulsarSettings) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     rules = (
         TopicRule(name="named", filter=f"{root}/+name/+device", topic="r-{name}", device="{device}"),
-        TopicRule(
-            name="space", filter=f"{root}/in/+site/+device", namespace="public/{site}", device="{device}"
-        ),
+        TopicRule(name="space", filter=f"{root}/in/+site/+device", namespace="public/{site}", device="{device}"),
     )
     settings = ingest_settings(mqtt, namespaces, rules=rules)
     good = [f"{root}/é/1", f"{root}//1", f"{root}/../1", f"{root}/-partition-7/1"]
@@ -109,9 +103,7 @@ def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(
     }
     with running_ingest(settings):
         assert published(broker, [*good, *bad]) == [*good, *bad]
-        dead = poll_for(
-            lambda: got if len(got := dead_letters(namespaces)) >= len(bad) else None, 60, "dead letters"
-        )
+        dead = poll_for(lambda: got if len(got := dead_letters(namespaces)) >= len(bad) else None, 60, "dead letters")
         locals_ = ["r-=C3=A9", "r-=.", "r-=2E=2E", "r-=2Dpartition-7"]
         found = [
             poll_for(lambda local=local: stored(namespaces, local), 60, local)  # type: ignore[misc]
@@ -162,9 +154,7 @@ def test_devices_of_a_gateway_are_told_apart_by_what_each_message_says(
         numbers = [int(n) for n in messages]
         assert numbers == sorted(numbers)
         assert {n % 4 for n in numbers} == {int(name[2:])}
-    assert {m.properties[contract.P_COMMAND_TOPIC] for m in by_user} == {
-        f"{root}/down/u-{n}" for n in range(4)
-    }
+    assert {m.properties[contract.P_COMMAND_TOPIC] for m in by_user} == {f"{root}/down/u-{n}" for n in range(4)}
     reasons = {m.payload: m.properties[contract.P_DEAD_REASON] for m in dead}
     assert "the payload is not JSON" in reasons[b"no JSON"]
     assert "has no user property 'device-id'" in reasons[b"no property"]

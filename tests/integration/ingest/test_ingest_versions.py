@@ -38,18 +38,14 @@ RESTARTS = 10
 
 
 @pytest.mark.parametrize("link", VERSIONS)
-def test_publishers_of_every_version_and_qos(
-    broker: LocalStack, namespaces: PulsarSettings, link: str
-) -> None:
+def test_publishers_of_every_version_and_qos(broker: LocalStack, namespaces: PulsarSettings, link: str) -> None:
     """Subscribed at QoS 1, so what is published at QoS 2 arrives at least once; here, undisturbed, exactly once."""
     mqtt = mqtt_settings(broker, protocol=link)
     root = mqtt.client_id
     sent = [(version, qos) for version in VERSIONS for qos in (0, 1, 2)]
     with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))):
         for version in VERSIONS:
-            with bare_publisher(
-                mqtt, "pub", version
-            ) as client:  # Artemis may drop a QoS 0 right before DISCONNECT
+            with bare_publisher(mqtt, "pub", version) as client:  # Artemis may drop a QoS 0 right before DISCONNECT
                 for qos in (0, 1, 2):
                     # No dot in a level: Artemis takes one for a level's end, and "+" does not match it then.
                     publish(client, f"{root}/w-{qos}/x", f"{version} {qos}".encode(), qos=qos)
@@ -122,9 +118,7 @@ def test_a_session_that_somebody_subscribed_at_qos_2_is_taken_over(
     assert {m.payload for m in stored(namespaces, "fleet")} == {b"%d" % n for n in range(100)}
 
 
-def test_every_property_of_mqtt_5_arrives_as_it_was_sent(
-    broker: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_every_property_of_mqtt_5_arrives_as_it_was_sent(broker: LocalStack, namespaces: PulsarSettings) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     user = [("b", "1"), ("a", ""), ("b", "1"), ("", "ü\u2028💡"), ("b", "0")]
@@ -156,9 +150,7 @@ def test_every_property_of_mqtt_5_arrives_as_it_was_sent(
 
 
 @pytest.mark.parametrize("protocol", VERSIONS)
-def test_a_will_arrives_like_any_publish(
-    broker: LocalStack, namespaces: PulsarSettings, protocol: str
-) -> None:
+def test_a_will_arrives_like_any_publish(broker: LocalStack, namespaces: PulsarSettings, protocol: str) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
     will = Will(f"{root}/w-1/gone", b"offline")
@@ -214,9 +206,7 @@ def test_h6_retained_are_kept_marked_or_skipped_and_live_ones_always_stay(
         retain_all(client, [f"{root}/w-1/state"], b"old")
         with running_ingest(settings):
             publish(client, f"{root}/w-1/state", b"live", qos=1, retain=True)
-            poll_for(
-                lambda: any(m.payload == b"live" for m in stored(namespaces, "fleet")), 60, "the live one"
-            )
+            poll_for(lambda: any(m.payload == b"live" for m in stored(namespaces, "fleet")), 60, "the live one")
         retain_all(client, [f"{root}/w-1/state"], b"")
     found = {m.payload: m.properties for m in stored(namespaces, "fleet")}
     assert set(found) == ({b"live"} if retained == "skip" else {b"old", b"live"})

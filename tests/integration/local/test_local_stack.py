@@ -51,9 +51,7 @@ def test_a_message_goes_through_both_servers(stack: LocalStack) -> None:
 
 def test_every_listening_port_is_on_loopback(stack: LocalStack) -> None:
     for name, pid in stack.pids.items():
-        listening = [
-            c.laddr for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN
-        ]
+        listening = [c.laddr for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         assert listening, name
         assert {a.ip.removeprefix("::ffff:") for a in listening} == {"127.0.0.1"}, (name, listening)
 
@@ -119,9 +117,7 @@ def test_devices_that_connect_and_subscribe_all_at_once_do_not_stop_the_mqtt_bro
                     kinds |= {first for first, _ in mqtt.split(received)}
             if kept:
                 sockets = [
-                    closing.enter_context(
-                        socket.create_connection((stack.mqtt_host, stack.mqtt_port), timeout=60)
-                    )
+                    closing.enter_context(socket.create_connection((stack.mqtt_host, stack.mqtt_port), timeout=60))
                     for _ in range(clients)
                 ]
 
@@ -235,9 +231,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_cache_offline_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(
-        TerminalError, match=r"Apache Pulsar 4\.0\.8, Apache Artemis .* not in the cache"
-    ) as caught:
+    with pytest.raises(TerminalError, match=r"Apache Pulsar 4\.0\.8, Apache Artemis .* not in the cache") as caught:
         new_stack(cache_dir=tmp_path / "cache", offline=True).start()
     assert "--offline" in (caught.value.remedy or "")
 
@@ -265,9 +259,7 @@ def test_h32_a_disk_above_the_limit_is_refused_before_the_start(tmp_path: Path) 
     assert full.pids == {}
 
 
-def test_h32_artemis_above_its_limit_takes_connect_and_drops_publish(
-    stack: LocalStack, tmp_path: Path
-) -> None:
+def test_h32_artemis_above_its_limit_takes_connect_and_drops_publish(stack: LocalStack, tmp_path: Path) -> None:
     # The hazard itself, which the check before the start keeps away: the same broker with its limit at 1 %.
     java, _ = find_java()
     assert java is not None
@@ -275,15 +267,11 @@ def test_h32_artemis_above_its_limit_takes_connect_and_drops_publish(
     sizes = sizes_for(0)
     for part in ("etc", "data", "tmp"):
         (tmp_path / part).mkdir()
-    for name, text in artemis_files(
-        port=port, instance=tmp_path, sizes=sizes, fsync=False, max_disk_usage=1
-    ).items():
+    for name, text in artemis_files(port=port, instance=tmp_path, sizes=sizes, fsync=False, max_disk_usage=1).items():
         (tmp_path / "etc" / name).write_text(text, encoding="utf-8")
     home = stack.homes["mqtt"]
     command = artemis_command(java=java.home, home=home, instance=tmp_path, sizes=sizes, quick=True)
-    server = Server(
-        "mqtt", command, log=tmp_path / "log", cwd=tmp_path, environment=dict(os.environ), grace_s=3
-    )
+    server = Server("mqtt", command, log=tmp_path / "log", cwd=tmp_path, environment=dict(os.environ), grace_s=3)
 
     def drops() -> bool:
         try:
@@ -431,9 +419,7 @@ def test_the_owner_of_a_stack_learns_which_server_died(stack: LocalStack) -> Non
         server = psutil.Process(own.pids["mqtt"])
         server.kill()
         poll_for(lambda: own.servers["mqtt"].exit_code is not None, 30, "the guardian to see it")
-        with pytest.raises(
-            TransientError, match=r"mqtt was ended by SIGKILL; its log ends:(?s:.*)whole log"
-        ) as caught:
+        with pytest.raises(TransientError, match=r"mqtt was ended by SIGKILL; its log ends:(?s:.*)whole log") as caught:
             own.check()
         assert str(own.servers["mqtt"].log) in (caught.value.remedy or "")
 

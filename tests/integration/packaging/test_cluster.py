@@ -200,9 +200,7 @@ def publish_readings(settings: PulsarSettings, values: list[int | None], first: 
     client.close()
 
 
-def submitted(
-    cluster: Cluster, folder: Path, master: str, packed: Path, options: dict[str, str]
-) -> dict[str, Any]:
+def submitted(cluster: Cluster, folder: Path, master: str, packed: Path, options: dict[str, str]) -> dict[str, Any]:
     """Submit the job as the docs say, from a folder with the packed file and the job, and return what it found."""
     from pulsebridge.packing import submit_words
 

@@ -187,9 +187,7 @@ def test_h24_a_hold_that_shows_nothing_has_passed_nothing(namespaces: PulsarSett
         assert follow(topic).passed, "now it shows what is behind the oldest"
 
 
-def test_h24_a_hold_that_cannot_be_moved_keeps_no_other_one(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h24_a_hold_that_cannot_be_moved_keeps_no_other_one(stack: LocalStack, namespaces: PulsarSettings) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
     there = settings.pulsar.model_copy(update={"namespace": settings.pulsar.system_namespace})

@@ -54,9 +54,7 @@ def test_commands_reach_their_devices_in_order_with_a_receipt_each(
     settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=4)
     provision(settings)
     commands = [
-        command(
-            settings, f"d{n % 10}", n, emitted_at_us=1000 + n, expires_at_ms=int(time.time() + 600) * 1000
-        )
+        command(settings, f"d{n % 10}", n, emitted_at_us=1000 + n, expires_at_ms=int(time.time() + 600) * 1000)
         for n in range(200)
     ]
     with Devices(settings) as devices, push_in_thread(settings) as metrics:
@@ -200,9 +198,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
         assert sum(len(got) for got in devices.got.values()) == 91
 
 
-def _hold_moves(
-    settings: Settings, admin: PulsarAdmin, client: PulsarClient, partition: str
-) -> tuple[int, int]:
+def _hold_moves(settings: Settings, admin: PulsarAdmin, client: PulsarClient, partition: str) -> tuple[int, int]:
     provision(settings)  # compacts
     follow_compaction(client, partition, CURSOR_HOLD)
     held = Position.parse(admin.internal_stats(partition)["cursors"][CURSOR_HOLD]["markDeletePosition"])
@@ -219,17 +215,13 @@ def test_h23_an_owner_that_was_replaced_stops_and_acknowledges_nothing(settings:
         all_acknowledged(settings)
         # The successor's first two steps: it fences the owner, and takes the session at the broker.
         client = pulsar.Client(settings.pulsar.service_url)
-        successor = client.create_producer(
-            cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
-        )
+        successor = client.create_producer(cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing)
         write_commands(settings, [second])
         devices.await_all([second])  # Pulsar's client does not tell the former owner
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0") as session:
             poll_for(lambda: metrics.lost._value.get() == 1, 30, "the former owner gave up")
             consumer = client.subscribe(settings.pulsar.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
-            assert (
-                consumer.receive(10_000).partition_key() == "d"
-            )  # the subscription is free, nothing was acked
+            assert consumer.receive(10_000).partition_key() == "d"  # the subscription is free, nothing was acked
             assert session.connections == 1  # and the session was not taken back
         assert "d-2" not in receipts(settings)
         consumer.close()
@@ -249,9 +241,7 @@ def test_h23_an_owner_that_comes_back_after_its_successor_left_starts_anew(setti
         devices.await_all([first])
         all_acknowledged(settings)
         client = pulsar.Client(settings.pulsar.service_url)
-        successor = client.create_producer(
-            cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
-        )
+        successor = client.create_producer(cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing)
         delivered = Cursor(256)
         delivered.settle(CommandPosition(0, 0, -1), "d-7", delivered=True)
         successor.send(OwnerRecord("successor", 1).encode(), partition_key=OWNER_KEY)

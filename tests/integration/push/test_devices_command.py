@@ -162,9 +162,7 @@ def test_what_ingest_heard_of_a_device_is_its_presence(stack: LocalStack, namesp
     assert "no process serves it" in text
 
 
-def test_without_its_topics_a_line_says_what_is_missing(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_without_its_topics_a_line_says_what_is_missing(stack: LocalStack, namespaces: PulsarSettings) -> None:
     settings = parking_settings(stack, namespaces)
     done = run(settings, "devices", "list")
     assert done.exit_code == 1

@@ -49,9 +49,7 @@ def test_h34_what_no_one_can_read_is_no_evidence_against_a_command(
 ) -> None:
     """Malformed answers, and a presence topic that is not UTF-8 (H42), while commands are in flight."""
     bad = packet(0x32, text("poison/answers/0/0") + b"\0\1\x07\x26" + text("k") + text("\0"))
-    bad += packet(
-        0x32, text("poison/d/status") + b"\0\2\x08\x03" + text("a") + b"\x03" + text("b") + b"online"
-    )
+    bad += packet(0x32, text("poison/d/status") + b"\0\2\x08\x03" + text("a") + b"\x03" + text("b") + b"online")
     bad += packet(0x32, b"\0\x0fpoison/\xff/status" + b"\0\3\0online")
     bad += packet(0x36, text("poison/d/status") + b"\0\4\0online")
 

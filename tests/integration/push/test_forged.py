@@ -40,9 +40,7 @@ class SilentDevices:
     def __init__(self, settings: Settings) -> None:
         self.got: dict[str, list[Message]] = {}
         self._settings = settings
-        self._client = DeviceClient(
-            settings.mqtt, f"{settings.mqtt.client_id}-devices", on_message=self._on_message
-        )
+        self._client = DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-devices", on_message=self._on_message)
 
     @contextmanager
     def listening(self) -> Iterator[SilentDevices]:
@@ -80,9 +78,7 @@ def test_h36_a_forged_answer_settles_nothing_and_fails_nothing(
     broker: LocalStack, namespaces: PulsarSettings, where: str
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1" if where == "topic" else "5")
-    settings = push_settings(
-        namespaces, mqtt, confirm="device", position_in=where, answer_timeout_s=600, drain_s=0.5
-    )
+    settings = push_settings(namespaces, mqtt, confirm="device", position_in=where, answer_timeout_s=600, drain_s=0.5)
     provision(settings)
     mine, other = command(settings, "d", 1), command(settings, "e", 1)
     devices = SilentDevices(settings)
@@ -109,9 +105,7 @@ def test_h36_a_forged_answer_settles_nothing_and_fails_nothing(
 def test_h36_a_device_proves_itself_to_the_next_owner_by_what_it_got_from_the_former(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = push_settings(
-        namespaces, mqtt_settings(stack), confirm="device", answer_timeout_s=600, drain_s=0.1
-    )
+    settings = push_settings(namespaces, mqtt_settings(stack), confirm="device", answer_timeout_s=600, drain_s=0.1)
     provision(settings)
     devices = SilentDevices(settings)
     with devices.listening():
@@ -185,8 +179,6 @@ def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
         poll_for(lambda: metrics.resume_requests._value.get() == 600, 120, "push has read the requests")
         device.ask(device.places["9"])  # the flood does not use up what the device itself may ask
         device.goes_on_with(commands[10:])
-        counts = {
-            one: metrics.resume_answers.labels(one)._value.get() for one in ("error", "dropped", "unknown")
-        }
+        counts = {one: metrics.resume_answers.labels(one)._value.get() for one in ("error", "dropped", "unknown")}
         assert counts == {"error": 1, "dropped": 299, "unknown": 300}
         assert told == [f"{settings.push.resumed_topic}/d"] * 2

@@ -104,9 +104,7 @@ def test_h43_invented_devices_join_no_pattern_and_a_pattern_has_a_bound(
         GroupRule(name="presses", devices=("d*", "invented-*")),
         GroupRule(name="bounded", devices=("*",)),
     )
-    settings = push_settings(
-        namespaces, mqtt_settings(stack), command_partitions=2, groups=rules, group_pattern_max=3
-    )
+    settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=2, groups=rules, group_pattern_max=3)
     provision(settings)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
         writer = PresenceWriter(client, admin)
@@ -360,6 +358,4 @@ def test_group_commands_keep_their_order_and_take_their_place_among_own_ones_as_
             assert ids == [command_id for device, command_id in arrived if device == name]
             theirs = [entry.command_id for one in commands for entry in entries(one, [name])]
             assert [one for one in ids if one in theirs] == theirs
-            assert [one for one in ids if one not in theirs] == [
-                o.command_id for o in own if o.device == name
-            ]
+            assert [one for one in ids if one not in theirs] == [o.command_id for o in own if o.device == name]

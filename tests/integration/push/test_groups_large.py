@@ -54,7 +54,5 @@ def test_a_command_to_ten_thousand_is_read_once_and_costs_index_entries_not_payl
         assert misses() == 2, "each payload is read once in this process"
         assert endpoint.value("pulsebridge_push_cache_hits_total") == 2 * MEMBERS - 2
         assert endpoint.value("pulsebridge_push_group_entries_total") == 2 * MEMBERS
-    print(
-        f"peak memory {before / 1e6:.0f} MB, and {grown / 1e6:.1f} MB more for {MEMBERS * PAYLOAD / 1e6:.0f} MB"
-    )
+    print(f"peak memory {before / 1e6:.0f} MB, and {grown / 1e6:.1f} MB more for {MEMBERS * PAYLOAD / 1e6:.0f} MB")
     assert grown < MEMBERS * PAYLOAD / 4, "payloads are not held for each member"

@@ -196,9 +196,7 @@ def test_h26_what_a_broker_confirmed_for_a_dead_device_goes_again_when_it_is_bac
 ) -> None:
     settings = parking_settings(stack, namespaces, confirm="broker")
     provision(settings)
-    before, lost, later = (
-        [command(settings, "d", n) for n in range(begin, begin + 5)] for begin in (0, 10, 20)
-    )
+    before, lost, later = ([command(settings, "d", n) for n in range(begin, begin + 5)] for begin in (0, 10, 20))
     with push_in_thread(settings):
         with Devices(settings) as devices:
             write_commands(settings, before)
@@ -207,9 +205,7 @@ def test_h26_what_a_broker_confirmed_for_a_dead_device_goes_again_when_it_is_bac
             first = list(devices.got["d"])
             says(settings, "d", b"alive")
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-devices") as gone:
-            assert (
-                gone.connections == 1
-            )  # its session is ended with the subscription: Artemis says 0x00 all the same
+            assert gone.connections == 1  # its session is ended with the subscription: Artemis says 0x00 all the same
         write_commands(settings, lost)
         all_acknowledged(settings)
         says(settings, "d", b"offline")
@@ -247,9 +243,7 @@ def test_what_expires_or_overflows_while_a_device_is_away_has_its_receipt(
     assert [m.data() for m in read_topic(settings, DEAD_LETTERS_TOPIC)] == [b"4", b"5"]
 
 
-def test_h25_the_hold_stays_behind_the_oldest_parked_command(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h25_the_hold_stays_behind_the_oldest_parked_command(stack: LocalStack, namespaces: PulsarSettings) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
@@ -291,9 +285,7 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
     def mark(topic: str) -> tuple[int, int]:
         with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
             name = partition_name(settings.pulsar.system_topic(topic), 0)
-            ledger, _, entry = admin.internal_stats(name)["cursors"][PARKED_HOLD][
-                "markDeletePosition"
-            ].partition(":")
+            ledger, _, entry = admin.internal_stats(name)["cursors"][PARKED_HOLD]["markDeletePosition"].partition(":")
             return int(ledger), int(entry)
 
     with Devices(settings, lambda _device, _count: True) as devices:

@@ -66,9 +66,7 @@ def test_one_command_at_which_the_broker_closes_the_connection_holds_nobody(
         assert rejected(settings, large).startswith("the MQTT broker closed the connection 3 times")
 
 
-def test_what_is_larger_than_the_broker_said_is_not_sent_to_it(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_what_is_larger_than_the_broker_said_is_not_sent_to_it(stack: LocalStack, namespaces: PulsarSettings) -> None:
     with RawBroker(closes_at_large_ones, b"\x27" + (1000).to_bytes(4, "big")) as broker:
         settings = settings_for(broker, namespaces)
         provision(settings)

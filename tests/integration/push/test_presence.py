@@ -57,9 +57,7 @@ def signs(settings: Settings, device: str) -> list[PresenceRecord]:
     ]
 
 
-def test_h31_any_publish_that_ingest_sees_wakes_a_parked_device(
-    broker: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h31_any_publish_that_ingest_sees_wakes_a_parked_device(broker: LocalStack, namespaces: PulsarSettings) -> None:
     settings = both(broker, namespaces, command_partitions=2)
     provision(settings)
     commands = [command(settings, device, n) for device in ("d", "e") for n in range(20)]

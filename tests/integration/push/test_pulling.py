@@ -73,9 +73,7 @@ def test_h25_what_was_trimmed_at_the_end_of_a_topic_is_gone_and_nobody_waits_for
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
         for subscription in admin.internal_stats(partition)["cursors"]:
             admin.request("DELETE", f"{path}/subscription/{subscription}?force=true")
-        admin.request(
-            "POST", f"{namespace}/retention", body={"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
-        )
+        admin.request("POST", f"{namespace}/retention", body={"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
         admin.request("PUT", f"{path}/unload")
 
         def trimmed() -> bool:
@@ -119,9 +117,7 @@ def test_h24_what_is_there_is_found_though_the_broker_says_that_there_is_nothing
     assert not ledgers.has(last._replace(entry=last.entry + 1))
 
 
-def test_h25_the_hold_is_put_back_and_never_forward_by_that(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h25_the_hold_is_put_back_and_never_forward_by_that(stack: LocalStack, namespaces: PulsarSettings) -> None:
     """A former owner may have moved it forward; or it stands further back, for the sake of another device."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)

@@ -70,9 +70,7 @@ def resent(told: dict[str, Any]) -> list[str]:
 def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = parking_settings(
-        stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99
-    )
+    settings = parking_settings(stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99)
     provision(settings)
     commands = [command(settings, "d", n) for n in range(3)]
     works: set[str] = {"d-0"}
@@ -113,9 +111,7 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
         assert devices.ids("d") == ["d-0", "d-1", "d-2", "d-1~2", "d-2~2", "d-1~3"]
         assert [m.payload for m in devices.got["d"]][3:] == [b"1", b"2", b"1"]
         assert resent(resend(settings, "--device", "d", "--state", "rejected")) == []
-        ended = {
-            rows[-1].command_id: (rows[-1].state, rows[-1].resend_of) for rows in receipts(settings).values()
-        }
+        ended = {rows[-1].command_id: (rows[-1].state, rows[-1].resend_of) for rows in receipts(settings).values()}
         assert ended["d-1~2"] == ("rejected", "d-1")
         assert ended["d-1~3"] == ("answered", "d-1")
         assert ended["d-1"] == ("rejected", "")
@@ -193,9 +189,7 @@ def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_
     provision(settings)
     expires = {"d1": 1, "d2": 1, "d3": 0, "d4": 0}
     every = {
-        name: replace(
-            command(settings, name, 0, expires_at_ms=at), command_id="reboot", payload=name.encode()
-        )
+        name: replace(command(settings, name, 0, expires_at_ms=at), command_id="reboot", payload=name.encode())
         for name, at in expires.items()
     }
     with Devices(settings, lambda _device, _count: True) as devices:
@@ -233,9 +227,7 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
 ) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
-    lost = entry_of(
-        group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.group_topic
-    )
+    lost = entry_of(group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.group_topic)
     says(settings, "away", b"offline", retain=True)
     write_members(settings, "presses", ["away", "there"])
     with Devices(settings, lambda _device, _count: True) as devices:
@@ -266,9 +258,7 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
 def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_the_group_that_had_none_of_it(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = parking_settings(
-        stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99
-    )
+    settings = parking_settings(stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99)
     provision(settings)
     given, unheard = group_command(settings, 1), group_command(settings, 2, "unheard")
     works, fails = entries(given, ["works", "fails"])
@@ -291,9 +281,7 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
         told = json.loads(replayed.stdout)
         assert told["replayed"] == {settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC): 1}
         (refused,) = told["refused"]
-        assert (
-            f"to fails alone: pulsebridge commands resend {fails.command_id} --device fails" in refused["why"]
-        )
+        assert f"to fails alone: pulsebridge commands resend {fails.command_id} --device fails" in refused["why"]
         devices.await_all(entries(unheard, ["late"]))
         resend(settings, fails.command_id, "--device", "fails")
         again = f"{fails.command_id}~2"
@@ -337,9 +325,7 @@ def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time
         for name in names:
             says(settings, name, b"online", retain=True)
         poll_for(lambda: len(receipts(settings)) == 10, 60, "all copies ended")
-    assert {name: [m.payload for m in devices.got[name]] for name in names} == {
-        name: [group.payload] for name in names
-    }
+    assert {name: [m.payload for m in devices.got[name]] for name in names} == {name: [group.payload] for name in names}
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,7 @@ def test_h27_a_device_that_lost_its_state_goes_on_after_the_position_that_it_nam
     assert [row.reason.partition(":")[0] for row in rows["d-39"]] == ["", "sent again", "sent again"]
 
 
-def test_h27_live_commands_never_overtake_what_is_sent_again(
-    broker: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h27_live_commands_never_overtake_what_is_sent_again(broker: LocalStack, namespaces: PulsarSettings) -> None:
     settings = resume_settings(broker, namespaces, confirm="broker", replay_rate=300)
     provision(settings)
     commands = [command(settings, "d", n) for n in range(600)]
@@ -186,9 +184,7 @@ def test_h28_each_request_goes_to_the_owner_of_its_device_s_partition(
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
 
 
-def test_h27_what_is_no_position_gets_an_error_that_says_why(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h27_what_is_no_position_gets_an_error_that_says_why(stack: LocalStack, namespaces: PulsarSettings) -> None:
     settings = resume_settings(stack, namespaces, resume_every_s=0)
     provision(settings)
     commands = [command(settings, "d", n) for n in range(3)]
@@ -206,9 +202,7 @@ def test_h27_what_is_no_position_gets_an_error_that_says_why(
         assert device.got.count("told") == len(device.got) - 3  # nothing was sent again
 
 
-def test_h27_a_flood_of_requests_is_served_by_the_latest(
-    stack: LocalStack, namespaces: PulsarSettings
-) -> None:
+def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, namespaces: PulsarSettings) -> None:
     settings = resume_settings(stack, namespaces, resume_every_s=1.5)
     provision(settings)
     commands = [command(settings, "d", n) for n in range(20)]
@@ -218,9 +212,7 @@ def test_h27_a_flood_of_requests_is_served_by_the_latest(
         for n in range(100):
             device.ask(device.places[str(n % 20)])
         device.ask(device.places["4"])
-        poll_for(
-            lambda: device.told[-1:] and device.told[-1]["from"] == device.places["4"], 30, "the last answer"
-        )
+        poll_for(lambda: device.told[-1:] and device.told[-1]["from"] == device.places["4"], 30, "the last answer")
         device.goes_on_with(commands[5:])
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
         assert metrics.resume_answers.labels("superseded")._value.get() >= 90
@@ -266,9 +258,7 @@ def test_h27_of_a_trimmed_position_the_device_is_told_and_gets_what_is_left(
         admin.request("PUT", f"{path}/unload")  # a new ledger begins
         with running_ingest(settings), push_in_thread(settings):
             write_commands(settings, commands[20:29])
-            write_commands(
-                settings, commands[29:]
-            )  # an entry of its own: the hold stands before the last one
+            write_commands(settings, commands[29:])  # an entry of its own: the hold stands before the last one
             device.awaits(commands)
             all_acknowledged(settings)
 
@@ -291,9 +281,7 @@ def test_h27_of_a_trimmed_position_the_device_is_told_and_gets_what_is_left(
             place = device.places["9"]
             device.ask(place)
             device.goes_on_with(commands[20:])
-            assert device.told == [
-                {"trimmed": True, "first": device.places["20"], "from": place, "commands": 10}
-            ]
+            assert device.told == [{"trimmed": True, "first": device.places["20"], "from": place, "commands": 10}]
 
 
 def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(

@@ -62,9 +62,7 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
 
         monkeypatch.setattr(PartitionLog, "read_cursors", cut_meanwhile)
         one = command(settings, "d", 1)
-        direct = settings.model_copy(
-            update={"mqtt": settings.mqtt.model_copy(update={"port": stack.mqtt_port})}
-        )
+        direct = settings.model_copy(update={"mqtt": settings.mqtt.model_copy(update={"port": stack.mqtt_port})})
         with Devices(direct) as devices, push_in_thread(settings) as metrics:
             write_commands(settings, [one])
             devices.await_all([one])
@@ -89,9 +87,7 @@ def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
     former = client.subscribe(settings.pulsar.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
     with Devices(settings) as devices, push_in_thread(settings) as metrics:
         poll_for(lambda: read_topic(settings, CURSORS_TOPIC), 30, "the owner record of the takeover")
-        successor = client.create_producer(
-            cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
-        )
+        successor = client.create_producer(cursors, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing)
         delivered = Cursor(256)
         delivered.settle(CommandPosition(0, 0, -1), "d-7", delivered=True)
         successor.send(OwnerRecord("successor", 1).encode(), partition_key=OWNER_KEY)

@@ -49,14 +49,10 @@ def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
     )
 
     def came_by(link: str, payload: bytes) -> bool:
-        return (link, payload) in {
-            (m.properties[contract.P_LINK], m.payload) for m in stored(namespaces, "fleet")
-        }
+        return (link, payload) in {(m.properties[contract.P_LINK], m.payload) for m in stored(namespaces, "fleet")}
 
     with running_ingest(settings, wait=False) as service, device(mqtt, "dev") as here:
-        poll_for(
-            lambda: service.readiness().get("mqtt") == {"open": True, "guarded": False}, 60, "the open link"
-        )
+        poll_for(lambda: service.readiness().get("mqtt") == {"open": True, "guarded": False}, 60, "the open link")
         here.publish(f"plant/{root}/d", b"meanwhile")
         assert here.flush()
         poll_for(lambda: came_by("open", b"meanwhile"), 60, "the open link's message", every=0.3)

@@ -82,9 +82,7 @@ def test_ingest_runs_with_the_right_to_produce_and_a_token_that_rotates(
         file.write_text(pulsar.token("bridge", seconds=900), encoding="utf-8")
         poll_for(lambda: time.time() > ends + 2, 30, "the end of the first token")
         client.publish("plant/d1/t", b"second")
-        poll_for(
-            lambda: payloads(admin, topic) == [b"first", b"second"], 60, "the reading after the rotation"
-        )
+        poll_for(lambda: payloads(admin, topic) == [b"first", b"second"], 60, "the reading after the rotation")
 
 
 @Modes
@@ -114,9 +112,7 @@ def test_ingest_that_may_not_create_says_what_an_operator_has_to_run(
     assert "pulsar.provision=verify" in str(caught.value)
 
 
-def test_ingest_that_may_not_subscribe_says_who_and_to_what(
-    pulsar: SecuredPulsar, artemis: SecuredArtemis
-) -> None:
+def test_ingest_that_may_not_subscribe_says_who_and_to_what(pulsar: SecuredPulsar, artemis: SecuredArtemis) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge"})
     good = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
     settings = good.model_copy(update={"mqtt": artemis.settings("push")})
@@ -334,8 +330,7 @@ def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, art
     (_, without) = check_rights(ingest.model_copy(update={"ingest": elsewhere}), "ingest")
     assert without.ok, "readings come all the same"
     assert (
-        "allow mqtt.username 'ingest' to read commands/resume/+, or set ingest.resume_topic to null"
-        in without.detail
+        "allow mqtt.username 'ingest' to read commands/resume/+, or set ingest.resume_topic to null" in without.detail
     )
     creating = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "create")
     assert "pulsar.provision=verify" in check_rights(creating, "ingest")[0].remedy

@@ -100,12 +100,8 @@ def test_h7_a_drain_that_may_not_publish_its_marker_says_which_right_it_needs(
     other = settings_of(mqtt, namespaces, filters=("plant/d1/+",))
     with pytest.raises(DeniedError) as caught, running_ingest(other):
         pass
-    assert "allow mqtt.username 'reader' to publish and to subscribe to pulsebridge/moves/#" in str(
-        caught.value
-    )
-    with running_ingest(
-        settings_of(mqtt_of(port, "ingest", client_id="reader"), namespaces, filters=("plant/d1/+",))
-    ):
+    assert "allow mqtt.username 'reader' to publish and to subscribe to pulsebridge/moves/#" in str(caught.value)
+    with running_ingest(settings_of(mqtt_of(port, "ingest", client_id="reader"), namespaces, filters=("plant/d1/+",))):
         pass  # with that right the session is drained
 
 

@@ -107,9 +107,7 @@ def test_the_client_says_at_its_first_call_why_it_is_not_let_in(pulsar: SecuredP
 def test_a_client_certificate_is_a_role(pulsar: SecuredPulsar, authority: Authority) -> None:
     admin = provisioned_for(pulsar, {"ingest": "by-certificate"})
     pem = authority.issue("role", common_name="by-certificate")
-    settings = admin.model_copy(
-        update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key}
-    )
+    settings = admin.model_copy(update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key})
     topic = admin.readings_topic("plant")
     with PulsarClient(settings) as client:
         producer: Any = client.producer(client.partitions(topic)[0])
@@ -131,9 +129,7 @@ def test_a_missing_right_names_the_role_and_the_grant(pulsar: SecuredPulsar) -> 
     assert f"pulsar-admin namespaces grant-permission {namespace} --role reader --actions produce" in line
 
 
-def test_a_token_that_expires_while_running_is_replaced_from_its_file(
-    pulsar: SecuredPulsar, tmp_path: Path
-) -> None:
+def test_a_token_that_expires_while_running_is_replaced_from_its_file(pulsar: SecuredPulsar, tmp_path: Path) -> None:
     admin = provisioned_for(pulsar, {"ingest": "rotating"})
     topic = admin.readings_topic("plant")
     file = tmp_path / "token"

@@ -70,15 +70,11 @@ def test_spark_reads_a_stream_and_writes_commands_with_the_least_rights(
         write()
 
 
-def test_tasks_read_with_a_client_certificate(
-    spark: SparkSession, pulsar: SecuredPulsar, authority: Authority
-) -> None:
+def test_tasks_read_with_a_client_certificate(spark: SparkSession, pulsar: SecuredPulsar, authority: Authority) -> None:
     admin = provisioned_for(pulsar, {"source": "tasks"})
     topic = admin.readings_topic("plant")
     write_reading(admin, topic)
     pem = authority.issue("tasks", common_name="tasks")
-    settings = admin.model_copy(
-        update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key}
-    )
+    settings = admin.model_copy(update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key})
     rows = spark.read.format("pulsebridge").options(**connection_options(settings), topic=topic).load()
     assert [bytes(row.value) for row in rows.select("value").collect()] == [b"a reading"]

@@ -68,9 +68,7 @@ def write(frame: DataFrame, settings: Settings) -> None:
     frame.write.format("pulsebridge_commands").options(**options(settings)).mode("append").save()
 
 
-def test_a_replayed_batch_is_twice_in_pulsar_and_once_at_the_device(
-    spark: SparkSession, settings: Settings
-) -> None:
+def test_a_replayed_batch_is_twice_in_pulsar_and_once_at_the_device(spark: SparkSession, settings: Settings) -> None:
     commands = [command(settings, f"d{n % 4}", n) for n in range(60)]
     frame = (
         spark.createDataFrame(rows(settings, range(60)), SCHEMA)
@@ -89,9 +87,7 @@ def test_a_replayed_batch_is_twice_in_pulsar_and_once_at_the_device(
         assert sorted(r.state for r in found) == ["delivered", "duplicate"]
 
 
-def test_h22_bad_rows_go_to_the_dead_letters_and_the_others_go_on(
-    spark: SparkSession, settings: Settings
-) -> None:
+def test_h22_bad_rows_go_to_the_dead_letters_and_the_others_go_on(spark: SparkSession, settings: Settings) -> None:
     topic = command(settings, "d", 0).mqtt_topic
     frame = spark.createDataFrame(
         [
@@ -121,9 +117,7 @@ def test_h22_bad_rows_go_to_the_dead_letters_and_the_others_go_on(
     assert "qos" in reasons[b"5"]
 
 
-def test_a_schema_that_will_not_do_fails_before_anything_is_written(
-    spark: SparkSession, settings: Settings
-) -> None:
+def test_a_schema_that_will_not_do_fails_before_anything_is_written(spark: SparkSession, settings: Settings) -> None:
     from pyspark.errors import AnalysisException
 
     frame = spark.createDataFrame(rows(settings, range(1)), SCHEMA)
@@ -225,6 +219,4 @@ def test_a_value_that_python_has_not_costs_its_row_alone_whatever_the_sessions_z
     assert written == {b"0": "1760000000123456", b"2": "1760000000000000000"}
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.data() == b"1"
-    assert letter.properties()[P_DEAD_REASON].startswith(
-        "row 1 of the task, device: b'd\\xff\\xfe' is no UTF-8"
-    )
+    assert letter.properties()[P_DEAD_REASON].startswith("row 1 of the task, device: b'd\\xff\\xfe' is no UTF-8")

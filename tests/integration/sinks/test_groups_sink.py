@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 NAMES = ["d1", "d2", "d3"]
-COMMANDS = (
-    "command_id string, device string, group string, mqtt_topic string, payload binary, emitted_at timestamp"
-)
+COMMANDS = "command_id string, device string, group string, mqtt_topic string, payload binary, emitted_at timestamp"
 
 
 def test_spark_writes_members_and_a_command_and_counts_who_got_it(

@@ -142,9 +142,7 @@ def test_a_task_succeeds_only_when_the_broker_has_confirmed_every_row(stack: Loc
                     proxy.freeze()
                 yield row
 
-        with pytest.raises(
-            TransientError, match="publishes have no confirmation from the MQTT broker after 2 s"
-        ):
+        with pytest.raises(TransientError, match="publishes have no confirmation from the MQTT broker after 2 s"):
             write_task(silent_from_the_middle(), read_mqtt_options(given), plan)
 
 

@@ -48,9 +48,7 @@ def options(name: str, form: str, topic: TestTopic, stack: LocalStack) -> dict[s
         secret = {"mqtt.username": "writer", "mqtt.password": "s3cr3t-of-mqtt"}
         return where | secret | {"topic": f"{uuid.uuid4().hex}/t"}
     settings = topic.settings
-    secret = {
-        option: value for option, value in SECRETS[form].items() if not option.startswith("pulsar.admin.")
-    }
+    secret = {option: value for option, value in SECRETS[form].items() if not option.startswith("pulsar.admin.")}
     given = topic.options(**secret, **{"system.namespace": settings.system_namespace})
     if name == "pulsebridge_commands":
         given |= {"topic": "commands", "tenant": settings.tenant, "namespace": settings.namespace}
@@ -71,9 +69,7 @@ def test_no_secret_of_a_write_shows_in_plans_progress_or_event_log(
         shown = plans(frame._jdf.queryExecution(), spark._jvm)
         rows = spark.readStream.schema("id bigint").parquet(str(tmp_path / "rows")).selectExpr(*ROWS[name])
         writer = rows.writeStream.format(name).options(**given)
-        query = (
-            writer.option("checkpointLocation", str(tmp_path / "state")).trigger(availableNow=True).start()
-        )
+        query = writer.option("checkpointLocation", str(tmp_path / "state")).trigger(availableNow=True).start()
         assert query.awaitTermination(90)
         assert query.exception() is None
         shown += streamed(query, spark._jvm) + checkpointed(tmp_path / "state")

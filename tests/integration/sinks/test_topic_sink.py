@@ -140,13 +140,9 @@ def received(topic: TestTopic) -> list[Any]:
     return [message for _, message in read_back(topic.settings, topic.name)]
 
 
-def test_large_rows_go_in_chunks_when_told_and_binary_keys_as_base64(
-    spark: SparkSession, source: TestTopic
-) -> None:
+def test_large_rows_go_in_chunks_when_told_and_binary_keys_as_base64(spark: SparkSession, source: TestTopic) -> None:
     raw = b"\xff\x00k"
-    frame = spark.createDataFrame(
-        [(b"x" * 6_000_000, raw), (b"y", raw)], "value binary, __key binary"
-    ).coalesce(1)
+    frame = spark.createDataFrame([(b"x" * 6_000_000, raw), (b"y", raw)], "value binary, __key binary").coalesce(1)
     given = options(source, **{"pulsar.producer.chunkingEnabled": "true", "keyEncoding": "base64"})
     write(frame, given)
     found = spark.read.format("pulsebridge").options(**source.options(keyEncoding="base64")).load()
@@ -180,23 +176,17 @@ def test_a_stream_is_written_and_goes_on_where_it_was(
     assert sorted(row.value for row in rows(spark, target)) == [b"1", b"2", b"3"]
 
 
-def test_what_will_not_do_is_refused_before_anything_is_written(
-    spark: SparkSession, target: TestTopic
-) -> None:
+def test_what_will_not_do_is_refused_before_anything_is_written(spark: SparkSession, target: TestTopic) -> None:
     frame = spark.createDataFrame([(b"v",)], "value binary")
     with pytest.raises(Exception, match="did you mean value"):
         write(frame.withColumnRenamed("value", "valeu"), options(target))
     with pytest.raises(Exception, match="did you mean keyEncoding"):
         write(frame, options(target, keyEncodng="text"))
-    with pytest.raises(
-        Exception, match=r"there is no topic .*/none — pulsar-admin topics create-partitioned"
-    ):
+    with pytest.raises(Exception, match=r"there is no topic .*/none — pulsar-admin topics create-partitioned"):
         write(frame, options(target, topic=target.settings.readings_topic("none")))
     with pytest.raises(Exception, match=r"cannot be overwritten.*\.mode\('append'\)"):
         frame.write.format("pulsebridge").options(**options(target)).mode("overwrite").save()
-    with pytest.raises(
-        Exception, match=r"cannot be written in the .ErrorIfExists. mode"
-    ):  # Spark's own words
+    with pytest.raises(Exception, match=r"cannot be written in the .ErrorIfExists. mode"):  # Spark's own words
         frame.write.format("pulsebridge").options(**options(target)).save()
     assert not received(target)
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
-SCHEMA = (
-    "command_id string, device string, mqtt_topic string, payload binary, emitted_at timestamp, cause string"
-)
+SCHEMA = "command_id string, device string, mqtt_topic string, payload binary, emitted_at timestamp, cause string"
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
 
@@ -59,16 +57,11 @@ def test_each_command_is_one_row_with_its_last_state_and_its_times(
         write_commands(settings, [*written, *written[:5]])
         devices.await_all(one for n, one in enumerate(commands) if n not in (9, 10, 11))
         all_acknowledged(settings)
-        write_commands(
-            settings, [replace(commands[10], command_id="d1-10~2", resend_of="d1-10", expires_at_ms=0)]
-        )
+        write_commands(settings, [replace(commands[10], command_id="d1-10~2", resend_of="d1-10", expires_at_ms=0)])
         all_acknowledged(settings)
 
     frame = spark.createDataFrame(
-        [
-            (c.command_id, c.device, c.mqtt_topic, c.payload, at, c.cause)
-            for c, at in zip(commands, times, strict=True)
-        ],
+        [(c.command_id, c.device, c.mqtt_topic, c.payload, at, c.cause) for c, at in zip(commands, times, strict=True)],
         SCHEMA,
     ).coalesce(1)
     frame.write.parquet(str(tmp_path / "commands"))
@@ -95,9 +88,7 @@ def test_each_command_is_one_row_with_its_last_state_and_its_times(
     folder = str(tmp_path / "checkpoint")
     try:
         for again in range(1 if spark_features().limits else 2):
-            if (
-                again
-            ):  # where Spark takes all in one batch, what the watermark has passed comes with further data
+            if again:  # where Spark takes all in one batch, what the watermark has passed comes with further data
                 frame.where(f"command_id = '{commands[-1].command_id}'").write.mode("append").parquet(
                     str(tmp_path / "commands")
                 )

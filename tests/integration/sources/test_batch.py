@@ -45,9 +45,7 @@ def publish_at_distinct_times(topic: TestTopic, count: int) -> None:
     """Publish one entry after the other, each at a later ms than the one before, dealt to both partitions."""
     for n in range(count):
         before = datetime.now(timezone.utc)
-        poll_for(
-            lambda at=before: (datetime.now(timezone.utc) - at).total_seconds() > 0.002, 5, "the next ms"
-        )
+        poll_for(lambda at=before: (datetime.now(timezone.utc) - at).total_seconds() > 0.002, 5, "the next ms")
         topic.publish([b"%02d" % n], "unbatched", n % 2)
 
 
@@ -62,9 +60,7 @@ def test_ranges_by_offset_are_half_open_and_meet_without_gap_or_overlap(topic: T
     for row in found:
         if row["partition"] == 1:
             continue
-        place = json.dumps(
-            {topic.partition(0): [row["ledger_id"], row["entry_id"]], topic.partition(1): "latest"}
-        )
+        place = json.dumps({topic.partition(0): [row["ledger_id"], row["entry_id"]], topic.partition(1): "latest"})
         before, after = (
             values(topic.options(endingOffsets=place)),
             values(topic.options(startingOffsets=place)),
@@ -129,9 +125,7 @@ def test_topics_by_pattern_are_those_of_the_namespace_that_match_as_a_whole(
         folder = one.name.rpartition("/")[0]
         options = {k: v for k, v in one.options().items() if k != "topic"}
         assert values(options | {"topicsPattern": folder + r"/plant-\d"}) == [b"plant-1", b"plant-2"]
-        assert values(options | {"topicsPattern": folder.removeprefix("persistent://") + "/.*3"}) == [
-            b"plant-33"
-        ]
+        assert values(options | {"topicsPattern": folder.removeprefix("persistent://") + "/.*3"}) == [b"plant-33"]
         with pytest.raises(RefusedError, match=r"no topic in .* matches 'plant'"):
             values(options | {"topicsPattern": folder + "/plant"})
 
@@ -145,9 +139,7 @@ def scanned(frame: DataFrame) -> tuple[list[bytes], int]:
 
 @pytest.mark.spark
 @needs_filters
-def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(
-    spark: SparkSession, topic: TestTopic
-) -> None:
+def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(spark: SparkSession, topic: TestTopic) -> None:
     publish_at_distinct_times(topic, 12)
     found = sorted(rows(topic.options()), key=ms)
     third, eighth = (found[n]["__publishTime"].isoformat() for n in (2, 7))
@@ -164,9 +156,7 @@ def test_filters_on_publish_time_topic_and_partition_read_fewer_entries(
     assert scanned(frame().where("__topic LIKE 'persistent://other/%'")) == ([], 0)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
-        assert scanned(frame(publishTimeSlackMs="0").where(where)) == (wanted, 12), (
-            "no pushdown, the same rows"
-        )
+        assert scanned(frame(publishTimeSlackMs="0").where(where)) == (wanted, 12), "no pushdown, the same rows"
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 

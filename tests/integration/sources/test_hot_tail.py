@@ -88,9 +88,7 @@ def test_a_batch_from_the_hot_tail_is_what_the_tasks_read(topic: TestTopic, seed
             size = 6 * MIB if kind == "chunked" else chance.choice([1, 100, 5000])
             count = 1 if kind == "chunked" else chance.randint(1, 30)
             payloads = [b"%d-%d-" % (number, n) + bytes(size) for n in range(count)]
-            topic.publish(
-                payloads, kind, chance.randrange(2), partition_key=f"k{number % 3}", properties={"n": "1"}
-            )
+            topic.publish(payloads, kind, chance.randrange(2), partition_key=f"k{number % 3}", properties={"n": "1"})
             wanted.update(payloads)
             what = chance.random()
             if what < 0.1:
@@ -116,9 +114,7 @@ def test_a_query_in_step_with_its_topic_asks_the_admin_once_a_second(
         at = first_batch(query, topic)
         asked: list[float] = []
         snapshot = query._catalog.snapshot
-        monkeypatch.setattr(
-            query._catalog, "snapshot", lambda *a: asked.append(time.monotonic()) or snapshot(*a)
-        )
+        monkeypatch.setattr(query._catalog, "snapshot", lambda *a: asked.append(time.monotonic()) or snapshot(*a))
         begin = time.monotonic()
         while time.monotonic() - begin < 2.5:
             assert query.latest_offset(at, Limits()) == at
@@ -171,9 +167,7 @@ def test_a_recovered_batch_is_read_from_its_start(topic: TestTopic) -> None:
         assert values_of(query, middle, end, hot=True) == [b"2"]
 
 
-def test_a_late_message_leaves_one_batch_to_the_tasks(
-    topic: TestTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_message_leaves_one_batch_to_the_tasks(topic: TestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next batch lies in the tail again, as soon as the late message is there."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
     with planner(topic) as query:

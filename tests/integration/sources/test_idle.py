@@ -53,6 +53,4 @@ def test_an_idle_query_plans_no_batch_and_holds_no_growing_memory(topic: TestTop
         tracemalloc.stop()
         query.close()
     # What a window adds but once, a thread of the client or a cache of the interpreter has taken.
-    assert min(b - a for a, b in pairwise(held)) < MOST_BYTES * ASKED, (
-        f"bytes after each {ASKED} times: {held}"
-    )
+    assert min(b - a for a, b in pairwise(held)) < MOST_BYTES * ASKED, f"bytes after each {ASKED} times: {held}"

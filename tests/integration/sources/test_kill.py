@@ -37,9 +37,7 @@ def publish(topic: TestTopic) -> Counter[str]:
 
 def check(folder: Path, batch: int, wanted: Counter[str]) -> None:
     before = source_driver.rows_of(folder / f"before-{batch}")
-    assert before == source_driver.rows_of(folder / "rows" / str(batch)), (
-        "the batch that was run again differs"
-    )
+    assert before == source_driver.rows_of(folder / "rows" / str(batch)), "the batch that was run again differs"
     rows = source_driver.written(folder)
     assert Counter(row[0] for row in rows) == wanted
     assert len({tuple(row[1:]) for row in rows}) == sum(wanted.values())

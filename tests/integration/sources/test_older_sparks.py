@@ -106,9 +106,7 @@ def test_latest_leaves_out_what_was_there_and_nothing_that_came_later(
         running.stop()
 
 
-def test_a_topic_made_anew_between_two_runs_is_refused(
-    spark: SparkSession, topic: TestTopic, tmp_path: Path
-) -> None:
+def test_a_topic_made_anew_between_two_runs_is_refused(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> None:
     query = Query(spark, topic, tmp_path)
     topic.publish(names("a", 5))
     assert query.run() == [5]

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 
-@pytest.mark.parametrize(
-    "form", ["map", *(pytest.param(f, marks=pytest.mark.long) for f in SECRETS if f != "map")]
-)
+@pytest.mark.parametrize("form", ["map", *(pytest.param(f, marks=pytest.mark.long) for f in SECRETS if f != "map")])
 def test_no_secret_shows_in_plans_progress_or_event_log(
     spark: SparkSession, topic: TestTopic, tmp_path: Path, form: str
 ) -> None:
@@ -64,9 +62,7 @@ def test_a_view_of_the_format_hides_its_secrets(spark: SparkSession, topic: Test
     assert "s3cr3t" not in shown
 
 
-def streamnative(
-    spark: SparkSession, format_name: str, topic: TestTopic, folder: Path
-) -> list[tuple[Any, ...]]:
+def streamnative(spark: SparkSession, format_name: str, topic: TestTopic, folder: Path) -> list[tuple[Any, ...]]:
     """A streaming query and a batch query, as the documentation of StreamNative's connector has them."""
     settings = topic.settings
     stream = (
@@ -89,9 +85,7 @@ def streamnative(
         .option("pulsar.admin.readTimeoutMs", "30000")
         .option("pulsar.reader.receiverQueueSize", "500")
         .load()
-        .selectExpr(
-            "CAST(__key AS STRING)", "CAST(value AS STRING)", "__topic", "__messageProperties['a'] AS a"
-        )
+        .selectExpr("CAST(__key AS STRING)", "CAST(value AS STRING)", "__topic", "__messageProperties['a'] AS a")
     )
     query = (
         stream.writeStream.format("parquet")
@@ -109,13 +103,9 @@ def streamnative(
         .option("startingTime", "1")
         .option("endingOffsets", "latest")
         .load()
-        .selectExpr(
-            "CAST(__key AS STRING)", "CAST(value AS STRING)", "__topic", "__messageProperties['a'] AS a"
-        )
+        .selectExpr("CAST(__key AS STRING)", "CAST(value AS STRING)", "__topic", "__messageProperties['a'] AS a")
     )
-    return sorted(
-        tuple(row) for frame in (spark.read.parquet(str(folder / "rows")), batch) for row in frame.collect()
-    )
+    return sorted(tuple(row) for frame in (spark.read.parquet(str(folder / "rows")), batch) for row in frame.collect())
 
 
 @pytest.mark.long

@@ -114,9 +114,7 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: 
         both = {"topics": f"{topic.name},{other.name}"}
         given = {k: v for k, v in topic.options().items() if k != "topic"} | both
         given |= {"predefinedSubscription": "q", "startingOffsets": "earliest"}
-        strict, lenient = (
-            parse(given | {"failOnDataLoss": flag}, streaming=True) for flag in ("true", "false")
-        )
+        strict, lenient = (parse(given | {"failOnDataLoss": flag}, streaming=True) for flag in ("true", "false"))
         query = StreamPlanner(strict)
         start = query.initial_offset()
         at = query.latest_offset(start, strict.limits)

@@ -42,9 +42,7 @@ def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
             for round_ in range(3):
                 for kind in sorted(KINDS.keys() - {"chunked"}):
                     payloads = [f"{round_}-{kind}-{n}".encode() for n in range(EACH)]
-                    found.publish(
-                        payloads, kind, partition, partition_key=kind, properties={"r": str(round_)}
-                    )
+                    found.publish(payloads, kind, partition, partition_key=kind, properties={"r": str(round_)})
                 if round_ == partition == 1:
                     found.publish([BIG], "chunked", partition)
                 if round_ < 2:
@@ -82,9 +80,7 @@ def test_any_hundred_ranges_read_twice_give_equal_rows(topic: TestTopic) -> None
         catalog = Catalog(admin, [topic.name])
         views = catalog.snapshot([topic.partition(n) for n in range(2)])
         catalog.close()
-    whole = {
-        name: read(topic, {name: view}, {name: view.start}, {name: view.end}) for name, view in views.items()
-    }
+    whole = {name: read(topic, {name: view}, {name: view.start}, {name: view.end}) for name, view in views.items()}
     assert [len(rows) for rows in whole.values()] == [3 * 6 * EACH, 3 * 6 * EACH + 1]
     for number in range(RANGES):
         name = topic.partition(int(number % 10 == 0))  # megabytes take their time

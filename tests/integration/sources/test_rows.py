@@ -69,9 +69,7 @@ def test_keys_and_payloads_are_the_bytes_that_were_stored(spark: SparkSession, t
     key = base64.b64encode(raw).decode()
     wanted = [(raw, "ключ"), (b"", "ключ"), (None, None)] * 2
     wanted += [(b"flagged", key), (b"no text", "\ufffd\x00k")]
-    assert [(row.value, row["__key"]) for row in rows] == wanted, (
-        "null is not empty, and a key is as it is stored"
-    )
+    assert [(row.value, row["__key"]) for row in rows] == wanted, "null is not empty, and a key is as it is stored"
     assert [row.payload for row in rows] == [row.value for row in rows]
     as_bytes = frame(spark, topic, "__key binary").collect()
     assert [row["__key"] for row in as_bytes[-2:]] == [key.encode(), b"\xff\x00k"]
@@ -113,9 +111,7 @@ def test_h44_an_entry_that_nobody_can_read_is_named_and_left_out_only_if_loss_is
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
-def test_times_are_instants_whatever_the_zone_of_the_session(
-    spark: SparkSession, topic: TestTopic, kind: str
-) -> None:
+def test_times_are_instants_whatever_the_zone_of_the_session(spark: SparkSession, topic: TestTopic, kind: str) -> None:
     event_ms = 1_700_000_000_123
     before = datetime.now(timezone.utc).timestamp()
     topic.publish([b"v"], event_timestamp=event_ms)
@@ -193,9 +189,7 @@ def test_a_json_topic_is_read_likewise_and_what_is_no_json_fails_or_is_null(
     with pytest.raises(Exception, match="is not what the topic's JSON schema says") as caught:
         frame(spark, topic, decode="value").select("value").collect()
     assert "set decodeErrors=null" in str(caught.value)
-    assert frame(spark, topic, decode="value", columns="__topic").count() == 4, (
-        "only what is asked for is decoded"
-    )
+    assert frame(spark, topic, decode="value", columns="__topic").count() == 4, "only what is asked for is decoded"
     last = frame(spark, topic, decode="value", decodeErrors="null").collect()[-1]
     assert (last.value, last.payload) == (None, b"no json")
 

@@ -41,14 +41,10 @@ class Query:
         self.options |= options
 
     def start(self, *, now: bool = False, checkpoint: str = "checkpoint", **options: str) -> Any:
-        frame = (
-            self.spark.readStream.format("pulsebridge").options(**self._all(options)).schema(SCHEMA).load()
-        )
+        frame = self.spark.readStream.format("pulsebridge").options(**self._all(options)).schema(SCHEMA).load()
         writer = frame.writeStream.format("parquet").option("path", str(self.folder / f"rows-{checkpoint}"))
         writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
-        return (
-            writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")
-        ).start()
+        return (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
 
     def _all(self, options: Mapping[str, str]) -> dict[str, str]:
         found = self.topic.options() | self.options | options
@@ -111,9 +107,7 @@ def refused(start: Any) -> str:
     return str(caught.value)
 
 
-def test_all_columns_reach_spark_with_the_types_of_the_contract(
-    spark: SparkSession, topic: TestTopic
-) -> None:
+def test_all_columns_reach_spark_with_the_types_of_the_contract(spark: SparkSession, topic: TestTopic) -> None:
     told = {P_TOPIC: "a/b", P_INGEST: encode_ingest(link="test", protocol="5", rule=None)}
     topic.publish([b"v"], partition_key="k", properties=told)
     frame = spark.read.format("pulsebridge").options(**topic.options()).load()
@@ -205,9 +199,7 @@ def test_a_topic_that_is_not_there_yet_is_waited_for_and_read_from_its_first_mes
         poll_for(lambda: query.values() == once(("there", 5), ("late", 5)), 120, "the rows of the other")
     finally:
         running.stop()
-    assert set(logged_offsets(query)[-1]["i"]) == {query.topic.name, late}, (
-        "both are recognised after a restart"
-    )
+    assert set(logged_offsets(query)[-1]["i"]) == {query.topic.name, late}, "both are recognised after a restart"
     query.run()
     assert query.values() == once(("there", 5), ("late", 5))
 
@@ -233,9 +225,7 @@ def test_h11_a_subscription_that_appears_while_it_is_made_is_set_right(topic: Te
     topic.publish(names("a", 3), "unbatched")
     partition, first = topic.partition(), topic.ledgers()[0]
     path = subscription_path(partition, "q")
-    topic.admin.request(
-        "PUT", path, body={"ledgerId": first, "entryId": 2, "properties": {"whose": "Pulsar"}}
-    )
+    topic.admin.request("PUT", path, body={"ledgerId": first, "entryId": 2, "properties": {"whose": "Pulsar"}})
     record = HoldRecord("new partition: earliest", Position(first, 0), False)
     with PulsarClient(topic.settings) as client:
         hold = Hold("q", topic.admin, client, wait_s=5)

@@ -38,9 +38,7 @@ def cut(task: ReadTask, first: int, stop: int) -> ReadTask:
     """The same task for entries ``first`` to ``stop - 1`` of its one ledger."""
     (segment,) = task.segments
     before = (Segment(segment.ledger, 0, first),) if first else ()
-    return replace(
-        task, segments=(Segment(segment.ledger, first, stop),), before=before, idle_timeout_ms=3000
-    )
+    return replace(task, segments=(Segment(segment.ledger, first, stop),), before=before, idle_timeout_ms=3000)
 
 
 def test_every_kind_of_entry_comes_whole_and_in_order_over_ledgers(topic: TestTopic) -> None:
@@ -111,9 +109,7 @@ def test_trimmed_entries_fail_the_task_with_the_remedy_unless_told_otherwise(top
     topic.publish([b"3"], "unbatched")
     (task,) = tasks(topic)
     topic.trim()
-    with pytest.raises(
-        DataLossError, match=r"entry \d+:0, which the query .* no longer in Pulsar — keep message TTL"
-    ):
+    with pytest.raises(DataLossError, match=r"entry \d+:0, which the query .* no longer in Pulsar — keep message TTL"):
         values(task)
     assert values(replace(task, fail_on_data_loss=False)) == [b"3"]
 

@@ -56,9 +56,7 @@ def test_the_binary_protocol_shows_the_same_ledgers_as_the_admin(topic: TestTopi
     assert empty.ledgers == ()
 
 
-def test_a_query_goes_on_while_the_admin_is_away_and_says_once_what_is_off(
-    topic: TestTopic, admin: TcpProxy
-) -> None:
+def test_a_query_goes_on_while_the_admin_is_away_and_says_once_what_is_off(topic: TestTopic, admin: TcpProxy) -> None:
     given = options(topic, admin, predefinedSubscription="q", startingOffsets="earliest")
     query = StreamPlanner(parse(given, streaming=True))
 
@@ -102,9 +100,7 @@ def test_a_query_goes_on_while_the_admin_is_away_and_says_once_what_is_off(
         query.close()
 
 
-def test_a_checkpoint_is_continued_and_a_batch_read_while_the_admin_is_away(
-    topic: TestTopic, admin: TcpProxy
-) -> None:
+def test_a_checkpoint_is_continued_and_a_batch_read_while_the_admin_is_away(topic: TestTopic, admin: TcpProxy) -> None:
     topic.publish([b"1", b"2"], "unbatched")
     given = options(topic, admin, predefinedSubscription="q", startingOffsets="earliest")
     parsed = parse(given, streaming=True)

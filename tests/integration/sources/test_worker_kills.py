@@ -33,9 +33,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos]
 RANDOM_KILLS = int(os.environ.get("PULSEBRIDGE_SOURCE_KILLS", "0"))
 NAMED_KILLS = 3 if RANDOM_KILLS else 1
 """At each point: a query that is begun anew takes seconds."""
-at_length = pytest.mark.skipif(
-    not RANDOM_KILLS, reason="half a minute; PULSEBRIDGE_SOURCE_KILLS=50 asks for it"
-)
+at_length = pytest.mark.skipif(not RANDOM_KILLS, reason="half a minute; PULSEBRIDGE_SOURCE_KILLS=50 asks for it")
 
 
 class World:
@@ -144,9 +142,7 @@ def test_a_worker_killed_in_a_task_loses_and_repeats_nothing(
     while killed < NAMED_KILLS:
         world.publish()
         failure = world.run()
-        if (
-            failure is None
-        ):  # each of two workers had one partition, or an older Spark repeated a batch and no more
+        if failure is None:  # each of two workers had one partition, or an older Spark repeated a batch and no more
             passed += 1
             assert passed < 10, "no worker came to the point"
         else:

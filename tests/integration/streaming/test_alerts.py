@@ -86,9 +86,7 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
 
     world.forget_last_commit("alerts-readings")  # as after a crash between writer and commit
     world.run()
-    assert [(one.command_id, one.payload) for one in world.commands()] == 2 * [
-        (first.command_id, first.payload)
-    ]
+    assert [(one.command_id, one.payload) for one in world.commands()] == 2 * [(first.command_id, first.payload)]
     assert len(world.alerts()) == 3
 
     # the low reading comes again (QoS 1), with one that is still low, and a device that takes no commands
@@ -212,9 +210,7 @@ def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffl
     assert [row["to_device"] for row in found] == ["a", "a", "fan-bath", None]
     commands = {one.device: one for one in world.commands()}
     assert (commands["fan-bath"].mqtt_topic, commands["fan-bath"].payload) == ("rooms/bath/fan", b"\x00\xff")
-    assert {one.command_id for one in world.commands()} == {
-        row["command_id"] for row in found if row["to_device"]
-    }
+    assert {one.command_id for one in world.commands()} == {row["command_id"] for row in found if row["to_device"]}
 
     for flow in flows:
         world.forget_last_commit(flow)
@@ -347,9 +343,7 @@ def test_what_will_not_do_stops_the_job_at_its_start_in_one_line(
 
             @dp.table
             def climate() -> DataFrame:
-                return stream(
-                    "'d' AS device", "CAST(value AS string) AS reading_id", "1.0D AS humidity", "'r' AS room"
-                )
+                return stream("'d' AS device", "CAST(value AS string) AS reading_id", "1.0D AS humidity", "'r' AS room")
 
             @dp.table(device_column=None)
             def anonymous() -> DataFrame:

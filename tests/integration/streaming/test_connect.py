@@ -216,9 +216,7 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
     good = [json.loads(row) for row in here["comfort"]]
     assert len(good) == 2 * (len(BODIES) - 1)
     cold = "expect_column_values_to_be_between(temperature)#2"
-    assert [row["_warnings"] for row in good if row["temperature"] == 12.0 and row["occupied"]] == 2 * [
-        [cold]
-    ]
+    assert [row["_warnings"] for row in good if row["temperature"] == 12.0 and row["occupied"]] == 2 * [[cold]]
     assert sum(len(row["_warnings"]) for row in good) == 2
     bad = [json.loads(row) for row in here["quarantine"] if json.loads(row)["table"] == "comfort"]
     failed = [
@@ -244,9 +242,7 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
         assert there[name] == rows, name
     done = job(config, tmp_path / "there", "--only", "comfort", SPARK_REMOTE=remote)
     assert done.returncode == 0, done.stdout[-6000:]
-    assert rows_of(tmp_path / "there" / "lakehouse" / "comfort") == there["comfort"], (
-        "a second run adds nothing"
-    )
+    assert rows_of(tmp_path / "there" / "lakehouse" / "comfort") == there["comfort"], "a second run adds nothing"
 
 
 @pytest.mark.timeout(400)

@@ -47,9 +47,7 @@ def rows_of(
     """Return the rows in the order of their places, with ``event_time`` in µs: Spark gives times in the session's zone."""
     from pyspark.sql import functions as F
 
-    found = decoded(
-        frame(spark, messages), [Decoding(**{"filter": "gw/+", **one}) for one in decodings], rules
-    )
+    found = decoded(frame(spark, messages), [Decoding(**{"filter": "gw/+", **one}) for one in decodings], rules)
     found = found.withColumn("event_time", F.unix_micros("event_time"))
     return sorted(found.collect(), key=lambda row: (row["_position"]["entry"], row["_position"]["element"]))
 
@@ -97,9 +95,7 @@ def test_id_and_time_are_those_of_the_topic_rule_where_the_decoding_names_none(s
         TopicRule(name="u", filter="gw/#", reading_id="{user:id}"),
     ]
     messages = [
-        *sent(
-            {"t": 1, "seen": "2026-07-01T12:00:00Z", "i": 5}, {"t": 2, "seen": "yesterday", "i": ""}, {"t": 3}
-        ),
+        *sent({"t": 1, "seen": "2026-07-01T12:00:00Z", "i": 5}, {"t": 2, "seen": "yesterday", "i": ""}, {"t": 3}),
         SentMessage(3, b'{"t":4,"seen":0}', rule="u", user=[("id", "x"), ("id", "x")]),
         SentMessage(4, b'{"t":5}', rule="u", user=[("id", "x"), ("id", "y")]),
     ]
@@ -146,9 +142,7 @@ def test_the_first_decoding_whose_filter_matches_decides_and_one_table_has_the_c
         ("csv", "a,1\nb,2"), ("csv", "," * 100), ("lines", "a,1\r\nb,2,3\n"), ("raw", "21.5"), ("raw", "on"),
         ("raw", b"\xff"), ("raw", "1e999"), ("x", {"t": 1}), ("y", {"t": 2}), ("z", "{"), ("own/not", {"t": 9}),
     ]  # fmt: skip
-    messages = [
-        sent(body, topic=f"gw/{name}", more={"entry_id": n})[0] for n, (name, body) in enumerate(payloads)
-    ]
+    messages = [sent(body, topic=f"gw/{name}", more={"entry_id": n})[0] for n, (name, body) in enumerate(payloads)]
     rows = rows_of(spark, messages, *decodings)
     found = [
         (
@@ -209,9 +203,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
         "name": "R",
         "fields": [{"name": "t", "type": "double"}, {"name": "l", "type": nulls}],
     }
-    decodings.append(
-        {"filter": "gw/avro", "format": "avro", "avro_schema": json.dumps(record), "fields": "t double"}
-    )
+    decodings.append({"filter": "gw/avro", "format": "avro", "avro_schema": json.dumps(record), "fields": "t double"})
     many = b"\x00" * 8 + b"\x80" * 6 + b"\x01\x00"  # an array of 2^41 elements that take no bytes
     decimal = b"\xa1\x61t\xc4\x82\x01\xc2\x5a" + (10**6).to_bytes(4, "big") + b"\xff" * 10**6
     payloads: list[tuple[str, bytes]] = [
@@ -221,13 +213,9 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
         ("py/q", b"6 7"), ("py/q", b"hello"), ("py/q", b"eight"), ("slow", b"forever"), ("slow", b"ff"),
         ("avro", b"\x00" * 6 + b"\xf0\x3f" + b"\x02\x00"), ("avro", many),
     ]  # fmt: skip
-    messages = [
-        SentMessage(n, body, f"gw/{name}", user=[("unit", "km")]) for n, (name, body) in enumerate(payloads)
-    ]
+    messages = [SentMessage(n, body, f"gw/{name}", user=[("unit", "km")]) for n, (name, body) in enumerate(payloads)]
     rows = rows_of(spark, messages, *decodings)
-    good = [
-        (row["_position"]["entry"], row["t"], row["_rescued_data"]) for row in rows if row["_fault"] is None
-    ]
+    good = [(row["_position"]["entry"], row["t"], row["_rescued_data"]) for row in rows if row["_fault"] is None]
     assert good == [
         (0, 1.0, None), (2, 2.0, None), (5, 3.0, None), (6, 4.0, '{"more":[1]}'), (8, 5.0, '{"id":"r"}'),
         (10, 6.0, '{"device":"d1"}'), (10, 7.0, '{"device":"d1"}'), (14, 255.0, '{"id":"gw/slow","ts":"2026-01-02T11:00:00Z"}'), (15, 1.0, '{"l":[null]}'),
@@ -276,9 +264,7 @@ def test_nothing_that_a_device_sends_raises(spark: SparkSession, fields: str | N
         values = [v for row in rows for v in (row["value"],) if v is not None]
         assert all(map(math.isfinite, values))
         return
-    assert [row["_position"]["entry"] for row in rows if row["_fault"] is not None] == list(
-        range(len(HOSTILE))
-    )
+    assert [row["_position"]["entry"] for row in rows if row["_fault"] is not None] == list(range(len(HOSTILE)))
     text, huge, large, long, last = rows[len(HOSTILE) :]
     assert (text["b"], text["_rescued_data"]) == ("\0z", None)
     assert (huge["a"], huge["_rescued_data"]) == (None, '{"a":"Infinity"}')
@@ -290,11 +276,7 @@ def test_nothing_that_a_device_sends_raises(spark: SparkSession, fields: str | N
 # --- what is rescued, against a model ---
 
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(-1e15, 1e15)
-    | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(-1e15, 1e15) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=4,
 )
@@ -357,9 +339,7 @@ def test_what_is_unknown_or_does_not_fit_is_rescued_and_nothing_else(
         assert rescued == left(body, MODEL), (body, row)
         for name in ("a", "n", "o"):
             given_value = body.get(name)
-            assert row[name] == (
-                given_value if given_value is not None and fits(MODEL[name], given_value) else None
-            )
+            assert row[name] == (given_value if given_value is not None and fits(MODEL[name], given_value) else None)
 
 
 def test_arrays_and_maps_that_took_less_than_was_given_are_rescued_whole(spark: SparkSession) -> None:
@@ -368,9 +348,7 @@ def test_arrays_and_maps_that_took_less_than_was_given_are_rescued_whole(spark: 
         {"st": [{"k": 1, "w": 2}], "m": {"p": 1.5}, "v": {"any": [1]}}, {"st": [{"k": 1, "new": 2}]},
         {"st": [{"k": "x"}]}, {"m": {"p": "x"}}, {"st": {"k": 1}}, {"m": [1]},
     ]  # fmt: skip
-    rows = rows_of(
-        spark, sent(*bodies), {"fields": fields, "columns": {"st": "st", "m": "m", "v": "to_json(v)"}}
-    )
+    rows = rows_of(spark, sent(*bodies), {"fields": fields, "columns": {"st": "st", "m": "m", "v": "to_json(v)"}})
     assert [row["_rescued_data"] for row in rows] == [
         None, '{"st":[{"k":1,"new":2}]}', '{"st":[{"k":"x"}]}', '{"m":{"p":"x"}}', '{"st":{"k":1}}', '{"m":[1]}',
     ]  # fmt: skip
@@ -424,9 +402,7 @@ TEXTS: dict[str, datetime | None] = {
 def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark: SparkSession) -> None:
     """JSON numbers and text; the session's own zone has no part in it."""
     units = (*UNITS, "auto")
-    decodings = [
-        {"filter": f"x/{unit}", "fields": "v int", "time": "$.t", "time_unit": unit} for unit in units
-    ]
+    decodings = [{"filter": f"x/{unit}", "fields": "v int", "time": "$.t", "time_unit": unit} for unit in units]
     decodings.append(
         {
             "filter": "x/iso",
@@ -477,9 +453,7 @@ def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark
         ([{"filter": "a", "fields": "t int"}, {"filter": "b", "fields": "t string"}], "column t is int and string"),
     ],
 )  # fmt: skip
-def test_a_wrong_declaration_is_one_line(
-    spark: SparkSession, decodings: list[dict[str, Any]], words: str
-) -> None:
+def test_a_wrong_declaration_is_one_line(spark: SparkSession, decodings: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         decoded(frame(spark, []), [Decoding(**one) for one in decodings])
     assert words in caught.value.what

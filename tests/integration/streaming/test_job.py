@@ -71,8 +71,7 @@ class Driver:
         (folder / "rules.yaml").write_text(yaml.safe_dump(RULES), "utf-8")
         self.settings: dict[str, Any] = {
             "pulsar": {
-                name: getattr(pulsar, name)
-                for name in ("service_url", "admin_url", "namespace", "system_namespace")
+                name: getattr(pulsar, name) for name in ("service_url", "admin_url", "namespace", "system_namespace")
             },
             "metrics": {"port": port},
             "streaming": {
@@ -202,9 +201,7 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     poll_for(lambda: len(driver.rows("climate")) >= len(sent), 240, "all messages in the user's table")
     poll_for(lambda: len(driver.rows("readings")) >= LEAVES * len(sent), 120, "all fields in readings")
     poll_for(lambda: len(driver.rows("alerts")) >= len(sent) // 10, 120, "all alerts")
-    poll_for(
-        lambda: sum(row["readings"] for row in driver.rows("hourly")) >= 3 * len(sent), 120, "all in the view"
-    )
+    poll_for(lambda: sum(row["readings"] for row in driver.rows("hourly")) >= 3 * len(sent), 120, "all in the view")
     poll_for(lambda: driver.ids("bronze").keys() == set(sent), 120, "all in bronze")
     driver.endpoint.await_ready()
     assert driver.endpoint.total("pulsebridge_stream_rows_total", query="climate") > 0
@@ -227,9 +224,7 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(
-    driver: Driver, namespaces: PulsarSettings
-) -> None:
+def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(driver: Driver, namespaces: PulsarSettings) -> None:
     sent = publish(namespaces, range(50))
     tables = ("bronze", "readings", "climate", "hourly", "alerts")
     assert driver.ended("--available-now") == 0, driver.log.read_text()
@@ -266,9 +261,7 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
     ],
     ids=["no file", "import", "suite", "schema", "fields", "no frame", "rule", "condition", "column"],
 )
-def test_what_is_wrong_is_said_in_one_line_and_ends_it(
-    driver: Driver, wrong: dict[str, Any], says: str
-) -> None:
+def test_what_is_wrong_is_said_in_one_line_and_ends_it(driver: Driver, wrong: dict[str, Any], says: str) -> None:
     if "module" in wrong:
         (driver.folder / "wrong.py").write_text(wrong["module"], "utf-8")
         wrong = {"modules": [str(driver.folder / "wrong.py")]}
@@ -282,9 +275,7 @@ def test_what_is_wrong_is_said_in_one_line_and_ends_it(
     assert len(said) == 1, text
 
 
-def test_a_batch_that_cannot_be_written_ends_it_with_one_line(
-    driver: Driver, namespaces: PulsarSettings
-) -> None:
+def test_a_batch_that_cannot_be_written_ends_it_with_one_line(driver: Driver, namespaces: PulsarSettings) -> None:
     publish(namespaces, range(3))
     (driver.folder / "mine.py").write_text(
         MODULE.format("(schema_evolution='fail')", "dp.messages('#', fields='temperature double')"), "utf-8"

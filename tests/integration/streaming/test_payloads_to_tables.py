@@ -60,9 +60,7 @@ class Way:
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return a table's rows in the order of their messages and elements."""
         place = ("ledger", "entry", "index", "element")
-        return sorted(
-            delta_rows(self.root / table), key=lambda row: [row["_position"][name] for name in place]
-        )
+        return sorted(delta_rows(self.root / table), key=lambda row: [row["_position"][name] for name in place])
 
 
 def test_as_shipped_any_payload_of_any_device_ends_in_readings(
@@ -74,9 +72,7 @@ def test_as_shipped_any_payload_of_any_device_ends_in_readings(
         {"humidity": 78.0, "ok": True}, {"humidity": 48.2, "at": {"lat": 1.5, "lon": "east"}}, [{"a": 1}, {"a": 2}], 21.5,
         "on", {"id": "own", "ts": "2020-01-01T00:00:00Z", "v": 1}, {"temperature": None, "list": [1, 2]},
     ]  # fmt: skip
-    way.publish(
-        [(f"{name}/d{n}/m", json.dumps(body).encode()) for n, body in enumerate(payloads)], **{name: 7}
-    )
+    way.publish([(f"{name}/d{n}/m", json.dumps(body).encode()) for n, body in enumerate(payloads)], **{name: 7})
     way.run()
     rows = [row for row in way.rows("readings") if row["mqtt_topic"].startswith(name)]
     found = [(row["mqtt_topic"].split("/")[1], row["metric"], row["value"], row["text"]) for row in rows]

@@ -115,9 +115,7 @@ def test_tasmota(spark: SparkSession) -> None:
         12.3,
     )
     assert second["_rescued_data"] == '{"ANALOG":{"A0":5}}'
-    (local,) = rows_of(
-        spark, "tasmota", "tasmota_sensor", ("tele/TH16/SENSOR", "TH16", am2301), zone="Europe/Berlin"
-    )
+    (local,) = rows_of(spark, "tasmota", "tasmota_sensor", ("tele/TH16/SENSOR", "TH16", am2301), zone="Europe/Berlin")
     assert at(local) == datetime(2018, 3, 2, 17, 25, 3, tzinfo=timezone.utc)
     (unknown,) = rows_of(spark, "tasmota", "tasmota_sensor", ("tele/TH16/SENSOR", "TH16", am2301))
     assert (at(unknown), unknown["_fault"]) == (ARRIVAL, None)
@@ -125,9 +123,7 @@ def test_tasmota(spark: SparkSession) -> None:
             "LinkCount": 1, "Downtime": "0T00:00:05"}  # fmt: skip
     state = {"Time": "2024-02-24T22:20:38", "Uptime": "0T00:10:11", "UptimeSec": 611, "Heap": 24, "SleepMode": "Dynamic",
              "Sleep": 50, "LoadAvg": 19, "MqttCount": 1, "POWER": "OFF", "Wifi": wifi}  # fmt: skip
-    (row,) = rows_of(
-        spark, "tasmota", "tasmota_state", ("tele/tasmota_9CF9D1/STATE", "tasmota_9CF9D1", state)
-    )
+    (row,) = rows_of(spark, "tasmota", "tasmota_state", ("tele/tasmota_9CF9D1/STATE", "tasmota_9CF9D1", state))
     assert (row["power"], row["uptime_s"], row["rssi"], row["signal"], row["ssid"]) == (
         "OFF",
         611,
@@ -147,10 +143,7 @@ def test_homie(spark: SparkSession, preset: str, base: str, table: str) -> None:
         (f"{base}/super-car/lights/power", "super-car", "true"), (f"{base}/super-car/lights/color", "super-car", "rgb,100,0,0"),
         (f"{base}/super-car/engine/$name", "super-car", "Engine"), (f"{base}/super-car/$state", "super-car", "ready"),
     )  # fmt: skip
-    found = [
-        (row["device"], row["node"], row["property"], row["text"], row["number"], row["truth"])
-        for row in rows
-    ]
+    found = [(row["device"], row["node"], row["property"], row["text"], row["number"], row["truth"]) for row in rows]
     assert found == [
         ("super-car", "engine", "temperature", "21.5", 21.5, None), ("super-car", "lights", "power", "true", None, True),
         ("super-car", "lights", "color", "rgb,100,0,0", None, None),

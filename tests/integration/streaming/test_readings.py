@@ -37,9 +37,7 @@ def rows_of(
 ) -> list[Any]:
     from pyspark.sql import functions as F
 
-    found = decoded(frame(spark, messages), [decoding], rules).withColumn(
-        "event_time", F.unix_micros("event_time")
-    )
+    found = decoded(frame(spark, messages), [decoding], rules).withColumn("event_time", F.unix_micros("event_time"))
     return sorted(found.collect(), key=lambda row: (row["_position"]["entry"], row["_position"]["element"]))
 
 
@@ -114,9 +112,7 @@ def test_routes_name_metric_id_and_time_and_a_topic_stands_for_a_device_without_
 
 
 def test_other_forms_give_the_same_rows(spark: SparkSession) -> None:
-    lines = Decoding(
-        filter="gw/+", format="csv", names=("when", "t"), elements="$", time="$.when", time_unit="s"
-    )
+    lines = Decoding(filter="gw/+", format="csv", names=("when", "t"), elements="$", time="$.when", time_unit="s")
     rows = rows_of(spark, sent("10,1.5\n20,on\n"), lines)
     assert short(rows) == [
         (0, "t", 1.5, None),
@@ -129,9 +125,9 @@ def test_other_forms_give_the_same_rows(spark: SparkSession) -> None:
     found = rows_of(spark, sent({"at": 30, "list": [{"a": 1, "b": 2}, {"a": 3}]}), elements)
     assert [(metric, value) for _, metric, value, _ in short(found)] == [("a", 1.0), ("b", 2.0), ("a", 3.0)]
     assert len({row["_id"] for row in found}) == 3
-    assert {
-        datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=row["event_time"]) for row in found
-    } == {datetime(1970, 1, 1, 0, 0, 30, tzinfo=timezone.utc)}
+    assert {datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=row["event_time"]) for row in found} == {
+        datetime(1970, 1, 1, 0, 0, 30, tzinfo=timezone.utc)
+    }
 
 
 def told(payload: bytes, message: Message) -> Any:
@@ -160,13 +156,9 @@ def test_settings_say_what_is_no_reading_how_others_are_read_and_in_which_zone(s
     ]  # fmt: skip
     messages = [sent(one, topic=topic, more={"entry_id": n})[0] for n, (topic, one) in enumerate(payloads)]
     rules = [TopicRule(name="r", filter="gw/+d", reading_time="{json:$.Time}")]
-    settings = settings.model_copy(
-        update={"ingest": settings.ingest.model_copy(update={"rules": tuple(rules)})}
-    )
+    settings = settings.model_copy(update={"ingest": settings.ingest.model_copy(update={"rules": tuple(rules)})})
     reader = Reader(spark, settings, stored=frame(spark, messages))
-    found = (
-        reader.decoded(declared_readings(settings)).selectExpr("*", "unix_micros(event_time) AS us").collect()
-    )
+    found = reader.decoded(declared_readings(settings)).selectExpr("*", "unix_micros(event_time) AS us").collect()
     rows = sorted(found, key=lambda row: (row["_position"]["entry"], row["_position"]["element"]))
     assert short(rows) == [
         (1, "kWh", 1.5, None), (1, "n", 0.0, None), (1, "year", 2026.0, None), (1, "kWh", 2.0, None), (1, "n", 1.0, None),
@@ -188,13 +180,7 @@ def test_a_local_time_without_a_declared_zone_is_no_time_and_no_fault(spark: Spa
     assert [row["_fault"] is None for row in rows] == [True] * 4 + [False]
 
 
-leaves = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53) + 1, 2**53 - 1)
-    | st.floats(-1e12, 1e12)
-    | st.text(max_size=4)
-)
+leaves = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e12, 1e12) | st.text(max_size=4)
 names = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=3)
 documents = st.dictionaries(
     names,

@@ -238,11 +238,7 @@ def both(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_spark("s", persist=False)
-    batch = (
-        source.add_dataframe_asset("t")
-        .add_batch_definition_whole_dataframe("b")
-        .get_batch({"dataframe": rows})
-    )
+    batch = source.add_dataframe_asset("t").add_batch_definition_whole_dataframe("b").get_batch({"dataframe": rows})
     result = batch.validate(
         gx.ExpectationSuite("all", expectations=json.loads(suite.text)),
         result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"]},
@@ -257,9 +253,7 @@ def both(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     entries = json.loads(suite.text)
     alone = [n for n, one in enumerate(entries) if one["type"] in WINDOWS]
     for some in ([n for n in range(len(entries)) if n not in alone], *([n] for n in alone)):
-        part = replace(
-            suite, text=json.dumps([entries[n] for n in some]), rules=tuple(suite.rules[n] for n in some)
-        )
+        part = replace(suite, text=json.dumps([entries[n] for n in some]), rules=tuple(suite.rules[n] for n in some))
         ours.update(failing(part.judged(rows)))
     return theirs, ours
 
@@ -283,9 +277,7 @@ def test_the_same_rows_fail_as_in_great_expectations(name: str, both: Any) -> No
 
 def test_the_cases_tell_right_from_wrong(both: Any) -> None:
     _, ours = both
-    missed = {
-        k for k in CASES if not any(ours.get(f"{k}-{n}-{c}") for n in range(len(CASES[k])) for c in range(4))
-    }
+    missed = {k for k in CASES if not any(ours.get(f"{k}-{n}-{c}") for n in range(len(CASES[k])) for c in range(4))}
     assert not missed
 
 
@@ -470,13 +462,9 @@ def test_a_checkpoint_gives_verdicts_and_runs_its_actions(
         tmp_path,
         "readings",
         gxe.ExpectColumnValuesToNotBeNull(column="x", meta={"rule": "present"}),
-        gxe.ExpectColumnValuesToNotBeNull(
-            column="x", mostly=0.5, severity="warning", meta={"rule": "mostly"}
-        ),
+        gxe.ExpectColumnValuesToNotBeNull(column="x", mostly=0.5, severity="warning", meta={"rule": "mostly"}),
         gxe.ExpectColumnMaxToBeBetween(column="i", max_value=5, meta={"rule": "highest"}),
-        gxe.UnexpectedRowsExpectation(
-            unexpected_rows_query="SELECT * FROM {batch} WHERE i > 5", meta={"rule": "sql"}
-        ),
+        gxe.UnexpectedRowsExpectation(unexpected_rows_query="SELECT * FROM {batch} WHERE i > 5", meta={"rule": "sql"}),
     )
     suite = suites.suite("readings")
     found = {v.rule.name: v for v in run_checkpoint(tmp_path, "main.plant.readings", suite, rows)}

@@ -90,9 +90,7 @@ def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_mad
     assert house.found("keyed") == ["a 1 99.0 4 1", "b 2 60.0 0 2", "b 3 70.0 6 0"]
 
 
-def test_a_rebuild_of_a_span_or_a_device_leaves_the_rest(
-    spark: SparkSession, prepared: Path, tmp_path: Path
-) -> None:
+def test_a_rebuild_of_a_span_or_a_device_leaves_the_rest(spark: SparkSession, prepared: Path, tmp_path: Path) -> None:
     house = fresh(spark, prepared, tmp_path, least=20)
     house.do("rebuild", "plain", until=ARRIVAL.replace(minute=4).isoformat())
     assert [row for row in house.found("plain") if " 12.0 " in row] == ["c 1 12.0 4 0"]

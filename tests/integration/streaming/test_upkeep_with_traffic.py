@@ -110,12 +110,7 @@ def test_upkeep_beside_traffic_leaves_each_row_once_though_the_job_is_killed(
                     asking.settle(asking.ask(kind, table))
         with running(house := House(spark, root, 5, more)):
             every = [f"{device} {n}" for n in range(traffic.sent) for device in "abx"]
-            good = {
-                f"{device} {n}"
-                for n in range(traffic.sent)
-                for device in "ab"
-                if device == "a" or n % 20 >= 5
-            }
+            good = {f"{device} {n}" for n in range(traffic.sent) for device in "ab" if device == "a" or n % 20 >= 5}
             for name in ("plain", "keyed"):
 
                 def there(name: str = name) -> list[str]:
@@ -127,9 +122,7 @@ def test_upkeep_beside_traffic_leaves_each_row_once_though_the_job_is_killed(
 
                 poll_for(lambda there=there: len(there()) >= len(every), 180, f"all rows of {name}")  # type: ignore[misc]
                 assert there() == sorted(every)
-                assert {
-                    row[0] for row in house.rows(name).selectExpr("concat(device, ' ', id)").collect()
-                } == good
+                assert {row[0] for row in house.rows(name).selectExpr("concat(device, ' ', id)").collect()} == good
             means = {f"a {traffic.sent}", f"b {len(good) - traffic.sent}"}
             poll_for(
                 lambda: {f"{row[0]} {row[1]}" for row in house.rows("means").select("device", "n").collect()} == means,

@@ -28,9 +28,7 @@ def hourly(rows: DataFrame) -> DataFrame:
 
 
 def declare_hourly() -> None:
-    @dp.materialized_view(
-        name="hourly", keys=["device", "hour"], within=("at", "1 hour"), cluster_by=["device"]
-    )
+    @dp.materialized_view(name="hourly", keys=["device", "hour"], within=("at", "1 hour"), cluster_by=["device"])
     def view() -> DataFrame:
         return hourly(dp.read("source"))
 
@@ -47,9 +45,7 @@ def reading(device: str | None, minute: int, value: float, n: int = 0) -> tuple[
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_view_is_what_its_function_gives_after_any_changes(
-    spark: SparkSession, tmp_path: Path, seed: int
-) -> None:
+def test_a_view_is_what_its_function_gives_after_any_changes(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     world = PipelineWorld(spark, tmp_path)
     devices = ["a", "b", "c", None]
@@ -83,9 +79,7 @@ def test_a_late_reading_corrects_its_window_alone(spark: SparkSession, tmp_path:
     assert changed.orderBy("version").collect()[-1]["operationMetrics"]["numTargetRowsUpdated"] == "1"
 
 
-def test_the_newest_row_of_a_key_counts_in_whatever_order_they_come(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_newest_row_of_a_key_counts_in_whatever_order_they_come(spark: SparkSession, tmp_path: Path) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [reading("a", 9, 9.0, 1), reading("b", 1, 1.0, 1)], READINGS)
     world.run(declare_newest)

@@ -54,9 +54,7 @@ def declared(
     return declare
 
 
-def row(
-    n: int, value: float | None = 1.0, fault: str | None = None, rescued: str | None = None
-) -> tuple[Any, ...]:
+def row(n: int, value: float | None = 1.0, fault: str | None = None, rescued: str | None = None) -> tuple[Any, ...]:
     return (n, f"d{n % 3}", value, fault, rescued, n)
 
 
@@ -126,9 +124,7 @@ def test_h18_a_driver_killed_at_each_step_of_a_batch_goes_on_by_other_rules(
         world.run(killed_batches.declared(limit=3))
     for name in ("appended", "keyed"):
         good = [n for (n,) in world.rows(name, "n")]
-        bad = [
-            int(payload) for table, payload in world.rows("quarantine", "table", "payload") if table == name
-        ]
+        bad = [int(payload) for table, payload in world.rows("quarantine", "table", "payload") if table == name]
         assert sorted(good + bad) == list(range(12)), name
         assert {0, 1, 2, 3, 10} <= set(good), name
         assert {7, 8, 9, 11} <= set(bad), name
@@ -202,14 +198,10 @@ def test_unknown_fields_become_columns_with_one_type_and_what_does_not_fit_stays
     ]
 
 
-def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)
-    with pytest.raises(
-        TerminalError, match="in batch 0: measured: a message has fields that the table does not know"
-    ):
+    with pytest.raises(TerminalError, match="in batch 0: measured: a message has fields that the table does not know"):
         world.run(declared(evolution="fail"))
     assert world.rows("measured", "n") == []
     world.run(declared())

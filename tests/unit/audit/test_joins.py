@@ -94,9 +94,7 @@ def test_a_row_twice_in_measurements_or_quarantine_fails(field: str) -> None:
 def test_commands_are_expected_by_the_rules_and_not_by_what_was_emitted() -> None:
     whole = whole_run([DIP])
     lost = whole.emitted[0].id
-    nowhere = {
-        n: tuple(r for r in getattr(whole, n) if r.id != lost) for n in ("emitted", "received", "receipts")
-    }
+    nowhere = {n: tuple(r for r in getattr(whole, n) if r.id != lost) for n in ("emitted", "received", "receipts")}
     found = findings(replace(whole, **nowhere))
     assert (Hop.COMMANDS, Kind.MISSING, (lost,)) in {(f.hop, f.kind, f.records) for f in found}
 

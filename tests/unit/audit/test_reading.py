@@ -18,9 +18,7 @@ TOPIC = "persistent://public/pulsebridge/wearables"
 def test_a_journal_gives_back_what_was_written_less_a_line_cut_short(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "cgm-001")
     journal.write(PUBLISHED, 5, id="a", metric="glucose", seq=0, ts="2010-03-24T09:51:00", value=112.0)
-    journal.write(
-        PUBLISHED, 6, id="b", metric="glucose", seq=1, ts="2010-03-24T09:56:00", value=None, fault="no_value"
-    )
+    journal.write(PUBLISHED, 6, id="b", metric="glucose", seq=1, ts="2010-03-24T09:56:00", value=None, fault="no_value")
     journal.write(ACKNOWLEDGED, 7, id="a")
     journal.write(COMMAND, 8, id="c", n=1, dup=False)
     journal.close()

@@ -19,9 +19,7 @@ from bridge.dead_letters import HEAD_BYTES, dead_letter
 from bridge.errors import ContractError
 
 GOOD = Command("id", "device", "devices/device/commands", b"{}")
-names = st.text(
-    st.characters(exclude_characters="+#", exclude_categories=["Cc", "Cn", "Cs"]), min_size=1, max_size=20
-)
+names = st.text(st.characters(exclude_characters="+#", exclude_categories=["Cc", "Cn", "Cs"]), min_size=1, max_size=20)
 
 
 @given(
@@ -113,9 +111,7 @@ def test_positions_are_ordered_as_the_log() -> None:
     ]
     assert sorted(places) == places
     assert places[1].encode(3) == "0.3.1.1.0"
-    assert [CommandPosition.decode(place.encode(3, 1)) for place in places] == [
-        (1, 3, place) for place in places
-    ]
+    assert [CommandPosition.decode(place.encode(3, 1)) for place in places] == [(1, 3, place) for place in places]
     bad = (
         "",
         "0.3.1.1",

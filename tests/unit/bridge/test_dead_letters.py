@@ -137,9 +137,7 @@ def test_a_command_that_a_sink_refused_is_replayed_for_no_push_has_seen_it() -> 
 
 def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alone() -> None:
     place = CommandPosition(7, 3, -1)
-    entry = entry_of(
-        GroupCommand("g 1", "presses", "", b"open"), "w-1", place, 4, "devices/{device}/commands"
-    )
+    entry = entry_of(GroupCommand("g 1", "presses", "", b"open"), "w-1", place, 4, "devices/{device}/commands")
     told = told_of_command(encode_command(entry), PULSAR.system_topic("commands") + "-partition-3")
     planned = replay_of(letter(told=told, payload=b""), PULSAR)
     assert isinstance(planned, Refusal)
@@ -208,9 +206,7 @@ def test_a_block_ends_only_when_all_letters_of_its_topic_are_meant() -> None:
 def test_the_summary_counts_reasons_without_their_numbers() -> None:
     summary = Summary(keep=2)
     for number in range(300):
-        _, told = dead_letter(
-            b"", topic=FLEET, device="d", reason=f"has {number} bytes", at_us=number * 1_000_000 + 1
-        )
+        _, told = dead_letter(b"", topic=FLEET, device="d", reason=f"has {number} bytes", at_us=number * 1_000_000 + 1)
         summary.add(letter(told=told, number=number), replayed=number < 10)
     found = summary.as_json()
     assert (found["total"], found["replayed"]) == (300, 10)

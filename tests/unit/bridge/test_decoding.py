@@ -186,9 +186,7 @@ def test_h44_what_would_raise_later_is_a_contract_error(name: str, payload: byte
 SESSION = '{"family":"f","granted":{"a/#":%s},"released":[]}'
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[" * 100_000, "[]", SESSION % "1e999", SESSION % '"1"', SESSION % "NaN"]
-)
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "[]", SESSION % "1e999", SESSION % '"1"', SESSION % "NaN"])
 def test_h44_a_session_of_ingest_that_cannot_be_read_counts_as_unknown(text: str) -> None:
     read = session_memory._read(SESSION % "1")
     assert read is not None
@@ -221,9 +219,7 @@ def entry(metadata: bytes, body: bytes) -> RawEntry:
 
 @pytest.mark.parametrize("compression", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [2**40, 2**63 - 1, 2**32 - 1])
-def test_h44_an_entry_that_names_a_size_beyond_memory_is_an_error_of_ours(
-    compression: int, size: int
-) -> None:
+def test_h44_an_entry_that_names_a_size_beyond_memory_is_an_error_of_ours(compression: int, size: int) -> None:
     opened = open_entry(entry(number(8, compression) + number(9, size), b"x" * 20), "p")
     with pytest.raises(ContractError, match="cannot be decompressed"):
         Opener().add(opened)

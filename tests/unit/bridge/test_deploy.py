@@ -135,9 +135,7 @@ def test_units_drain_in_time_and_are_confined(path: Path) -> None:
     assert service["CapabilityBoundingSet"] == ""
     command = shlex.split(service["ExecStart"])
     assert command[0].endswith("/bin/pulsebridge")
-    assert command[1] == path.name.removeprefix("pulsebridge-").rstrip("@").partition("@")[0].removesuffix(
-        ".service"
-    )
+    assert command[1] == path.name.removeprefix("pulsebridge-").rstrip("@").partition("@")[0].removesuffix(".service")
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda p: p.name)

@@ -153,9 +153,7 @@ def test_h38_an_event_is_one_printable_line_whatever_a_device_chose(
 ) -> None:
     logs.configure(LogSettings(format=form))  # type: ignore[arg-type]
     log = structlog.get_logger("ingest")
-    log.info(
-        f"left out: {text}", topic=text, nested={text: [text, (text, Named(text))]}, error=ValueError(text)
-    )
+    log.info(f"left out: {text}", topic=text, nested={text: [text, (text, Named(text))]}, error=ValueError(text))
     logging.getLogger("some.library").error("refused %s", text)
     lines = capsys.readouterr().out.split("\n")
     assert len(lines) == 3  # two events, and nothing after the last line's end
@@ -169,9 +167,7 @@ def test_h38_an_event_is_one_printable_line_whatever_a_device_chose(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(anything, st.sampled_from(["json", "console"]))
-def test_h38_the_lines_of_a_traceback_are_indented(
-    capsys: pytest.CaptureFixture[str], text: str, form: str
-) -> None:
+def test_h38_the_lines_of_a_traceback_are_indented(capsys: pytest.CaptureFixture[str], text: str, form: str) -> None:
     logs.configure(LogSettings(format=form))  # type: ignore[arg-type]
     try:
         raise ValueError(text)
@@ -260,9 +256,7 @@ def test_every_warning_names_the_action_to_take() -> None:
     silent, count = [], 0
     for place, text in _said():
         count += 1
-        words = " ".join(
-            n.value for n in ast.walk(text) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-        )
+        words = " ".join(n.value for n in ast.walk(text) if isinstance(n, ast.Constant) and isinstance(n.value, str))
         passed_on = re.search(r"\b(advice|remedy|what_to_check|str\(e\))", ast.unparse(text))
         if not _ACTION.search(words) and passed_on is None:
             silent.append(f"{place}: {ast.unparse(text)}")

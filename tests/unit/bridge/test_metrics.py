@@ -91,10 +91,7 @@ def test_h39_clients_that_drip_hold_few_threads_and_keep_no_probe_out() -> None:
     (port,) = free_ports(1)
     with serving(MetricsSettings(port=port)), ExitStack() as opened:
         before = threading.active_count()
-        dripping = [
-            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
-            for _ in range(100)
-        ]
+        dripping = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(100)]
 
         def few_threads() -> bool:
             for raw in dripping:

@@ -76,9 +76,7 @@ def test_expressions_parse_and_use_what_the_code_shows(text: str) -> None:
         assert {label for label, _, _ in selector.matchers} <= known, f"{selector.metric} has labels {known}"
         counted = kind_of(selector) == "counter" or selector.metric.endswith("_bucket")
         over_time = any(name in ("rate", "increase") for name in selector.inside)
-        assert counted == over_time, (
-            f"{selector.metric}: rate() or increase() for counters, and for them alone"
-        )
+        assert counted == over_time, f"{selector.metric}: rate() or increase() for counters, and for them alone"
         if "histogram_quantile" in selector.inside:
             assert selector.metric.endswith("_bucket")
             assert "le" in found.labels
@@ -179,9 +177,7 @@ def test_the_table_of_metrics_is_that_of_the_code() -> None:
 # --- the rules of promtool's linter, and of this project ---
 
 _UNITS = "seconds|bytes|ratio|celsius|meters|volts|amperes|joules|grams"
-_NOT_BASE = (
-    r"milliseconds|microseconds|nanoseconds|minutes|hours|days|kilobytes|megabytes|percent|ms|us|kb|mb"
-)
+_NOT_BASE = r"milliseconds|microseconds|nanoseconds|minutes|hours|days|kilobytes|megabytes|percent|ms|us|kb|mb"
 
 
 @pytest.mark.parametrize("family", catalogue(mop=False), ids=lambda f: f.name)

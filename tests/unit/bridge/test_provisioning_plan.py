@@ -47,9 +47,7 @@ GOOD: dict[str, Any] = {
         ),
     ],
 )
-def test_h1_h13_policies_that_lose_messages_are_named_with_the_command(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_h1_h13_policies_that_lose_messages_are_named_with_the_command(changes: dict[str, Any], words: str) -> None:
     assert policies_lack("public/x", GOOD, PULSAR) == []
     (step,) = policies_lack("public/x", GOOD | changes, PULSAR)
     assert words in step.shell
@@ -63,10 +61,7 @@ def test_namespaces_that_others_share_may_go_on_making_topics_by_themselves() ->
 
 def test_what_keeps_messages_comes_before_the_topics_and_holds_before_commands() -> None:
     commands = [step.shell for step in whole_plan(Settings())]
-    first = {
-        word: next(i for i, c in enumerate(commands) if word in c)
-        for word in ("create-partitioned", "cursors-p")
-    }
+    first = {word: next(i for i, c in enumerate(commands) if word in c) for word in ("create-partitioned", "cursors-p")}
     assert all(i < first["create-partitioned"] for i, c in enumerate(commands) if " namespaces " in c)
     assert "create-subscription" in commands[first["cursors-p"]]
     assert commands[-1].startswith(

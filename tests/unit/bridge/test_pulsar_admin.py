@@ -17,9 +17,7 @@ from bridge.ingest.provisioning import verify_policies
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 
-NOT_NOW = (
-    "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"
-)
+NOT_NOW = "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"
 """As Pulsar 4.0.8 answered a reset of a cursor, seconds after it had been killed and started again."""
 
 
@@ -65,9 +63,7 @@ def admin_that_answers(text: str, times: int) -> Iterator[tuple[PulsarAdmin, lis
 
 
 @pytest.mark.parametrize("text", [NOT_NOW, "Subscription Busy"])
-def test_a_cursor_that_cannot_be_moved_now_is_asked_for_again(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cursor_that_cannot_be_moved_now_is_asked_for_again(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulsar_admin, "_BUSY_WAIT_S", 0.001)
     with admin_that_answers(text, 3) as (admin, came):
         admin.request("POST", "/there/resetcursor")

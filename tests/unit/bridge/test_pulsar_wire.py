@@ -105,9 +105,7 @@ def test_frames_are_the_same_however_they_are_cut(sent: list[bytes], step: int) 
     assert len(whole) == len(sent)
 
 
-@pytest.mark.parametrize(
-    "data", [b"HTTP/1.1 400 Bad Request", b"\0\0\0\1\0\0\0\0", b"\0\0\0\x08\0\0\0\x09aaaa"]
-)
+@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request", b"\0\0\0\1\0\0\0\0", b"\0\0\0\x08\0\0\0\x09aaaa"])
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"a frame|a command"):
         Frames().feed(data)
@@ -121,9 +119,7 @@ def test_any_command_can_be_read(data: bytes) -> None:
 
 
 def test_a_lookup_names_the_broker_that_fits_the_connection() -> None:
-    answer = Answer(
-        Kind.LOOKUP_RESPONSE, {1: b"pulsar://a:6650", 2: b"pulsar+ssl://a:6651", 3: 1, 4: 9, 5: 1}
-    )
+    answer = Answer(Kind.LOOKUP_RESPONSE, {1: b"pulsar://a:6650", 2: b"pulsar+ssl://a:6651", 3: 1, 4: 9, 5: 1})
     assert commands.redirect_of(answer, tls=False) == Redirect("pulsar://a:6650", True, True, False)
     assert commands.redirect_of(answer, tls=True) == Redirect("pulsar+ssl://a:6651", True, True, False)
     failed = Answer(Kind.LOOKUP_RESPONSE, {3: 2, 4: 9, 6: 4, 7: b"no\nright"})
@@ -152,9 +148,7 @@ def test_a_number_below_zero_is_read_as_protobuf_writes_it() -> None:
 def test_a_message_that_was_cut_tells_the_fields_before_the_cut(
     numbers: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    parts = [
-        part for field, value in numbers for part in (number(field, value), text(field, b"x" * (value % 200)))
-    ]
+    parts = [part for field, value in numbers for part in (number(field, value), text(field, b"x" * (value % 200)))]
     whole = b"".join(parts)
     cut = data.draw(st.integers(0, len(whole)))
     left, complete = cut, 0

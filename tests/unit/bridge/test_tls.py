@@ -107,9 +107,7 @@ def test_a_server_that_wants_our_certificate_and_one_that_does_not_like_it(tmp_p
 
 
 def test_the_cause_is_found_below_other_errors(tmp_path: Path) -> None:
-    inner = failure(
-        client_context(files(tmp_path, OTHER), "mqtt"), server_context(CA.issue_cert("localhost"))
-    )
+    inner = failure(client_context(files(tmp_path, OTHER), "mqtt"), server_context(CA.issue_cert("localhost")))
     outer = RuntimeError("outer")
     outer.__cause__ = inner
     assert "pulsar.tls_ca" in str(handshake_problem(outer, PulsarSettings(), "pulsar", "h"))
@@ -123,8 +121,6 @@ def test_a_file_that_cannot_be_used_is_named_with_its_setting(tmp_path: Path) ->
     CA.issue_cert("other").private_key_pem.write_to_path(str(tmp_path / "key.pem"))
     with pytest.raises(ConfigError, match=r"pulsar\.tls_certificate .* belong together"):
         client_context(
-            PulsarSettings(
-                tls_certificate=settings.tls_certificate, tls_private_key=settings.tls_private_key
-            ),
+            PulsarSettings(tls_certificate=settings.tls_certificate, tls_private_key=settings.tls_private_key),
             "pulsar",
         )

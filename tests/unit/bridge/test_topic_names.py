@@ -24,9 +24,7 @@ def test_a_partition_tells_its_topic_and_its_number(topic: str, number: int) -> 
     assert (base_topic(name), partition_number(name)) == (topic, number)
 
 
-@pytest.mark.parametrize(
-    "name", [TOPIC, f"{TOPIC}-partition-x", f"{TOPIC}-partition-", f"{TOPIC}-partition-²", ""]
-)
+@pytest.mark.parametrize("name", [TOPIC, f"{TOPIC}-partition-x", f"{TOPIC}-partition-", f"{TOPIC}-partition-²", ""])
 def test_any_other_name_is_no_partition_s(name: str) -> None:
     assert base_topic(name) == name
     assert (partition_number(name), partition_number(name, without=-1)) == (0, -1)

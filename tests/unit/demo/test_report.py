@@ -29,9 +29,7 @@ class Loads(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [
-            f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")
-        ]
+        self.found += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +61,7 @@ def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:
     assert found is not None
     specs, data = map(json.loads, found.groups())
     assert "kill -9 Spark driver" in [kill["what"] for kill in data["kills"]]
-    assert {"rates", "latency", "distribution", "readings", "commands"} <= {
-        n for n, rows in data.items() if rows
-    }
+    assert {"rates", "latency", "distribution", "readings", "commands"} <= {n for n, rows in data.items() if rows}
     for chart in ("rates", "latency", "distribution", "device"):
         assert f'id="{chart}"' in page
         drawn = vl_convert.vegalite_to_svg({**specs[chart], "width": 600, "datasets": data})

@@ -38,9 +38,7 @@ def family(*states: str, command: Command = COMMAND) -> Family:
     found = Family("c", "d")
     for number, state in enumerate(states, 1):
         name = "c" if number == 1 else f"c~{number}"
-        found.take_command(
-            0, at(number), replace(command, command_id=name, resend_of="" if number == 1 else "c")
-        )
+        found.take_command(0, at(number), replace(command, command_id=name, resend_of="" if number == 1 else "c"))
         if state != "pending":
             found.take_receipt(Receipt(name, "d", "t", state))
     return found

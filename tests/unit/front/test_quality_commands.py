@@ -14,8 +14,7 @@ def test_rules_tells_what_splits_rows_with_expectations_of_the_users_own(tmp_pat
     kinds = ("expect_column_values_to_be_whole", "expect_column_mean_to_be_between")
     kwargs = ({}, {"max_value": 60})
     entries = [
-        {"type": kind, "kwargs": {"column": "humidity", **more}}
-        for kind, more in zip(kinds, kwargs, strict=True)
+        {"type": kind, "kwargs": {"column": "humidity", **more}} for kind, more in zip(kinds, kwargs, strict=True)
     ]
     (tmp_path / "expectations").mkdir()
     (tmp_path / "great_expectations.yml").touch()

@@ -167,9 +167,7 @@ def test_any_bytes_give_a_message_that_mqtt_could_carry_or_a_reason(
     assert not set("+#\0") & set(found.topic)
     if found.properties is not None:
         texts = [t for pair in found.properties.user for t in pair]
-        texts += [
-            t for t in (found.properties.content_type, found.properties.response_topic) if t is not None
-        ]
+        texts += [t for t in (found.properties.content_type, found.properties.response_topic) if t is not None]
         for text in texts:
             assert "\0" not in text
             text.encode()

@@ -228,9 +228,7 @@ def test_a_refusal_narrows_down_to_the_message_it_means() -> None:
 
 
 @pytest.mark.parametrize(("size", "under_way"), [(1, 2), (11, 2), (12, 1), (100, 1)])
-def test_small_batches_wait_for_a_receipt_the_sooner_the_faster_messages_come(
-    size: int, under_way: int
-) -> None:
+def test_small_batches_wait_for_a_receipt_the_sooner_the_faster_messages_come(size: int, under_way: int) -> None:
     lane, _ = lane_with(size)
     sent = [lane.to_send()]
     for mid in range(1000, 1000 + 249):

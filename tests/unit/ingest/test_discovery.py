@@ -101,9 +101,7 @@ def test_names_that_repeat_under_others_are_no_devices() -> None:
 
 
 def test_one_device_with_an_id_is_found() -> None:
-    assert (
-        device_of(proposed("wearables/w-1/glucose", "wearables/w-1/heart"), "wearables/w-1/glucose") == "w-1"
-    )
+    assert device_of(proposed("wearables/w-1/glucose", "wearables/w-1/heart"), "wearables/w-1/glucose") == "w-1"
 
 
 def test_topics_without_a_device_have_the_topic_as_key() -> None:
@@ -193,13 +191,10 @@ def test_estimates_are_near(texts: set[str]) -> None:
 
 anything = st.text(st.characters(exclude_categories=()), max_size=8)
 level = (
-    st.sampled_from(["a", "b", "dev-1", "dev-2", "set", "", "$SYS", "homie", "5", "tele", "STATE", "+", "#"])
-    | anything
+    st.sampled_from(["a", "b", "dev-1", "dev-2", "set", "", "$SYS", "homie", "5", "tele", "STATE", "+", "#"]) | anything
 )
 topics = st.lists(level, min_size=1, max_size=12).map("/".join)
-payloads = st.binary(max_size=10) | st.sampled_from(
-    [b'{"deviceId": "x"}', b'{"device": {"id": 3}}', b"1", b"[]"]
-)
+payloads = st.binary(max_size=10) | st.sampled_from([b'{"deviceId": "x"}', b'{"device": {"id": 3}}', b"1", b"[]"])
 
 
 @settings(deadline=None, max_examples=200)
@@ -305,9 +300,9 @@ def test_h38_what_is_printed_holds_the_proposal_and_nothing_else(
 def tables(*messages: tuple[str, Any]) -> tuple[dict[str, TableDeclaration], list[str]]:
     tree, signs = seen((topic, json.dumps(body).encode()) for topic, body in messages)
     proposal = propose(tree, signs.seen)
-    assert {
-        one["name"] for one in yaml.safe_load(proposal.yaml()).get("streaming", {}).get("tables", [])
-    } == {table.name for table in proposal.tables}
+    assert {one["name"] for one in yaml.safe_load(proposal.yaml()).get("streaming", {}).get("tables", [])} == {
+        table.name for table in proposal.tables
+    }
     return {table.name: table for table in proposal.tables}, proposal.notes
 
 
@@ -325,9 +320,7 @@ def test_json_of_one_form_is_one_table_with_the_types_that_were_seen() -> None:
         "list array<double>, any string, ts string"
     )
     assert (decoding.time, decoding.columns) == ("$.ts", {})
-    assert notes == [
-        "table plant: bigint held whole numbers alone: write double where there may be fractions"
-    ]
+    assert notes == ["table plant: bigint held whole numbers alone: write double where there may be fractions"]
 
 
 def test_each_form_of_payload_is_a_table_and_text_beside_them_is_none() -> None:

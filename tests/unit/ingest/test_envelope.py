@@ -70,9 +70,7 @@ def test_the_full_envelope_says_it_all() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_a_full_envelope_folds_to_what_was_stored(
-    route: Route | None, qos: int, retain: bool, dup: bool
-) -> None:
+def test_a_full_envelope_folds_to_what_was_stored(route: Route | None, qos: int, retain: bool, dup: bool) -> None:
     kept = told(message(qos=qos, retain=retain, dup=dup), route)
     assert contract.folded_envelope(contract.full_envelope(kept)) == kept
     assert contract.folded_envelope({"a": "b"}) == {"a": "b"}
@@ -117,9 +115,7 @@ def test_a_topic_that_is_not_utf8_is_told_with_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(("given", "kept"), [("\udcff", r"\xff"), ("a\ud800", r"a\ud800")])
-def test_user_properties_that_are_not_utf8_are_told_with_their_bytes_and_read_back(
-    given: str, kept: str
-) -> None:
+def test_user_properties_that_are_not_utf8_are_told_with_their_bytes_and_read_back(given: str, kept: str) -> None:
     stored = told(message(properties=PublishProperties(user=((given, given), ("b", "c")))))
     again = message_of(b"", stored).properties
     assert again is not None
@@ -127,22 +123,14 @@ def test_user_properties_that_are_not_utf8_are_told_with_their_bytes_and_read_ba
 
 
 def test_push_s_own_publishes_are_known() -> None:
-    assert from_push(
-        message(properties=PublishProperties(user=(("a", "b"), (contract.ORIGIN_PROPERTY, "push"))))
-    )
+    assert from_push(message(properties=PublishProperties(user=(("a", "b"), (contract.ORIGIN_PROPERTY, "push")))))
     assert not from_push(message(properties=PublishProperties(user=(("a", "b"),))))
     assert not from_push(message())
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=2000), text, st.dictionaries(text, text.map(lambda t: t * 60), max_size=5))
-def test_the_size_is_exact_where_it_could_matter(
-    payload: bytes, key: str, properties: dict[str, str]
-) -> None:
-    exact = (
-        len(payload)
-        + len(key.encode())
-        + sum(len(n.encode()) + len(v.encode()) for n, v in properties.items())
-    )
+def test_the_size_is_exact_where_it_could_matter(payload: bytes, key: str, properties: dict[str, str]) -> None:
+    exact = len(payload) + len(key.encode()) + sum(len(n.encode()) + len(v.encode()) for n, v in properties.items())
     assert size_of(payload, key, properties) <= exact
     assert exact - size_of(payload, key, properties) <= 3 * 1024

@@ -87,9 +87,7 @@ def sound_rules(draw: st.DrawFn) -> TopicRule:
     """Most of these are taken, so that their messages are what is tried."""
     return TopicRule(
         name=draw(st.sampled_from(["r1", "r2", "r3"])),
-        filter=draw(
-            st.sampled_from(["a/+device/#", "+device/+x", "+/+device", "s/+device/+x", "#", "+device", "a/b"])
-        ),
+        filter=draw(st.sampled_from(["a/+device/#", "+device/+x", "+/+device", "s/+device/+x", "#", "+device", "a/b"])),
         topic=draw(st.sampled_from(["a", "s", "{level1}", "{level1}-a"])),
         key=draw(st.sampled_from([None, None, "{mqtt_topic}", "{json:$.id}", "{level1}/{user:u}"])),
         device=draw(st.sampled_from([None, None, "{device}", "{level1}", "a", "{json:$.id}"])),
@@ -127,9 +125,7 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
         assert way.key.encode()
         if way.command_topic is not None:
             assert not set("+#\0") & set(way.command_topic)
-            assert isinstance(
-                mapper.route(way.command_topic), LeftOut
-            )  # H8: it never comes back as a reading
+            assert isinstance(mapper.route(way.command_topic), LeftOut)  # H8: it never comes back as a reading
         return Placed(topic, way.key, way.rule)
     assert way.reason
     assert way.reason.encode()
@@ -154,9 +150,7 @@ FUZZ = settings(deadline=None, max_examples=120, suppress_health_check=list(Heal
 def test_no_rule_and_no_message_raises_vanishes_or_escapes(
     some: list[TopicRule], own_filters: list[str], loopback: bool, arrived: list[Message]
 ) -> None:
-    ingest = IngestSettings(
-        rules=tuple(some), filters=tuple(own_filters), allow_loopback=loopback, max_topics=3
-    )
+    ingest = IngestSettings(rules=tuple(some), filters=tuple(own_filters), allow_loopback=loopback, max_topics=3)
     problems = mapping_problems(ingest, PULSAR)
     assert all(problem.startswith("ingest") for problem in problems)
     if problems:
@@ -211,9 +205,7 @@ def test_any_envelope_is_read_back_or_refused(payload: bytes, told: dict[str, st
 @FUZZ
 @given(messages())
 def test_what_is_told_is_read_back(message: Message) -> None:
-    assume(
-        all(text.encode("utf-8", "replace").decode() == text for text in [message.topic, *_texts(message)])
-    )
+    assume(all(text.encode("utf-8", "replace").decode() == text for text in [message.topic, *_texts(message)]))
     route = Route("r", "l", "k", None, None)
     told = ENVELOPE.of(message, ENVELOPE.of_topic(message.topic, route))
     again = message_of(message.payload, told)
@@ -231,9 +223,7 @@ def _texts(message: Message) -> list[str]:
     st.lists(st.tuples(st.sampled_from(["a", "é", "\U0001f600"]), st.integers(0, 700_000)), max_size=6),
     st.integers(0, 3),
 )
-def test_h5_a_dead_letter_s_properties_stay_below_pulsar_s_limit(
-    sizes: list[tuple[str, int]], user: int
-) -> None:
+def test_h5_a_dead_letter_s_properties_stay_below_pulsar_s_limit(sizes: list[tuple[str, int]], user: int) -> None:
     own = {f"p{number}": text * length for number, (text, length) in enumerate(sizes)}
     own[contract.P_USER] = contract.encode_user_properties([("n", "v" * 400_000)] * user)
     kept, told = dead_letter(b"x" * 10, topic="t", device="d", reason="r", at_us=1, properties=own)

@@ -30,9 +30,7 @@ from bridge.settings.mqtt import MqttSettings
 from tests.support.mqtt_streams import CONNACK, PROTOCOLS, PahoOn
 from tests.support.raw_mqtt import packet, text
 
-_texts = st.text(
-    st.characters(exclude_categories=("Cs",), exclude_characters="\0\ufeff"), min_size=1, max_size=9
-)
+_texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\ufeff"), min_size=1, max_size=9)
 _protocols = st.sampled_from(sorted(PROTOCOLS))
 _wills = st.none() | st.builds(
     Will,
@@ -97,9 +95,7 @@ def test_connect_is_pahos(
             options = {"clean_start": not persistent, "properties": properties}
         client.connect("peer.invalid", keepalive=keep_alive_s, **options)
 
-    ours = connect_packet(
-        settings, client_id, persistent=persistent, will=will, receive_maximum=receive_maximum
-    )
+    ours = connect_packet(settings, client_id, persistent=persistent, will=will, receive_maximum=receive_maximum)
     theirs = written_by_paho(protocol, connect, persistent=persistent)
     assert _sorted(ours, protocol) == _sorted(theirs, protocol)
 
@@ -133,9 +129,7 @@ def _sorted(connect: bytes, protocol: str) -> bytes:
         max_size=3,
     ),
 )
-def test_subscribe_unsubscribe_and_disconnect_are_pahos(
-    protocol: str, subscriptions: list[Subscription]
-) -> None:
+def test_subscribe_unsubscribe_and_disconnect_are_pahos(protocol: str, subscriptions: list[Subscription]) -> None:
     mqtt5 = protocol == "5"
     filters = [s.filter.replace("+", "p").replace("#", "h") for s in subscriptions]
     subscriptions = [
@@ -203,9 +197,7 @@ def test_no_text_of_connack_can_be_wrong(name: str) -> None:
 
 def test_any_maximum_packet_size_is_taken() -> None:
     for size in (1, 268_435_455, 268_435_460, 2**32 - 1):
-        assert (
-            connack(b"\0\0\5\x27" + struct.pack("!I", size), mqtt5=True).granted.maximum_packet_size == size
-        )
+        assert connack(b"\0\0\5\x27" + struct.pack("!I", size), mqtt5=True).granted.maximum_packet_size == size
 
 
 @pytest.mark.parametrize(
@@ -239,8 +231,6 @@ def test_what_mqtt_has_no_packet_for_is_an_error_of_its_caller() -> None:
 
 def test_a_session_expiry_that_connect_cannot_carry_is_refused_in_the_settings() -> None:
     """MQTT 5, 3.1.2.11.2: four bytes, of which the largest number means that the session does not expire."""
-    assert b"\x11\xff\xff\xff\xff" in connect_packet(
-        MqttSettings(session_expiry_s=2**32 - 1), "a", persistent=True
-    )
+    assert b"\x11\xff\xff\xff\xff" in connect_packet(MqttSettings(session_expiry_s=2**32 - 1), "a", persistent=True)
     with pytest.raises(ValueError, match="session_expiry_s"):
         MqttSettings(session_expiry_s=2**32)

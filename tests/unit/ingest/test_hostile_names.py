@@ -15,12 +15,8 @@ from bridge.dead_letters import dead_letter, letter_key
 from bridge.mapping import Mapper, NoRoute, Outcome, PerMessage, ResumeAsked, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 
-GATEWAY = TopicRule(
-    name="gateway", filter="gw/+id", topic="gateway", device="{json:$.device}", key="{json:$.key}"
-)
-CHANNELS = TopicRule(
-    name="channels", filter="c/+device/+channel", topic="c-{device}-{channel}", device="{device}"
-)
+GATEWAY = TopicRule(name="gateway", filter="gw/+id", topic="gateway", device="{json:$.device}", key="{json:$.key}")
+CHANNELS = TopicRule(name="channels", filter="c/+device/+channel", topic="c-{device}-{channel}", device="{device}")
 FIXED = TopicRule(name="fixed", filter="f/+device", topic="fixed", device="{device}")
 
 
@@ -78,9 +74,7 @@ NAMES = st.text(st.sampled_from("aé\U0001f600"), max_size=40).map(lambda text: 
 
 
 @given(st.dictionaries(NAMES, NAMES, max_size=60), NAMES, NAMES, st.integers(16_384, 100_000))
-def test_h35_a_dead_letter_fits_whatever_the_message(
-    own: dict[str, str], device: str, why: str, most: int
-) -> None:
+def test_h35_a_dead_letter_fits_whatever_the_message(own: dict[str, str], device: str, why: str, most: int) -> None:
     own = {f"{number}{name}": value * 20 for number, (name, value) in enumerate(own.items())}
     _, told = dead_letter(
         b"",

@@ -148,9 +148,7 @@ def test_a_suback_has_a_code_for_each_filter_and_answers_what_was_asked(protocol
         link.subscribe([Subscription("a"), Subscription("b")])
         peer.send(packet(0x90, b"\0\2" + none + b"\1"))
         peer.turns(lambda: bool(handler.lost))
-        assert (
-            handler.lost[0].why == "the broker sent a malformed SUBACK: it has 1 reason codes for 2 filters"
-        )
+        assert handler.lost[0].why == "the broker sent a malformed SUBACK: it has 1 reason codes for 2 filters"
         assert handler.granted == [1, 0x80]
 
 
@@ -196,9 +194,7 @@ def test_no_bytes_of_a_broker_end_the_link(protocol: str, junk: bytes) -> None:
 
 
 @pytest.mark.parametrize(("sent", "reason"), [(0x01, 0x01), (0x7F, 0x7F), (0xFE, 0xFE)])
-def test_h49_an_unknown_reason_of_puback_is_a_success_or_a_refusal_by_its_number(
-    sent: int, reason: int
-) -> None:
+def test_h49_an_unknown_reason_of_puback_is_a_success_or_a_refusal_by_its_number(sent: int, reason: int) -> None:
     with RawBroker(lambda _: sent) as broker:
         handler, confirmed = Recorder(), list[Confirmation]()
         link = Link(MqttSettings(port=broker.port, protocol="5"), handler)
@@ -249,9 +245,7 @@ def test_h51_pubrec_waits_for_the_receiver_in_the_order_of_arrival() -> None:
         peer = accept()
         peer.turns(lambda: link.connected)
         peer.send(
-            plain_publish("a", b"1", 1, protocol="5")
-            + qos_2("a", 2, b"2")
-            + plain_publish("a", b"3", 3, protocol="5")
+            plain_publish("a", b"1", 1, protocol="5") + qos_2("a", 2, b"2") + plain_publish("a", b"3", 3, protocol="5")
         )
         peer.turns(lambda: len(handler.messages) == 3)
         peer.received = b""

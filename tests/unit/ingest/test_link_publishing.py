@@ -106,9 +106,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
         expiry_s=st.none() | st.integers(1, 1000),
     ),
 )  # fmt: skip
-def test_the_size_of_a_publish_is_that_of_its_packet(
-    topic: str, length: int, properties: PublishProperties
-) -> None:
+def test_the_size_of_a_publish_is_that_of_its_packet(topic: str, length: int, properties: PublishProperties) -> None:
     size = publish_size(topic, length, properties)
     peer = Connected(1, False, 10, maximum_packet_size=size)
     assert misfit(peer, topic, length, 1, retain=False, properties=properties) is None

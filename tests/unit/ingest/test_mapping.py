@@ -21,9 +21,7 @@ WEARABLES = TopicRule(
     device="{device}",
     command_topic="devices/{device}/commands",
 )
-PLANT = TopicRule(
-    name="plant", filter="plant/+line/+device/#rest", topic="plant-{line}", device="{line}/{device}"
-)
+PLANT = TopicRule(name="plant", filter="plant/+line/+device/#rest", topic="plant-{line}", device="{line}/{device}")
 
 level = st.one_of(
     st.text(alphabet=st.characters(blacklist_characters="/+#\0", blacklist_categories=("Cs",)), max_size=12),
@@ -46,9 +44,7 @@ level = st.one_of(
         ]
     ),
 )
-mqtt_topics = (
-    st.lists(level, min_size=1, max_size=6).map("/".join).filter(lambda t: t and not t.startswith("$"))
-)
+mqtt_topics = st.lists(level, min_size=1, max_size=6).map("/".join).filter(lambda t: t and not t.startswith("$"))
 
 
 def routed(mapper: Mapper, topic: str) -> Route:
@@ -176,9 +172,7 @@ def test_a_wrong_rule_is_refused_with_its_path(changes: dict[str, str], words: s
 def test_all_problems_are_listed_at_once() -> None:
     text = "\n".join(
         mapping_problems(
-            IngestSettings(
-                rules=(TopicRule(name="a", filter="#/x"), TopicRule(name="a", filter="x", topic="{y}"))
-            )
+            IngestSettings(rules=(TopicRule(name="a", filter="#/x"), TopicRule(name="a", filter="x", topic="{y}")))
         )
     )
     assert "ingest.rules.0" in text

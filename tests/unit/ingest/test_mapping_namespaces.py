@@ -67,9 +67,7 @@ def test_no_topic_reaches_outside(levels: list[str]) -> None:
         if isinstance(route, Route):
             namespace = route.namespace or "public/pulsebridge"
             assert namespace in PULSAR.readings_namespaces
-            assert PULSAR.readings_topic(route.local, route.namespace).startswith(
-                f"persistent://{namespace}/"
-            )
+            assert PULSAR.readings_topic(route.local, route.namespace).startswith(f"persistent://{namespace}/")
 
 
 @pytest.mark.parametrize("namespace", ["acme/other", "acme", "acme/{device}/x", "public/pulsebridge-system"])
@@ -88,9 +86,7 @@ def test_rules_collide_only_within_a_namespace() -> None:
 
 
 def test_topics_of_all_namespaces_count() -> None:
-    mapper = Mapper(
-        ingest(rule(namespace="acme/{site}"), max_topics=1), pulsar=PULSAR, known=["acme/site-1/t", "old"]
-    )
+    mapper = Mapper(ingest(rule(namespace="acme/{site}"), max_topics=1), pulsar=PULSAR, known=["acme/site-1/t", "old"])
     assert isinstance(mapper.route("s/site-1/w-1"), Route)
     refused = mapper.route("s/site-2/w-1")
     assert isinstance(refused, NoRoute)

@@ -25,9 +25,7 @@ def rule(**changes: Any) -> TopicRule:
     return TopicRule(**(fields | changes))
 
 
-def of(
-    mapper: Mapper, topic: str, payload: bytes = b"", user: tuple[tuple[str, str], ...] = ()
-) -> Route | NoRoute:
+def of(mapper: Mapper, topic: str, payload: bytes = b"", user: tuple[tuple[str, str], ...] = ()) -> Route | NoRoute:
     way = mapper.route(topic)
     assert isinstance(way, PerMessage), way
     return way.of(payload, user)
@@ -36,16 +34,12 @@ def of(
 def test_the_device_is_where_the_payload_says() -> None:
     mapper = Mapper(IngestSettings(rules=(rule(command_topic="gw/{gateway}/down/{device}"),)))
     assert of(mapper, "gw/7/up", UP) == Route("gw", "up", "0102", "0102", "gw/7/down/0102")
-    assert of(mapper, "gw/7/up", b'{"deviceInfo":{"devEui":12}}') == Route(
-        "gw", "up", "12", "12", "gw/7/down/12"
-    )
+    assert of(mapper, "gw/7/up", b'{"deviceInfo":{"devEui":12}}') == Route("gw", "up", "12", "12", "gw/7/down/12")
 
 
 def test_the_device_is_what_a_user_property_says() -> None:
     mapper = Mapper(IngestSettings(rules=(rule(device="{gateway}/{user:device-id}"),)))
-    assert of(mapper, "gw/7/up", user=(("a", "b"), ("device-id", "w-1"))) == Route(
-        "gw", "up", "7/w-1", "7/w-1", None
-    )
+    assert of(mapper, "gw/7/up", user=(("a", "b"), ("device-id", "w-1"))) == Route("gw", "up", "7/w-1", "7/w-1", None)
     twice = (("device-id", "w-1"), ("device-id", "w-1"))
     assert isinstance(of(mapper, "gw/7/up", user=twice), Route)
 

@@ -15,9 +15,7 @@ HOLD = {"limitSize": 1, "limitTime": -1, "policy": "producer_request_hold"}
 
 def test_a_topic_without_policies_of_its_own_has_no_problem() -> None:
     assert topic_problems(TOPIC, None, None, {}) == []
-    assert (
-        topic_problems(TOPIC, 0, {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}, {"s": HOLD}) == []
-    )
+    assert topic_problems(TOPIC, 0, {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}, {"s": HOLD}) == []
 
 
 @pytest.mark.parametrize(

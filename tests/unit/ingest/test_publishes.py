@@ -122,18 +122,12 @@ def test_h33_legal_texts_are_kept_as_they_are(text_: str) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(
-    protocols, st.integers(0, 3), st.text(min_size=1, max_size=5), st.sampled_from([0, 1, 127, 128, 20_000])
-)
+@given(protocols, st.integers(0, 3), st.text(min_size=1, max_size=5), st.sampled_from([0, 1, 127, 128, 20_000]))
 def test_plain_packets_are_taken_at_every_cut(protocol: str, before: int, topic: str, size: int) -> None:
     assume("\0" not in topic)
     one = plain_publish(topic, b"p" * size, 9, protocol=protocol)
     lead = plain_publish("lead", b"", 1, protocol=protocol) * before
-    cuts = (
-        range(len(lead), len(lead) + len(one))
-        if size < 1000
-        else (len(lead), len(lead) + 3, len(lead + one) - 1)
-    )
+    cuts = range(len(lead), len(lead) + len(one)) if size < 1000 else (len(lead), len(lead) + 3, len(lead + one) - 1)
     for cut in cuts:
         under, found = decoder(protocol), []  # type: tuple[PublishDecoder, list[Message]]
         at, theirs = under.decode((lead + one)[:cut], 0, 100, found)
@@ -208,9 +202,7 @@ def through_the_link(pieces: list[bytes], protocol: str) -> list[Message]:
                 peer.setblocking(False)
                 for piece in [CONNACK[protocol], *pieces]:
                     while piece and not handler.lost:
-                        with suppress(
-                            OSError
-                        ):  # full, or closed by a link that has read what it does not take
+                        with suppress(OSError):  # full, or closed by a link that has read what it does not take
                             piece = piece[peer.send(piece) :]
                         link.turn(0.0)
                 with suppress(OSError):

@@ -23,12 +23,6 @@ def test_everything_is_subscribed_without_a_session_or_when_nothing_is_known() -
 
 
 def test_retained_decides_what_the_broker_is_asked_for() -> None:
-    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "keep")] == [
-        (True, 1)
-    ]
-    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "mark")] == [
-        (False, 1)
-    ]
-    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "skip")] == [
-        (False, 2)
-    ]
+    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "keep")] == [(True, 1)]
+    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "mark")] == [(False, 1)]
+    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "skip")] == [(False, 2)]

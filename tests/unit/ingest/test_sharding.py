@@ -65,9 +65,7 @@ def test_requests_to_resume_are_read_by_one_session_whatever_the_count_of_worker
     assert sessions("pb", alone, PULSAR) == {"pb": ("plant/#", "pulsebridge/resume/+")}
     assert sessions("pb", ingest("#", **asks), PULSAR) == {"pb": ("#",)}  # that brings them, too
     for shard in ("0/1", "1/2", "1/3"):
-        found = sessions(
-            "pb", ingest("plant/a/#", "plant/b/#", "c/#", rules=(LINES,), shard=shard, **asks), PULSAR
-        )
+        found = sessions("pb", ingest("plant/a/#", "plant/b/#", "c/#", rules=(LINES,), shard=shard, **asks), PULSAR)
         assert [name for name, filters in found.items() if "pulsebridge/resume/+" in filters] == ["pb-0"]
     shared = ingest("plant/#", rules=(LINES,), share="g", **asks)
     assert sessions("pb", shared, PULSAR)["pb"][1] == "$share/g/pulsebridge/resume/+"
@@ -102,9 +100,7 @@ def test_filters_that_share_a_device_stay_together() -> None:
 
 
 def test_too_few_groups_and_overlaps_are_refused_with_the_remedy() -> None:
-    with pytest.raises(
-        ConfigError, match=r"2 workers cannot divide 1 group of filters .*#.*name more filters"
-    ):
+    with pytest.raises(ConfigError, match=r"2 workers cannot divide 1 group of filters .*#.*name more filters"):
         split(ingest(), PULSAR, 2)
     for a, b in (("a/+", "a/b"), ("a/#", "a"), ("+/x", "a/+"), ("#", "q/r"), ("a/b/#", "a/+/c")):
         with pytest.raises(ConfigError, match="no topic in common"):
@@ -170,10 +166,7 @@ def test_no_pulsar_topic_and_key_is_reached_by_two_sessions(rule: TopicRule, fil
 
 
 def remembered(**granted: tuple[str, ...]) -> dict[str, Remembered]:
-    return {
-        name.replace("_", "-"): Remembered("pb", dict.fromkeys(filters, 1))
-        for name, filters in granted.items()
-    }
+    return {name.replace("_", "-"): Remembered("pb", dict.fromkeys(filters, 1)) for name, filters in granted.items()}
 
 
 def test_h7_one_worker_that_becomes_shards_moves_its_filters() -> None:

@@ -79,9 +79,7 @@ levels_of_topics = st.lists(st.sampled_from(["a", "b", "", "c"]), min_size=1, ma
 
 @settings(deadline=None, max_examples=500)
 @given(filter_texts, filter_texts, levels_of_topics)
-def test_a_filter_that_covers_another_matches_all_of_its_topics(
-    one: str, other: str, levels: list[str]
-) -> None:
+def test_a_filter_that_covers_another_matches_all_of_its_topics(one: str, other: str, levels: list[str]) -> None:
     wide, narrow = Filter.parse(one), Filter.parse(other)
     if wide.covers(narrow) and narrow.match(levels) is not None:
         assert wide.match(levels) is not None
@@ -97,7 +95,5 @@ def test_the_parts_of_a_filter_s_topics_hold_all_that_it_matches(text: str, leve
 
 
 def test_subscriptions_leave_out_what_another_covers() -> None:
-    rules = [
-        TopicRule(name=f"r{n}", filter=f) for n, f in enumerate(["a/b/+x", "a/#rest", "a/+y/c", "a", "+z/b"])
-    ]
+    rules = [TopicRule(name=f"r{n}", filter=f) for n, f in enumerate(["a/b/+x", "a/#rest", "a/+y/c", "a", "+z/b"])]
     assert subscriptions(IngestSettings(rules=tuple(rules))) == ("a/#", "+/b")

@@ -34,9 +34,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.status != 200:
             self.send_error(self.server.status)
             return
-        start = (
-            int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.honours_range else 0
-        )
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.honours_range else 0
         body = self.server.body[start:]
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body)))

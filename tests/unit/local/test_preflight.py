@@ -55,9 +55,7 @@ def test_java_home_comes_first_then_path_then_the_usual_folders(tmp_path: Path) 
     assert found == [named, on_path, usual, mac]
 
 
-def test_a_java_that_is_too_new_is_passed_over_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_java_that_is_too_new_is_passed_over_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = _fake_java(tmp_path / "new", "25.0.1")
     fitting = _fake_java(tmp_path / "old", "21.0.2")
     environment = {"JAVA_HOME": str(new), "PATH": str(fitting / "bin")}
@@ -67,9 +65,7 @@ def test_a_java_that_is_too_new_is_passed_over_and_named(
     assert [o.major for o in others] == [25]
 
 
-def test_no_fitting_java_names_what_was_found_and_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fitting_java_names_what_was_found_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = _fake_java(tmp_path / "new", "25.0.1")
     monkeypatch.setattr(preflight, "java_candidates", lambda environment: [new])
     finding = check_java({"JAVA_HOME": str(new)})

@@ -60,9 +60,7 @@ def test_pulsar_listens_on_loopback_alone_and_fsync_reaches_the_journal() -> Non
     assert keys["listeningInterface"] == "lo0"
     assert keys["journalSyncData"] == "true"
     assert (
-        pulsar_overrides(pulsar_port=1, admin_port=2, loopback="lo", sizes=SIZES, fsync=False)[
-            "journalSyncData"
-        ]
+        pulsar_overrides(pulsar_port=1, admin_port=2, loopback="lo", sizes=SIZES, fsync=False)["journalSyncData"]
         == "false"
     )
 
@@ -104,10 +102,7 @@ def test_artemis_has_one_acceptor_and_never_gives_a_message_up(tmp_path: Path) -
 def test_artemis_syncs_its_journal_when_asked(tmp_path: Path) -> None:
     broker = _broker(tmp_path, fsync=True)
     assert (broker["journal-type"], broker["journal-datasync"]) == ("NIO", "true")
-    assert (
-        artemis_command(java=Path("/j"), home=Path("/a"), instance=tmp_path, sizes=SIZES, quick=False)[-1]
-        == "run"
-    )
+    assert artemis_command(java=Path("/j"), home=Path("/a"), instance=tmp_path, sizes=SIZES, quick=False)[-1] == "run"
 
 
 def test_mosquitto_keeps_long_queues_on_loopback(tmp_path: Path) -> None:

@@ -180,9 +180,7 @@ def test_names_that_lead_nowhere_are_refused_all_at_once(third_party: str) -> No
     with pytest.raises(ConfigError) as caught:
         load_handlers(("mqt", "http", "coap"), points)
     assert "'mqt'; did you mean 'mqtt'?" in str(caught.value)
-    assert "'http' is provided twice, by a_third_party:Recording and a_third_party:Touchy" in str(
-        caught.value
-    )
+    assert "'http' is provided twice, by a_third_party:Recording and a_third_party:Touchy" in str(caught.value)
     assert "'coap'; installed: http, mqtt" in str(caught.value)
 
 

@@ -85,9 +85,7 @@ def test_h31_a_broker_that_says_of_a_command_that_nobody_is_there_is_believed_un
 
 
 @pytest.mark.parametrize(("reason", "tells"), [(DENIED, True), (NOBODY, True), (0, False)])
-def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_told(
-    reason: int, tells: bool
-) -> None:
+def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_told(reason: int, tells: bool) -> None:
     core = parked_by_0x10()
     tried(core, NOW, NOBODY)
     link = Asked()

@@ -22,9 +22,7 @@ LIMITS = Limits(park=True, answers=True, answer_timeout_us=10 * SECOND, replay_r
 class Played:
     """A core, a Pulsar that answers at once but for ``late`` receipts, and a clock. ``device`` sees each push."""
 
-    def __init__(
-        self, limits: Limits, device: Callable[[Played, Push], None], *, tells_absence: bool
-    ) -> None:
+    def __init__(self, limits: Limits, device: Callable[[Played, Push], None], *, tells_absence: bool) -> None:
         self.core = ResumingCore(0, limits, {}, None)
         self.core.link_up(tells_absence=tells_absence)
         self.now = self.began = 1_000_000 * SECOND
@@ -145,9 +143,7 @@ def test_h31_commands_that_expire_keep_no_device_from_being_tried() -> None:
         played.pass_time(30)
         quiet.pass_time(30)
     assert len(quiet.pushes_to("d")) > 10
-    assert list(map(round, played.pushes_to("d"))) == list(map(round, quiet.pushes_to("d"))), (
-        "as without expiry"
-    )
+    assert list(map(round, played.pushes_to("d"))) == list(map(round, quiet.pushes_to("d"))), "as without expiry"
 
 
 def test_h31_a_sign_of_life_counts_since_the_device_went_not_since_something_expired() -> None:

@@ -154,9 +154,7 @@ def test_what_fails_too_often_goes_to_the_dead_letters_and_the_next_has_its_turn
 # --- on the wire ---
 
 
-def answer(
-    topic: str, *user: tuple[str, str], retain: bool = False, correlation: bytes | None = None
-) -> Message:
+def answer(topic: str, *user: tuple[str, str], retain: bool = False, correlation: bytes | None = None) -> Message:
     told = PublishProperties(user=user, correlation_data=correlation) if user or correlation else None
     return Message(topic, b"ok", 1, retain, False, 1, told)
 
@@ -221,9 +219,7 @@ def test_h36_correlation_data_of_any_bytes_is_a_position_of_this_partition_or_no
 
 
 names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20)
-places = st.builds(
-    CommandPosition, st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1), st.integers(-1, 999)
-)
+places = st.builds(CommandPosition, st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1), st.integers(-1, 999))
 
 
 @given(st.tuples(st.binary(min_size=1), places, names), st.tuples(st.binary(min_size=1), places, names))

@@ -58,9 +58,7 @@ def test_a_device_window_above_one_keeps_order_while_nothing_is_refused(
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 2**32), st.sampled_from([LIMITS, replace(LIMITS, window=2, pending=4, device_pending=2)])
-)
+@given(st.integers(0, 2**32), st.sampled_from([LIMITS, replace(LIMITS, window=2, pending=4, device_pending=2)]))
 def test_no_long_walk_loses_reorders_or_repeats_unmarked(seed: int, limits: Limits) -> None:
     walk = random.Random(seed)
     events = [event for event in (*EVENTS, "write_bad") for _ in range(1 if event == "crash" else 4)]
@@ -222,9 +220,7 @@ def test_what_a_former_owner_gave_up_does_not_become_an_overflow_when_its_ack_wa
     core.arrived(position(1), command(1), NOW)
     row = only(core.take(NOW))
     assert isinstance(row, StoreReceipt)
-    assert row.receipt.state == "duplicate", (
-        "the receipt that says rejected or overflowed came before the cursor"
-    )
+    assert row.receipt.state == "duplicate", "the receipt that says rejected or overflowed came before the cursor"
     assert row.receipt.reason.startswith("recovered: given up before")
     core.receipt_stored(position(1))
     assert only(core.take(NOW)) == Ack(position(1))

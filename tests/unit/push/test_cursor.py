@@ -33,9 +33,7 @@ def test_a_cursor_survives_encoding_and_remembers_the_last_ids_and_more_of_the_l
         if number not in kept:
             newest = max(newest, day)  # a clock that was set back makes nothing older
             kept[number] = delivered, newest
-        while len(kept) > MORE * capacity or (
-            len(kept) > capacity and newest - next(iter(kept.values()))[1] > DAYS
-        ):
+        while len(kept) > MORE * capacity or (len(kept) > capacity and newest - next(iter(kept.values()))[1] > DAYS):
             del kept[next(iter(kept))]
     again = Cursor.decode(cursor.encode(), capacity)
     assert again.position == cursor.position
@@ -169,9 +167,7 @@ def test_what_the_broker_confirmed_lately_survives_encoding(
     assert Cursor.decode(cursor.encode(), 8).sure == cursor.sure
 
 
-def test_h23_ids_that_a_former_owner_wrote_late_are_known_and_those_of_its_successor_are_written_again() -> (
-    None
-):
+def test_h23_ids_that_a_former_owner_wrote_late_are_known_and_those_of_its_successor_are_written_again() -> None:
     former, found = Cursor(8), CursorRecords(8)
     for entry in range(3):
         former.settle(CommandPosition(1, entry, -1), f"both {entry}", delivered=True)

@@ -119,9 +119,7 @@ def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: p
     with structlog.testing.capture_logs() as logs:
         found = partition.read_cursors(own, 8)
     assert {name: one.position for name, one in found.by_device.items()} == {"d": cursor.position}
-    assert [(line["log_level"], line["position"]) for line in logs] == [
-        ("warning", str(CommandPosition(3, 0, -1)))
-    ]
+    assert [(line["log_level"], line["position"]) for line in logs] == [("warning", str(CommandPosition(3, 0, -1)))]
 
 
 POISONED = [
@@ -222,9 +220,7 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
     core = ResumingCore(0, Limits(), {}, None)
     core.link_up()
     tags = PositionTags(b"secret", 0)
-    doing = Doing(
-        Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None, tags
-    )
+    doing = Doing(Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None, tags)
     properties = encode_command(Command("c", "d", "t", b"")) | {C_DEVICE: device}
     position = CommandPosition(1, 0, -1)
     doing.arrived(Taken(position, message_id(0, 1, 0, -1), device, b"", properties, 0))
@@ -262,9 +258,7 @@ def test_whatever_ends_a_thread_beside_the_session_is_told() -> None:
     puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, held_bytes=1)
     puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
     poll_for(lambda: len(failed) == 1, 30, "the puller has told")
-    requests = Requests(
-        client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append
-    )
+    requests = Requests(client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append)
     requests.start()
     poll_for(lambda: len(failed) == 2, 30, "the requests have told")
     puller.close()

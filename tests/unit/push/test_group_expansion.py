@@ -296,11 +296,7 @@ def test_an_expiry_is_given_and_bounded_by_when_it_was_emitted_or_published() ->
         (200_000, 0, 100 * SECOND, 200_000),
     ):
         expander, _, roster = an_expander("d", longest_us=hour)
-        list(
-            expander.arrived(
-                place(1), command(expires_at_ms=told, emitted_at_us=emitted), published, published
-            )
-        )
+        list(expander.arrived(place(1), command(expires_at_ms=told, emitted_at_us=emitted), published, published))
         assert roster.open[place(1)].command.expires_at_ms == expires_ms
         assert expander.next_expiry_us() == expires_ms * 1000
 

@@ -39,9 +39,7 @@ def test_a_payload_is_read_once_for_all_who_ask_and_the_cache_keeps_its_bounds(
     reading: list[CommandPosition] = []
     told: list[tuple[CommandPosition, bytes | None]] = []
     counted: Counter[str] = Counter()
-    cache = PayloadCache(
-        limit, reading.append, lambda: counted.update(["hit"]), lambda: counted.update(["missed"])
-    )
+    cache = PayloadCache(limit, reading.append, lambda: counted.update(["hit"]), lambda: counted.update(["missed"]))
     asked = answered = reads = 0
     for event, number in played:
         if event == "ask":

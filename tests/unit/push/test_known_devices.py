@@ -53,9 +53,7 @@ def test_h43_a_pattern_means_devices_that_had_a_command_and_no_record_of_pushs_o
     ]
     membership = Membership([GroupRule(name="all", devices=("*",))])
     KnownDevices(cast(PulsarClient, Partition(records)), PulsarSettings(), membership).take()
-    assert membership.members("all") == {"press-1", "press-2"}, (
-        "ingest has heard of hall-2, and that makes no member"
-    )
+    assert membership.members("all") == {"press-1", "press-2"}, "ingest has heard of hall-2, and that makes no member"
 
 
 def test_h43_patterns_mean_no_more_devices_than_the_setting() -> None:

@@ -155,9 +155,7 @@ def test_h23_nothing_is_repeated_unmarked_wherever_a_late_cursor_and_a_compactio
         pushed = sent(core, 7)
         assert all(pushed.get(number, True) for number in range(1, 5)), f"unmarked with {count} compacted"
         assert set(pushed) >= {5, 6, 7}
-        assert not any(pushed[number] for number in (6, 7)), (
-            "nobody can have had what came after the takeover"
-        )
+        assert not any(pushed[number] for number in (6, 7)), "nobody can have had what came after the takeover"
 
 
 def test_h23_what_may_have_been_had_is_known_to_the_next_owner_as_well() -> None:

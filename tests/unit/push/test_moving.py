@@ -130,9 +130,7 @@ class Stand:
     def stored(self) -> dict[int, bool]:
         """Return what the next owner reads, and whether it knows of a copy."""
         owner = self.owner("next")
-        return {
-            one.position.entry: one.place is not None for _, all_of in owner._all_parked() for one in all_of
-        }
+        return {one.position.entry: one.place is not None for _, all_of in owner._all_parked() for one in all_of}
 
 
 def test_h30_what_was_moved_is_there_still_when_it_was_stored_anew_with_what_is_moved_next() -> None:
@@ -189,9 +187,7 @@ def test_h27_h30_what_is_asked_for_and_stands_as_a_copy_alone_is_there_still_whe
 
 def test_h30_what_former_owners_stored_in_segments_that_overlap_stays_when_some_of_it_is_moved() -> None:
     stored = {
-        "whole": [
-            ParkedId(position(n), place=position(1000 + n) if n < 4 or n > 7 else None) for n in range(10)
-        ],
+        "whole": [ParkedId(position(n), place=position(1000 + n) if n < 4 or n > 7 else None) for n in range(10)],
         "apart": [ParkedId(position(n)) for n in (5, 6)],
     }
     parked = Parked.loaded(stored, CommandPosition(0, 0, -1))

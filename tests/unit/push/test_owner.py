@@ -46,9 +46,7 @@ class Failing:
         pass
 
 
-def owning(
-    monkeypatch: pytest.MonkeyPatch, *errors: BaseException
-) -> tuple[PartitionOwner, list[BaseException]]:
+def owning(monkeypatch: pytest.MonkeyPatch, *errors: BaseException) -> tuple[PartitionOwner, list[BaseException]]:
     class Made(Failing):
         pass
 
@@ -82,12 +80,8 @@ def test_h42_an_error_that_one_message_provoked_ends_the_session_and_is_tried_ag
     assert failed == []
 
 
-@pytest.mark.parametrize(
-    "error", [TerminalError("t"), DeniedError("d"), RefusedError("r"), TerminatedError("e")]
-)
-def test_what_somebody_has_to_change_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, error: PulsebridgeError
-) -> None:
+@pytest.mark.parametrize("error", [TerminalError("t"), DeniedError("d"), RefusedError("r"), TerminatedError("e")])
+def test_what_somebody_has_to_change_ends_the_process(monkeypatch: pytest.MonkeyPatch, error: PulsebridgeError) -> None:
     one, failed = owning(monkeypatch, error)
     one.join()
     assert failed == [error]

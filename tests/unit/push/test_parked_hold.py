@@ -31,9 +31,7 @@ def test_h25_the_hold_goes_forward_once_and_back_when_something_is_wanted_again(
 @example(1, [("back", 1), ("stale", 1), ("look", 0)])  # what others wait for is further back
 @given(
     st.integers(0, 30),
-    st.lists(
-        st.tuples(st.sampled_from(["look", "unclear", "back", "stale"]), st.integers(0, 40)), max_size=40
-    ),
+    st.lists(st.tuples(st.sampled_from(["look", "unclear", "back", "stale"]), st.integers(0, 40)), max_size=40),
 )
 def test_h25_after_a_look_the_hold_stands_where_it_was_put_back_though_a_former_owner_moved_it(
     horizon: int, events: list[tuple[str, int]]

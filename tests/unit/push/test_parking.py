@@ -104,9 +104,7 @@ MOVES = (
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
-@example(
-    29, False
-)  # copies stood with what was not moved, in a segment of which the second half was moved then
+@example(29, False)  # copies stood with what was not moved, in a segment of which the second half was moved then
 @example(26, False)
 @example(55, True)
 @example(2471, True)  # died in the midst of a move, and what had been settled was asked for once more
@@ -273,9 +271,7 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
     assert core.parked > 1000, "and more waits for them"
 
 
-def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_does_not_wait_for_them() -> (
-    None
-):
+def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_does_not_wait_for_them() -> None:
     core = a_core(replace(BROKER, probe_min_us=20 * SECOND, replay_rate=80, replay_window=64))
     places = {}
     for number in range(1000):
@@ -365,9 +361,7 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
     assert push.repeat
 
 
-def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> (
-    None
-):
+def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> None:
     core = PartitionCore(3, BROKER, {}, None)
     core.link_up()  # this broker does not tell absence: nobody is probed
     for number, name in enumerate(("a", "b")):
@@ -388,9 +382,7 @@ def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_
     assert now > NOW + 60 * SECOND
 
 
-def test_of_a_device_that_is_probed_again_and_again_no_time_stays_in_memory_until_its_command_expires() -> (
-    None
-):
+def test_of_a_device_that_is_probed_again_and_again_no_time_stays_in_memory_until_its_command_expires() -> None:
     core = a_core(replace(BROKER, replay_rate=1000))
     kept = [command(n, name, expires_at_ms=NOW) for n, name in enumerate(("a", "b"))]  # in decades
     for number, one in enumerate(kept):
@@ -768,9 +760,7 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
         stored_as(core, core.take(NOW + 2 * SECOND), cursors, 1)
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
     now = NOW + 10 * SECOND
-    after = ResumingCore(
-        3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now
-    )
+    after = ResumingCore(3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now)
     after.take(now)
     after.link_up()
     assert not of(Pull, after.take(now))
@@ -813,9 +803,7 @@ def away(limits: Limits, names: list[str]) -> PartitionCore:
 
 def test_h30_moves_and_probes_go_on_beside_each_other() -> None:
     """However many devices wait to be tried: else what they wait for would keep everybody's commands in Pulsar."""
-    limits = replace(
-        LIMITS, move_after_us=100 * SECOND, probe_min_us=SECOND, probe_max_us=SECOND, replay_rate=50
-    )
+    limits = replace(LIMITS, move_after_us=100 * SECOND, probe_min_us=SECOND, probe_max_us=SECOND, replay_rate=50)
     names = [f"d{number}" for number in range(300)]
     core = away(limits, names)
     now = NOW + 102 * SECOND

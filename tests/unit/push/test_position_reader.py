@@ -117,9 +117,7 @@ def test_what_is_not_there_any_more_is_gone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @given(st.lists(POSITIONS, unique=True, min_size=1, max_size=30), st.floats(0.0001, 1), st.floats(0.0001, 1))
-def test_whatever_was_measured_each_message_comes(
-    wanted: list[CommandPosition], opening: float, entry: float
-) -> None:
+def test_whatever_was_measured_each_message_comes(wanted: list[CommandPosition], opening: float, entry: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         reader = reading(Log(1001, 1001, 1001, opening=opening, entry=entry), patch)
         read(reader, *(position._replace(batch_index=-1) for position in wanted))

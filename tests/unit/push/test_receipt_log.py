@@ -77,11 +77,7 @@ class World:
             one(None if good else WireError("Disconnected"))
 
 
-@given(
-    st.lists(
-        st.sampled_from(["write", "turn", "store", "lose", "store and lose", "away", "back"]), max_size=60
-    )
-)
+@given(st.lists(st.sampled_from(["write", "turn", "store", "lose", "store and lose", "away", "back"]), max_size=60))
 def test_every_row_is_stored_in_order_and_told_of_once(steps: list[str]) -> None:
     world, written = World(), []
     for step in steps:

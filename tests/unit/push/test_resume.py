@@ -71,9 +71,7 @@ def test_h27_whatever_happens_a_device_gets_all_after_its_position_in_order(
 @example(19600, BROKER, {})  # died between ids that stand apart and the cursor that leaves them out
 @example(685158, DEVICE, {})  # what came again stood behind the last that came, and before all that is parked
 @pytest.mark.long
-def test_h27_no_long_walk_with_resumes_loses_or_reorders(
-    seed: int, limits: Limits, changes: dict[str, int]
-) -> None:
+def test_h27_no_long_walk_with_resumes_loses_or_reorders(seed: int, limits: Limits, changes: dict[str, int]) -> None:
     walk = random.Random(seed)
     events = [event for event in EVENTS for _ in range(1 if event in RARE else 4)]
     played = [(walk.choice(events), walk.randrange(1000)) for _ in range(500)]

@@ -76,9 +76,7 @@ def test_text_within_maps_and_arrays_is_looked_at_as_well() -> None:
     assert bad.properties == {"2": "d\\xff\\xfe"}, "what it says, for whoever reads the letter"
     assert (bad.payload, bad.key) == (b"2", "2")
 
-    user = pa.ListArray.from_arrays(
-        offsets, pa.StructArray.from_arrays([THREE, broken_text()], ["name", "value"])
-    )
+    user = pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays([THREE, broken_text()], ["name", "value"]))
     columns, read = READ["mqtt"]
     _, bad, _ = read([batch(columns | {"user_properties": user})])
     assert isinstance(bad, BadRow)
@@ -86,9 +84,7 @@ def test_text_within_maps_and_arrays_is_looked_at_as_well() -> None:
 
 
 @pytest.mark.parametrize("zone", ZONES)
-@pytest.mark.parametrize(
-    "at", [BEYOND_PYTHON_US, 1_760_000_000_123_456, -62_135_596_800_000_001 - 10**15, None]
-)
+@pytest.mark.parametrize("at", [BEYOND_PYTHON_US, 1_760_000_000_123_456, -62_135_596_800_000_001 - 10**15, None])
 def test_times_are_read_to_the_microsecond_in_any_year_and_zone(zone: str, at: int | None) -> None:
     times = pa.array([at], pa.timestamp("us", zone))
     assert list(rows_of([batch({"at": times})])) == [Row(0, {"at": at}, None)]

@@ -37,9 +37,7 @@ def test_a_row_is_the_publish_that_it_tells() -> None:
     user = [{"name": "n", "value": "1"}, {"name": "n", "value": "2"}]
     whole = {"qos": 2, "retain": True, "content_type": "c", "response_topic": "r", "correlation_data": b"\0",
              "user_properties": user, "payload_format": 1, "expiry_s": 5}  # fmt: skip
-    properties = PublishProperties(
-        (("n", "1"), ("n", "2"), (ORIGIN_PROPERTY, ORIGIN_SINK)), "c", "r", b"\0", 1, 5
-    )
+    properties = PublishProperties((("n", "1"), ("n", "2"), (ORIGIN_PROPERTY, ORIGIN_SINK)), "c", "r", b"\0", 1, 5)
     marked = PublishProperties(((ORIGIN_PROPERTY, ORIGIN_SINK),))
     assert read(FIVE, whole, {}) == [
         Publish(0, "a/b", b"p", 2, True, properties), Publish(1, "a/b", b"p", 1, False, marked),

@@ -30,9 +30,7 @@ def maximum(packet_bytes: int, *, qos: int = 2, retain: bool = True) -> bytes:
     return limits + (b"" if qos == 2 else bytes([0x24, qos])) + (b"" if retain else b"\x25\0")
 
 
-def publish(
-    row: int, payload: bytes = b"p", *, qos: int = 1, retain: bool = False, topic: str = "t"
-) -> Publish:
+def publish(row: int, payload: bytes = b"p", *, qos: int = 1, retain: bool = False, topic: str = "t") -> Publish:
     return Publish(row, topic, payload, qos, retain, PublishProperties())
 
 
@@ -91,9 +89,7 @@ def test_a_broker_of_qos_0_gets_its_letters_so() -> None:
 def test_where_no_letter_fits_that_is_said() -> None:
     with (
         RawBroker(lambda _: 0, maximum(60)) as broker,
-        pytest.raises(
-            ContractError, match=r"row 0 of the task, payload: .* takes no dead letter of .*maximum packet"
-        ),
+        pytest.raises(ContractError, match=r"row 0 of the task, payload: .* takes no dead letter of .*maximum packet"),
     ):
         written(broker, [publish(0, b"x" * 100)])
 
@@ -148,9 +144,7 @@ def test_what_was_under_way_when_a_broker_died_is_no_bad_row() -> None:
 def test_a_broker_that_closes_at_everything_fails_the_task() -> None:
     with (
         RawBroker(lambda _: CLOSE) as broker,
-        pytest.raises(
-            TransientError, match=r"row 0 of the task, payload: .* closes the connection at the dead"
-        ),
+        pytest.raises(TransientError, match=r"row 0 of the task, payload: .* closes the connection at the dead"),
     ):
         written(broker, [publish(n) for n in range(5)])
 

@@ -72,9 +72,7 @@ ALL = [
 
 
 @given(st.permutations(ALL), st.lists(st.booleans(), min_size=len(ALL), max_size=len(ALL)))
-def test_one_row_with_the_last_receipt_however_they_come(
-    rows: list[dict[str, Any]], cuts: list[bool]
-) -> None:
+def test_one_row_with_the_last_receipt_however_they_come(rows: list[dict[str, Any]], cuts: list[bool]) -> None:
     state = State()
     part: list[dict[str, Any]] = []
     for row, cut in zip(rows, cuts, strict=True):

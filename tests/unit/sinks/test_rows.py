@@ -116,9 +116,7 @@ def test_a_row_is_for_one_device_or_for_one_group() -> None:
     assert isinstance(plain, GroupCommand)
     assert (group.mqtt_topic, plain.mqtt_topic) == ("t/{device}", "")
     bad = [
-        row.reason.partition(", ")[2]
-        for row in (both, none, no_topic, no_device, template)
-        if isinstance(row, BadRow)
+        row.reason.partition(", ")[2] for row in (both, none, no_topic, no_device, template) if isinstance(row, BadRow)
     ]
     assert [reason.partition(":")[0] for reason in bad] == [
         "group",
@@ -155,9 +153,7 @@ def test_h22_the_order_of_a_group_is_kept_beside_those_of_devices_that_are_calle
 def test_columns_for_groups_alone_need_no_device() -> None:
     check_schema([("command_id", "string"), ("group", "string"), ("payload", "binary")])
     with pytest.raises(ContractError, match="column mqtt_topic"):
-        check_schema(
-            [("command_id", "string"), ("group", "string"), ("device", "string"), ("payload", "binary")]
-        )
+        check_schema([("command_id", "string"), ("group", "string"), ("device", "string"), ("payload", "binary")])
 
 
 def test_h22_a_row_that_breaks_its_devices_order_is_refused() -> None:
@@ -208,9 +204,7 @@ def test_a_bad_row_for_a_group_was_meant_for_the_groups_topic() -> None:
 
 def test_the_contracts_columns_and_the_required_ones_alone_are_accepted() -> None:
     check_schema(COMMAND_COLUMNS)
-    check_schema(
-        [column for column in COMMAND_COLUMNS if column[0] in (*REQUIRED_COLUMNS, "device", "mqtt_topic")]
-    )
+    check_schema([column for column in COMMAND_COLUMNS if column[0] in (*REQUIRED_COLUMNS, "device", "mqtt_topic")])
 
 
 def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
@@ -221,8 +215,7 @@ def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
     assert "column command_id (string) is missing" in text
     assert "column comand_id is unknown: did you mean command_id?" in text
     assert (
-        "column mqtt_topic is int, wanted string: .withColumn('mqtt_topic', col('mqtt_topic').cast('string'))"
-        in text
+        "column mqtt_topic is int, wanted string: .withColumn('mqtt_topic', col('mqtt_topic').cast('string'))" in text
     )
     assert "column payload is string, wanted binary" in text
     assert "column emitted_at is timestamp_ntz, wanted timestamp" in text

@@ -33,9 +33,7 @@ def test_commands_go_to_no_topic_that_push_does_not_read() -> None:
         assert read_options(URL | {"topic": name}).topic == "persistent://public/pulsebridge-system/commands"
     assert read_options(URL | {"topic": "persistent://a/b/commands"}).topic == "persistent://a/b/commands"
     for name in ("comands", "persistent://a/b/c", "commands-partition-0"):
-        with pytest.raises(
-            ConfigError, match=f"topic='{name}': push reads the topic commands alone; leave topic out"
-        ):
+        with pytest.raises(ConfigError, match=f"topic='{name}': push reads the topic commands alone; leave topic out"):
             read_options(URL | {"topic": name})
     with pytest.raises(ConfigError, match="non-persistent topic keeps nothing"):
         read_options(URL | {"topic": "non-persistent://a/b/commands"})

@@ -39,9 +39,7 @@ def one(row: dict[str, Any], plan: Plan = ONE, **types: Any) -> PulsarMessage | 
 
 def test_what_the_source_gives_can_be_written() -> None:
     check_schema(SOURCE_COLUMNS, EACH)
-    check_schema(
-        [("payload", "string"), ("__key", "binary"), ("__eventTime", "bigint"), ("ledger_id", "bigint")], ONE
-    )
+    check_schema([("payload", "string"), ("__key", "binary"), ("__eventTime", "bigint"), ("ledger_id", "bigint")], ONE)
     check_schema([("value", "binary")], ONE)
 
 

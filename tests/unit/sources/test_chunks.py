@@ -50,9 +50,7 @@ def interleaved(draw: st.DrawFn) -> list[ChunkPart | None]:
 
 @given(interleaved(), st.data())
 @settings(deadline=None)
-def test_h14_no_chunk_of_an_incomplete_message_is_passed(
-    parts: list[ChunkPart | None], data: st.DataObject
-) -> None:
+def test_h14_no_chunk_of_an_incomplete_message_is_passed(parts: list[ChunkPart | None], data: st.DataObject) -> None:
     # At most 3 x 4 entries lie between: within what is looked at once a chunk was seen.
     parts = [ChunkPart("first", 0, 2), ChunkPart("first", 1, 2), *parts]
     end = data.draw(st.integers(2, len(parts)))

@@ -69,9 +69,9 @@ def test_times_are_microseconds_in_utc() -> None:
 def test_the_mqtt_view_is_null_where_the_message_says_nothing() -> None:
     row = rows([Stored(props={"a": "b"})])[0]
     assert row["__messageProperties"] == [("a", "b")]
-    assert {
-        row[name] for name in ("__key", "mqtt_topic", "device", "qos", "retain", "retained", "arrival_time")
-    } == {None}
+    assert {row[name] for name in ("__key", "mqtt_topic", "device", "qos", "retain", "retained", "arrival_time")} == {
+        None
+    }
 
 
 def test_the_mqtt_view_reads_the_envelope() -> None:

@@ -164,9 +164,7 @@ def test_what_is_not_what_the_schema_says_fails_with_its_place_or_is_null(payloa
 
 @given(st.binary(max_size=40), st.integers(-1, 2))
 def test_no_payload_breaks_an_avro_reader(payload: bytes, version: int) -> None:
-    found = decode(
-        topic_schema(NEW), [stored(payload, version)], topic_schema(OLD), TopicSchema("STRING"), null=True
-    )
+    found = decode(topic_schema(NEW), [stored(payload, version)], topic_schema(OLD), TopicSchema("STRING"), null=True)
     assert len(found["value"]) == 1
 
 
@@ -267,8 +265,6 @@ def test_h37_elements_without_bytes_cannot_be_named_in_any_number(items: Any) ->
 
 def test_h37_arrays_of_records_that_name_themselves_have_bytes() -> None:
     newest = topic_schema(record({"name": "b", "type": "int"}))
-    written = record(
-        {"name": "children", "type": {"type": "array", "items": "R"}}, {"name": "b", "type": "int"}
-    )
+    written = record({"name": "children", "type": {"type": "array", "items": "R"}}, {"name": "b", "type": "int"})
     payload = avro(written, {"children": [{"children": [], "b": 1}], "b": 2})
     assert decode(newest, [stored(payload)], topic_schema(written)) == {"value": [{"b": 2}]}

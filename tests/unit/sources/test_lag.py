@@ -46,9 +46,7 @@ def test_pulsar_is_asked_once_a_second_and_the_lag_never_looks_smaller_than_it_i
     pulsar.now += 5.0
     assert lag.of(views(a=99), {"a": Position(1, 20)})["a"].seconds == 86.1
     assert len(pulsar.asked) == 2, "the same entry keeps its time"
-    assert lag.of(views(a=99), {"a": Position(1, 5)})["a"].seconds == 101.1, (
-        "an older one is asked for at once"
-    )
+    assert lag.of(views(a=99), {"a": Position(1, 5)})["a"].seconds == 101.1, "an older one is asked for at once"
 
 
 def test_an_age_that_nobody_tells_is_none_and_not_zero() -> None:

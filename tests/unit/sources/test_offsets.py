@@ -13,9 +13,7 @@ from bridge.errors import ContractError, DataLossError
 from sources.offsets import Offset
 
 names = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=12)
-positions = st.dictionaries(
-    names, st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=6
-)
+positions = st.dictionaries(names, st.builds(Position, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=6)
 offsets = st.builds(Offset, names, positions, st.dictionaries(names, names, max_size=3))
 
 

@@ -41,9 +41,7 @@ class FakeLedgers:
             self.held = max(self.held, Position(self.ledgers[0][0], -1))
 
     def view(self) -> PartitionView:
-        return PartitionView(
-            self.name, tuple(Ledger(i, n, 100 * n) for i, n in self.ledgers), {HOLD: self.held}
-        )
+        return PartitionView(self.name, tuple(Ledger(i, n, 100 * n) for i, n in self.ledgers), {HOLD: self.held})
 
     def entries(self) -> list[Position]:
         return [Position(i, e) for i, n in self.ledgers for e in range(n)]
@@ -110,9 +108,7 @@ def test_every_entry_is_planned_exactly_once_whatever_the_ledgers_do(
 
 @given(st.integers(1, 30), st.lists(st.integers(0, 40), min_size=1, max_size=6))
 @settings(deadline=None)
-def test_a_limit_gives_every_partition_with_a_backlog_at_least_one_entry(
-    limit: int, sizes: list[int]
-) -> None:
+def test_a_limit_gives_every_partition_with_a_backlog_at_least_one_entry(limit: int, sizes: list[int]) -> None:
     views = {f"p{n}": PartitionView(f"p{n}", (Ledger(5, size, size * 10),)) for n, size in enumerate(sizes)}
     start = {name: Position(5, 0) for name in views}
     ends = plan(views, start, Limits(entries=limit))

@@ -88,9 +88,7 @@ def test_the_state_of_a_device_that_is_long_gone_is_deleted_with_its_timer() -> 
 
 
 def test_a_condition_in_sql_is_told_when_it_changes_and_its_command_goes_where_sql_says() -> None:
-    damp = AlertRule(
-        name="damp", kind="sql", table="climate", condition="c", every="change", tell_cleared=True
-    )
+    damp = AlertRule(name="damp", kind="sql", table="climate", condition="c", every="change", tell_cleared=True)
     tested = processing(damp)
 
     def seen(name: str, holds: bool | None, minute: float) -> list[tuple[str, str, bytes]]:

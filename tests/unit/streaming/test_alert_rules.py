@@ -25,9 +25,7 @@ def test_the_rules_that_are_shipped_load() -> None:
 def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
     lines = conf_path("rules.yaml").read_text(encoding="utf-8").splitlines()
     path = tmp_path / "rules.yaml"
-    path.write_text(
-        "\n".join(["alerts:", *(li[1:] for li in lines if li.startswith("#   - {name:"))]), "utf-8"
-    )
+    path.write_text("\n".join(["alerts:", *(li[1:] for li in lines if li.startswith("#   - {name:"))]), "utf-8")
     assert [r.kind for r in load_rules(path)] == ["above", "rising", "silence", "above", "sql"]
 
 

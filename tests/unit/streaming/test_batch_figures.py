@@ -45,12 +45,9 @@ def test_a_progress_is_read_as_spark_writes_it() -> None:
             "timestamp": st.none() | st.text(max_size=5) | st.just("2026-01-02T12:00:00.000Z"),
             "numInputRows": st.none() | st.integers(-5, 10**9),
             "durationMs": st.none() | st.dictionaries(st.text(max_size=4), st.integers(-5, 10**9)),
-            "eventTime": st.none()
-            | st.dictionaries(st.sampled_from(["watermark", "max"]), st.text(max_size=4)),
+            "eventTime": st.none() | st.dictionaries(st.sampled_from(["watermark", "max"]), st.text(max_size=4)),
             "stateOperators": st.lists(
-                st.dictionaries(
-                    st.sampled_from(["numRowsTotal", "memoryUsedBytes"]), st.none() | st.integers(-1, 99)
-                )
+                st.dictionaries(st.sampled_from(["numRowsTotal", "memoryUsedBytes"]), st.none() | st.integers(-1, 99))
             ),
         },
     )

@@ -15,12 +15,8 @@ from streaming.judging import DeviceState, due_us, forgotten, judge, silent
 from streaming.rules import Alert, AlertRule, Reading, command_id
 
 LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, message="{value} {unit} under {limit}")
-HIGH = AlertRule(
-    name="high", metric="glucose", kind="above", limit=180, clear=160, for_minutes=10, tell_cleared=True
-)
-FALL = AlertRule(
-    name="fall", metric="glucose", kind="falling", per_minute=3, message="{rate} from {previous}"
-)
+HIGH = AlertRule(name="high", metric="glucose", kind="above", limit=180, clear=160, for_minutes=10, tell_cleared=True)
+FALL = AlertRule(name="fall", metric="glucose", kind="falling", per_minute=3, message="{rate} from {previous}")
 STEEP = AlertRule(
     name="steep", metric="glucose", kind="rising", per_minute=2, over_minutes=20, clear=1,
     tell_cleared=True, message="{rate} a minute", cleared_message="{rate} only",
@@ -111,9 +107,7 @@ class TestSilence:
         assert (alerts[0].message, alerts[0].reading.command_topic) == ("d: nothing for 10 minutes", "t")
         assert silent((QUIET,), kept(state), "d", 500 * MINUTE)[0] == []
         assert due_us((QUIET,), state, 1000 * MINUTE) == 1100 * MINUTE, "then it is forgotten"
-        alerts, state = judge(
-            (QUIET,), kept(state), [at(90, 1.0, "new", arrived=130), at(91, 1.0, "b", arrived=131)]
-        )
+        alerts, state = judge((QUIET,), kept(state), [at(90, 1.0, "new", arrived=130), at(91, 1.0, "b", arrived=131)])
         assert told(alerts) == ["quiet cleared new"]
         assert alerts[0].message == "d comes again, after 30 minutes"
         assert told(silent((QUIET,), state, "d", 141 * MINUTE)[0]) == ["quiet raised b"]
@@ -122,9 +116,7 @@ class TestSilence:
         _, state = judge((QUIET,), DeviceState(), [at(50, 1.0, "a", arrived=100)])
         _, state = silent((QUIET,), state, "d", 110 * MINUTE)
         assert judge((QUIET,), state, [at(49, 1.0, "older", arrived=99)])[0] == []
-        assert told(judge((QUIET,), state, [at(0, 1.0, "buffered", arrived=120)])[0]) == [
-            "quiet cleared buffered"
-        ]
+        assert told(judge((QUIET,), state, [at(0, 1.0, "buffered", arrived=120)])[0]) == ["quiet cleared buffered"]
 
     def test_one_metric_can_be_silent_while_others_come(self) -> None:
         rule = QUIET.model_copy(update={"metric": "temperature", "tell_cleared": False})
@@ -199,9 +191,7 @@ def test_cutting_ordered_readings_into_batches_changes_nothing(rows: list[Readin
 
 
 @given(readings, readings)
-def test_what_comes_again_makes_no_command_and_changes_nothing(
-    rows: list[Reading], more: list[Reading]
-) -> None:
+def test_what_comes_again_makes_no_command_and_changes_nothing(rows: list[Reading], more: list[Reading]) -> None:
     rules = (LOW, HIGH, FALL, STEEP, QUIET)
     _, state = judge(rules, DeviceState(), rows)
     _, state = judge(rules, state, more)

@@ -24,9 +24,7 @@ def plant():
 """
 
 
-def test_a_module_of_a_file_declares_and_travels_as_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_a_file_declares_and_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plant_module.py"
     path.write_text(MODULE, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "plant_module", raising=False)

@@ -29,9 +29,7 @@ def test_the_default_file_lists_every_setting_with_its_default(tmp_path: Path) -
 def test_every_setting_has_a_description_and_secrets_have_no_default() -> None:
     for path, field in leaves(Settings):
         assert field.description, f"{'.'.join(path)} has no description"
-        assert field.description.rstrip().endswith((".", ")")), (
-            f"{'.'.join(path)}: the description is no sentence"
-        )
+        assert field.description.rstrip().endswith((".", ")")), f"{'.'.join(path)}: the description is no sentence"
 
 
 def test_times_and_sizes_say_their_unit() -> None:

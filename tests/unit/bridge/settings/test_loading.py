@@ -41,9 +41,7 @@ def loaded(
     return load_with_origins(path, sets, flags=by_path, environ=environ or {})
 
 
-def problems(
-    file: object = None, environ: Mapping[str, str] | None = None, sets: tuple[str, ...] = ()
-) -> list[str]:
+def problems(file: object = None, environ: Mapping[str, str] | None = None, sets: tuple[str, ...] = ()) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         loaded(file, environ, sets)
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
@@ -177,9 +175,7 @@ def test_a_secret_given_twice_in_one_layer_is_refused() -> None:
 
 def test_a_secret_of_a_stronger_layer_replaces_the_weaker_ones_file() -> None:
     Path("secret").write_text("s3cret", encoding="utf-8")
-    got = loaded(
-        {"mqtt": {"username": "u", "password_file": "secret"}}, {"PULSEBRIDGE_MQTT__PASSWORD": "stronger"}
-    )
+    got = loaded({"mqtt": {"username": "u", "password_file": "secret"}}, {"PULSEBRIDGE_MQTT__PASSWORD": "stronger"})
     assert got.settings.mqtt.password is not None
     assert got.settings.mqtt.password.get_secret_value() == "stronger"
 
@@ -228,12 +224,8 @@ def test_an_empty_file_and_empty_sections_mean_the_defaults() -> None:
 
 
 def test_a_section_is_no_value() -> None:
-    assert problems(sets=("mqtt=3",)) == [
-        "mqtt: is a section; name one of its settings, as in mqtt.… (--set)"
-    ]
-    assert problems({"mqtt": 3}) == [
-        "mqtt: is a section; name one of its settings, as in mqtt.… (file given.yaml)"
-    ]
+    assert problems(sets=("mqtt=3",)) == ["mqtt: is a section; name one of its settings, as in mqtt.… (--set)"]
+    assert problems({"mqtt": 3}) == ["mqtt: is a section; name one of its settings, as in mqtt.… (file given.yaml)"]
 
 
 def test_conf_path_finds_what_comes_along_and_refuses_the_rest() -> None:

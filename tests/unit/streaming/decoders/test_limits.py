@@ -169,9 +169,7 @@ def test_h37_protobuf_that_is_costly_is_refused_before_it_is_parsed(payload: byt
 
 def test_protobuf_within_the_limits_is_read() -> None:
     read = unpacker(decoder(**TREE))
-    found = read(
-        b"\x0a\x02\x10\x07" + b"\x12\x03\x01\x02\x03" + b"\x43\x08\x01\x44" + b"\x4d\x00\x00\x00\x00", HERE
-    )
+    found = read(b"\x0a\x02\x10\x07" + b"\x12\x03\x01\x02\x03" + b"\x43\x08\x01\x44" + b"\x4d\x00\x00\x00\x00", HERE)
     assert found.fault is None
     assert '"numbers":["1","2","3"]' in (found.document or "")
 
