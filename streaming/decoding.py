@@ -18,8 +18,9 @@ from bridge.settings.presets import declared_tables
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, path_steps
 from bridge.topic_templates import Filter
+from sources.payloads.message import Message
+from sources.payloads.unpacking import needs_python, unpack_rows, with_descriptor
 from streaming.decoders.fields import MAP, JsonFields, TextFields, ddl_of
-from streaming.decoders.message import Message
 from streaming.decoders.rows import (
     ARRIVAL,
     POSITION,
@@ -34,7 +35,6 @@ from streaming.decoders.rows import (
 )
 from streaming.decoders.sql import by_number, json_path, literal, matches, quoted
 from streaming.decoders.times import in_known_zone
-from streaming.decoders.unpacking import needs_python, unpack_rows, with_descriptor
 from streaming.readings import long_rows
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ class Decoding(Section):
         pattern=r"^[\w.]+:[\w.]+$",
         description="python: module:function, in Python also the function itself: ``decode(payload: bytes, message: Message)``. "
         "It returns a row as a mapping, any number of rows, or None for a message that is not a reading "
-        "(``streaming.decoders.message``).",
+        "(``sources.payloads.message``).",
     )
     compression: Literal["gzip", "zstd"] | None = Field(None, description="Compression of the payloads.")
     elements: str | None = Field(

@@ -6,7 +6,7 @@ import itertools
 
 from google.protobuf import descriptor_pb2
 
-from streaming.decoders.message import Message
+from sources.payloads.message import Message
 
 __all__ = ["descriptor_set", "encoded", "hexadecimal"]
 

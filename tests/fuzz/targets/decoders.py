@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from bridge.pulsar_wire.protobuf import number, text, varint
 from bridge.settings.tables import Decoding
-from streaming.decoders.message import Message
-from streaming.decoders.unpacking import unpacker
+from sources.payloads.message import Message
+from sources.payloads.unpacking import unpacker
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["DECODERS"]

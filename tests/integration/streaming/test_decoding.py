@@ -30,7 +30,7 @@ from tests.support.source_messages import ARRIVAL, SentMessage, frame, sent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from streaming.decoders.message import Message
+    from sources.payloads.message import Message
 
 pytestmark = pytest.mark.spark
 

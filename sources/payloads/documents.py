@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from datetime import date, datetime, timezone
 from typing import Any, Final
 
-from streaming.decoders.limits import MAX_DIGITS
+from sources.payloads.limits import MAX_DIGITS
 
 __all__ = ["json_of"]
 

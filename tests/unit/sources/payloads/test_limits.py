@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.settings.tables import Decoding
-from streaming.decoders.documents import json_of
-from streaming.decoders.limits import check_cbor
-from streaming.decoders.message import Message
-from streaming.decoders.process import DecoderProcess, Limits, Unpacked
-from streaming.decoders.unpacking import unpacker
+from sources.payloads.documents import json_of
+from sources.payloads.limits import check_cbor
+from sources.payloads.message import Message
+from sources.payloads.process import DecoderProcess, Limits, Unpacked
+from sources.payloads.unpacking import unpacker
 from tests.support.waiting import poll_for
 
 HERE = Message("a")
@@ -272,9 +272,9 @@ def test_h37_payloads_that_grow_do_not_add_up_to_an_answer_without_a_bound(proce
 
 PARENT = """
 import sys
-from tests.unit.streaming.decoders.test_limits import HERE, act
-from streaming.decoders.message import Message
-from streaming.decoders.process import DecoderProcess, Limits
+from tests.unit.sources.payloads.test_limits import HERE, act
+from sources.payloads.message import Message
+from sources.payloads.process import DecoderProcess, Limits
 process = DecoderProcess({0: act}, {0: Limits(1.0, 64)})
 list(process.decode([(0, b"x", HERE)]))
 print("ready", flush=True)

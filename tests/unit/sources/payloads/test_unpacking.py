@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.settings.tables import Decoding
-from streaming.decoders.documents import json_of
-from streaming.decoders.message import Message
-from streaming.decoders.unpacking import unpacker, with_descriptor
+from sources.payloads.documents import json_of
+from sources.payloads.message import Message
+from sources.payloads.unpacking import unpacker, with_descriptor
 from tests.support.reading_message import descriptor_set, encoded
 
 HERE = Message("a", "d1", {"x": "1"}, None, (("unit", "km"),))

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.decoders.compression import expand
+from sources.payloads.compression import expand
 
 LIMIT = 100_000
 KINDS = ("gzip", "zstd")

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final, NamedTuple
 
-from streaming.decoders.message import Message
+from sources.payloads.message import Message
 
 __all__ = ["DecoderProcess", "Limits", "Unpacked"]
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.tables import Decoding
 from bridge.topic_templates import Filter
-from streaming.decoders.compression import expand
-from streaming.decoders.documents import json_of
-from streaming.decoders.limits import MessageFields, check_cbor, check_protobuf, check_size
-from streaming.decoders.message import Message
-from streaming.decoders.process import DecoderProcess, Limits, Unpacked
+from sources.payloads.compression import expand
+from sources.payloads.documents import json_of
+from sources.payloads.limits import MessageFields, check_cbor, check_protobuf, check_size
+from sources.payloads.message import Message
+from sources.payloads.process import DecoderProcess, Limits, Unpacked
 
 if TYPE_CHECKING:
     import pyarrow as pa
