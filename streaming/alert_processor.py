@@ -1,6 +1,6 @@
 """The stateful processor of alerts: Spark calls it for each device of a micro-batch, and when a timer is due.
 
-It only carries: rows in, the decisions of ``streaming.judging``, the device's state and its one timer, alert rows
+It only carries: rows in, the decisions of ``streaming.evaluation``, the device's state and its one timer, alert rows
 out. Imported where alerts run; Spark before 4.1 cannot run it.
 """
 
@@ -14,8 +14,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructField, StructType
 
-from streaming.judging import DeviceState, due_us, forgotten, judge, silent
-from streaming.rules import Alert, AlertRule, Found, Reading
+from bridge.settings.alert_rules import AlertRule
+from streaming.evaluation import Alert, DeviceState, Found, Reading, due_us, evaluate, forgotten, silent
 
 __all__ = ["OUTPUT", "STATE", "AlertProcessor"]
 
@@ -60,7 +60,7 @@ class AlertProcessor(StatefulProcessor):
         """Called for each device with rows in the batch, before the timers; what it raises fails the query."""
         device = str(key[0])
         readings = [reading for row in rows for reading in _readings(device, row)]
-        alerts, state = judge(self._rules, self._read(device), readings)
+        alerts, state = evaluate(self._rules, self._read(device), readings)
         self._write(state)
         return _rows(alerts)
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from bridge.errors import ConfigError
 from bridge.killpoints import reach
+from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
-from streaming.rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming.tables import Table, quoted, text
 from streaming.writing import POSITION, id_of, judged
 
@@ -367,7 +367,7 @@ def _finished(found: DataFrame) -> DataFrame:
         "rule", "state", "device", "`table`", "timestamp_micros(event_us) AS event_time", "value", "message", "payload",
         "CASE WHEN command_topic IS NOT NULL THEN to_device END AS to_device",
         "CASE WHEN to_device IS NOT NULL THEN command_topic END AS command_topic",
-        # As streaming.rules.command_id.
+        # As streaming.evaluation.command_id.
         "substr(sha2(concat(IF(state = 'cleared', '|cleared|', ''), rule, '|', device, '|', reading_id), 256), 1, 32) "
         "AS command_id",
         "reading_id",

@@ -23,7 +23,7 @@ from pulsebridge.audit.records import Call, Published
 __all__ = ["Rule", "calls_of", "command_id", "load_rules", "read_rules"]
 
 _KINDS: Final = ("below", "falling")
-_NOT_RECOMPUTED: Final = {"clear", "for_minutes", "over_minutes", "tell_cleared"}
+_NOT_RECOMPUTED: Final = {"clear", "for_minutes", "over_minutes", "notify_cleared"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import typer
 
 from bridge.cli import COMMANDS_GROUP, register_commands
 from bridge.provisioning_plan import RIGHTS
+from bridge.settings.alert_rules import load_rules
 from bridge.settings.loading import load_with_origins
-from streaming.rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (

@@ -17,9 +17,9 @@ from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings, StreamingSettings
 from streaming import pipelines as dp
 from streaming.alerts import declare_alerts
+from streaming.evaluation import command_id
 from streaming.job import Job
 from streaming.reading import Reader
-from streaming.rules import command_id
 from tests.support.alerts_world import AlertsWorld, declared
 from tests.support.pulsar_topics import topic_of
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark]
 
 THRESHOLD = """
 alerts:
-  - {name: low, metric: glucose, kind: below, limit: 70, clear: 90, tell_cleared: true}
+  - {name: low, metric: glucose, kind: below, limit: 70, clear: 90, notify_cleared: true}
   - {name: falling, metric: glucose, kind: falling, per_minute: 3, to: none}
   - {name: quiet, kind: silence, after_minutes: 10}
 """
@@ -226,7 +226,7 @@ def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffl
         assert "State" not in plan
 
 
-LOW = "- {name: low, metric: glucose, kind: below, limit: 70, clear: 90, tell_cleared: true}"
+LOW = "- {name: low, metric: glucose, kind: below, limit: 70, clear: 90, notify_cleared: true}"
 HUMID = "- {name: humid, table: climate, column: humidity, kind: above, limit: 70}"
 
 

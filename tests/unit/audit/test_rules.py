@@ -64,7 +64,7 @@ def test_other_metrics_call_for_nothing() -> None:
 
 
 def test_the_id_is_the_jobs_own() -> None:
-    from streaming.rules import command_id as of_the_job
+    from streaming.evaluation import command_id as of_the_job
 
     assert of_the_job("low", "cgm-001", "cgm-001-00007") == command_id("low", "cgm-001", "cgm-001-00007")
 

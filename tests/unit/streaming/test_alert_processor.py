@@ -12,8 +12,8 @@ pytest.importorskip("pyspark.sql.streaming.tws_tester", reason="this Spark has n
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from bridge.settings.alert_rules import AlertRule
 from streaming.alert_processor import OUTPUT, STATE, AlertProcessor
-from streaming.rules import AlertRule
 
 MINUTE = 60_000
 LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, clear=80)
@@ -88,7 +88,7 @@ def test_the_state_of_a_device_that_is_long_gone_is_deleted_with_its_timer() -> 
 
 
 def test_a_condition_in_sql_is_told_when_it_changes_and_its_command_goes_where_sql_says() -> None:
-    damp = AlertRule(name="damp", kind="sql", table="climate", condition="c", every="change", tell_cleared=True)
+    damp = AlertRule(name="damp", kind="sql", table="climate", condition="c", every="change", notify_cleared=True)
     tested = processing(damp)
 
     def seen(name: str, holds: bool | None, minute: float) -> list[tuple[str, str, bytes]]:

@@ -9,9 +9,9 @@ from pydantic import SecretStr
 
 from bridge.errors import ConfigError
 from bridge.settings import PulsarSettings
+from bridge.settings.alert_rules import load_rules
 from bridge.settings.loading import conf_path
 from sinks.options import read_options, sink_options
-from streaming.rules import load_rules
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -87,7 +87,7 @@ def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
             "give metric or column, not both",
         ),
         ("alerts: [{name: a, kind: sql, condition: x, every: change}]", "every: change needs the metric"),
-        ("alerts: [{name: a, kind: sql, condition: x, tell_cleared: true}]", "add every: change"),
+        ("alerts: [{name: a, kind: sql, condition: x, notify_cleared: true}]", "add every: change"),
         (
             "alerts: [{name: a, kind: sql, condition: x, to: b}]",
             "a command to another device needs its topic",

@@ -88,7 +88,9 @@ def test_no_two_processes_are_let_in_at_once(events: list[dict[str, Any]]) -> No
             request = now.requests.get(event["id"])
             if request is None or not request.open or request.owner or not now.free_for(event["owner"]):
                 continue
-        if event["event"] in ("staged", "done", "failed", "alive") and event["id"] not in now.requests:
+        if event["event"] in ("staged", "done", "failed") and event["id"] not in [r.id for r in now.busy]:
+            continue
+        if event["event"] == "alive" and event["id"] not in now.requests:
             continue
         if event["event"] == "asked" and event["id"] in now.requests:
             continue

@@ -1,16 +1,12 @@
-"""The alert rules of the rules file: what they may say, and the texts that they make.
+"""The alert rules of the rules file, and what each kind takes.
 
-``streaming.judging`` decides which readings make an alert, ``streaming.alerts`` which rows a rule sees.
+``streaming.evaluation`` decides which readings make an alert, ``streaming.alerts`` which rows a rule looks at.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from bridge.errors import ConfigError
 
-__all__ = ["FIELD", "Alert", "AlertRule", "Found", "Reading", "Sql", "command_id", "load_rules"]
+__all__ = ["FIELD", "READINGS", "WHOLE", "AlertRule", "Sql", "load_rules"]
 
 Kind = Literal["below", "above", "falling", "rising", "silence", "sql"]
 
@@ -50,8 +46,8 @@ _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
     "every": ("sql",),
 }
 _RATES: Final = ("falling", "rising")
-MINUTE_US: Final = 60_000_000
-_EPOCH: Final = datetime(1970, 1, 1)
+MESSAGE_FIELDS: Final = ("device", "metric", "value", "unit", "limit", "clear", "rate", "previous", "minutes")
+"""Fields of the texts for people."""
 _OWN_TEXTS: Final = ("payload", "to", "command_topic")
 _TEXT_FIELDS: Final = (
     "rule", "state", "device", "metric", "value", "unit", "limit", "message", "reading_id", "event_time", "command_id"
@@ -120,7 +116,7 @@ class AlertRule(BaseModel):
         description="sql: an alert for each row for which the condition is true, or one when it becomes true; null changes "
         "nothing.",
     )
-    tell_cleared: bool | None = Field(
+    notify_cleared: bool | None = Field(
         None, description="Whether the end of an alert makes a command, too; default: for silence alone."
     )
     message: str | None = Field(None, description="Text for people.")
@@ -151,15 +147,12 @@ class AlertRule(BaseModel):
         self._check_command()
         if self.kind == "sql":  # its texts name columns
             return self
-        sample = Reading("d", self.metric or "m", "r", 0, 1.0)
         for field_name, cleared in (("message", False), ("cleared_message", True)):
             try:
-                self.text(sample, None, cleared=cleared)
+                self.template(cleared).format(**dict.fromkeys(MESSAGE_FIELDS, ""))
             except (KeyError, IndexError, ValueError, AttributeError) as e:
-                raise ValueError(
-                    f"{field_name}: message names what is not there: {e}; there is {{device}} {{metric}} {{value}} "
-                    "{unit} {limit} {clear} {rate} {previous} {minutes}"
-                ) from e
+                known = " ".join(f"{{{name}}}" for name in MESSAGE_FIELDS)
+                raise ValueError(f"{field_name}: message names what is not there: {e}; there is {known}") from e
         return self
 
     def _check_what(self) -> None:
@@ -189,12 +182,12 @@ class AlertRule(BaseModel):
 
     def _check_clear(self) -> None:
         if not self.lasts and (
-            "clear" in self.model_fields_set or self.tell_cleared or self.cleared_message is not None
+            "clear" in self.model_fields_set or self.notify_cleared or self.cleared_message is not None
         ):
             adds = "every: change" if self.kind == "sql" else "over_minutes"
             raise ValueError(
                 f"clear: {self.kind} from one reading to the next fires each time and never clears, "
-                f"add {adds}, or take out clear, tell_cleared and cleared_message"
+                f"add {adds}, or take out clear, notify_cleared and cleared_message"
             )
         name, worse = ("per_minute", "more than") if self.kind in _RATES else ("limit", self.kind)
         bound = getattr(self, name)
@@ -212,7 +205,7 @@ class AlertRule(BaseModel):
 
     @property
     def series(self) -> str:
-        """What it looks at of the rows of its table, as ``Reading.key`` names it."""
+        """What it looks at of the rows of its table, as ``streaming.evaluation.Reading.key`` names it."""
         return f"[{self.column}]" if self.column is not None else self.metric or WHOLE
 
     @property
@@ -223,45 +216,17 @@ class AlertRule(BaseModel):
         )
 
     @property
-    def tells_cleared(self) -> bool:
+    def notifies_cleared(self) -> bool:
         """Whether the end of an alert makes a command."""
-        return self.kind == "silence" if self.tell_cleared is None else self.tell_cleared
+        return self.kind == "silence" if self.notify_cleared is None else self.notify_cleared
 
     @property
     def sign(self) -> int:
         """1 where more is worse, -1 where less is."""
         return 1 if self.kind in ("above", "rising") else -1
 
-    def looks_at(self, reading: Reading) -> bool:
-        """Whether the reading is one of those that it looks at."""
-        return self.series in (WHOLE, reading.key)
-
-    def text(
-        self,
-        reading: Reading,
-        previous: Reading | None,
-        *,
-        rate: float | None = None,
-        minutes: float = 0.0,
-        cleared: bool = False,
-    ) -> str:
-        """Return the message for a reading. ``rate``: per minute, over the rule's time; ``minutes``: of silence."""
-        if rate is None:
-            rate = 0.0 if previous is None else per_minute(previous, reading)
-            rate = rate if self.kind == "rising" else -rate
-        return self._template(cleared).format(
-            device=reading.device,
-            metric=reading.metric,
-            value=_number(reading.value),
-            unit=reading.unit or "",
-            limit="" if self.limit is None else _number(self.limit),
-            clear=_number(self.limit or 0.0 if self.clear is None else self.clear),
-            rate=_number(round(rate, 2) + 0.0),
-            previous="" if previous is None else _number(previous.value),
-            minutes=_number(round(minutes, 1)),
-        )
-
-    def _template(self, cleared: bool) -> str:
+    def template(self, cleared: bool) -> str:
+        """Return the text for people, with fields in braces: of an alert, or of its end."""
         if cleared and self.cleared_message is not None:
             return self.cleared_message
         if not cleared and self.message is not None:
@@ -270,102 +235,6 @@ class AlertRule(BaseModel):
             return "{metric} of {device} is {value}" + (" again" if cleared else "")
         of = "{device}" if self.series == WHOLE else "{metric} of {device}"
         return of + (" comes again, after {minutes} minutes" if cleared else ": nothing for {minutes} minutes")
-
-
-@dataclass(frozen=True)
-class Found:
-    """What SQL says of one row for a rule of kind sql that has state."""
-
-    holds: bool | None
-    message: str
-    payload: bytes | None
-    to_device: str | None
-    command_topic: str | None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A value of a row, or the row itself. Times are in µs since the epoch."""
-
-    device: str
-    metric: str
-    """Metric or column, for people."""
-    reading_id: str
-    event_us: int
-    value: float | None
-    unit: str | None = None
-    arrived_us: int = 0
-    """When ingest took it."""
-    command_topic: str | None = None
-    """Where its device takes commands."""
-    position: str | None = None
-    """Where the message is in Pulsar, as JSON."""
-    series: str | None = None
-    """What it is a value of, where that is not the metric."""
-    found: Mapping[str, Found] = field(default_factory=dict)
-    """By the names of rules of kind sql."""
-
-    @property
-    def key(self) -> str:
-        """What it is a value of, as ``AlertRule.series`` names it."""
-        return self.metric if self.series is None else self.series
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """The order of a device's readings: its own time, then the id, so that it never depends on arrival."""
-        return (self.event_us, self.reading_id)
-
-
-@dataclass(frozen=True)
-class Alert:
-    """A rule that fired on a reading, or whose alert is over with it. Of silence it is the last one that came."""
-
-    rule: AlertRule
-    reading: Reading
-    message: str
-    cleared: bool = False
-
-    @property
-    def command_id(self) -> str:
-        """Identity of the command: the same whenever the same reading fires the same rule (H19)."""
-        return command_id(self.rule.name, self.reading.device, self.reading.reading_id, cleared=self.cleared)
-
-    @property
-    def state(self) -> str:
-        """``raised`` or ``cleared``."""
-        return "cleared" if self.cleared else "raised"
-
-    def command(self) -> tuple[bytes | None, str | None, str | None]:
-        """Return payload (None: the usual one), device and MQTT topic of the command; without a device or topic there is
-        none.
-        """
-        reading, rule = self.reading, self.rule
-        found = reading.found.get(rule.name)
-        if found is not None:
-            return found.payload, found.to_device, found.command_topic
-        payload = self._filled(rule.payload)
-        to = reading.device if rule.to is None else None if rule.to == "none" else self._filled(rule.to)
-        topic = reading.command_topic if rule.command_topic is None else self._filled(rule.command_topic)
-        return (None if payload is None else payload.encode()), to, topic
-
-    def _filled(self, text: str | Sql | None) -> str | None:
-        if not isinstance(text, str):
-            return None
-        reading = self.reading
-        fields = {
-            "rule": self.rule.name,
-            "state": self.state,
-            "device": reading.device,
-            "metric": reading.metric,
-            "value": _number(reading.value),
-            "unit": reading.unit or "",
-            "limit": _number(self.rule.limit),
-            "message": self.message,
-            "reading_id": reading.reading_id,
-            "event_time": (_EPOCH + timedelta(microseconds=reading.event_us)).isoformat() + "Z",
-            "command_id": self.command_id,
-        }
-        return FIELD.sub(lambda found: fields[found[1]], text)
 
 
 class _OnceEach(yaml.SafeLoader):
@@ -428,21 +297,3 @@ def _problem(place: str, named: str, problem: Any) -> str:
     elif not isinstance(problem["input"], dict):
         text += f", not {problem['input']!r}"
     return f"{'.'.join(map(str, (place, *loc)))}{named}: {text}"
-
-
-def command_id(rule: str, device: str, reading_id: str, *, cleared: bool = False) -> str:
-    """Return the id of the command that a rule makes of a reading, or of its alert being over with it."""
-    # No rule's name has a bar, or is empty, so none of the one kind is one of the other.
-    text = f"|cleared|{rule}|{device}|{reading_id}" if cleared else f"{rule}|{device}|{reading_id}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def per_minute(previous: Reading, reading: Reading) -> float:
-    """Return the change of the value per minute; 0 if no time has passed, or one has no value."""
-    if reading.event_us <= previous.event_us or reading.value is None or previous.value is None:
-        return 0.0
-    return (reading.value - previous.value) / ((reading.event_us - previous.event_us) / MINUTE_US)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.10g}"

@@ -12,19 +12,122 @@ Everything is a fold: rules, what was kept, new readings (or how late it is) in;
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bridge.errors import ContractError
-from streaming.rules import MINUTE_US, WHOLE, Alert, AlertRule, Reading, per_minute
+from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql
 
-__all__ = ["DeviceState", "Watch", "due_us", "forgotten", "judge", "silent"]
+__all__ = [
+    "Alert", "DeviceState", "Found", "Reading", "Watch", "command_id", "due_us", "evaluate", "forgotten", "message_of",
+    "silent",
+]  # fmt: skip
 
+MINUTE_US: Final = 60_000_000
+_EPOCH: Final = datetime(1970, 1, 1)
 _VERSION: Final = 2
 _POINTS: Final = 32
 """A rate's time is cut into so many parts; the first reading of each is kept."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What SQL says of one row for a rule of kind sql that has state."""
+
+    holds: bool | None
+    message: str
+    payload: bytes | None
+    to_device: str | None
+    command_topic: str | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value of a row, or the row itself. Times are in µs since the epoch."""
+
+    device: str
+    metric: str
+    """Metric or column, for people."""
+    reading_id: str
+    event_us: int
+    value: float | None
+    unit: str | None = None
+    arrived_us: int = 0
+    """When ingest took it."""
+    command_topic: str | None = None
+    """Where its device takes commands."""
+    position: str | None = None
+    """Where the message is in Pulsar, as JSON."""
+    series: str | None = None
+    """What it is a value of, where that is not the metric."""
+    found: Mapping[str, Found] = field(default_factory=dict)
+    """By the names of rules of kind sql."""
+
+    @property
+    def key(self) -> str:
+        """What it is a value of, as ``AlertRule.series`` names it."""
+        return self.metric if self.series is None else self.series
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The order of a device's readings: its own time, then the id, so that it never depends on arrival."""
+        return (self.event_us, self.reading_id)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A rule that fired on a reading, or whose alert is over with it. Of silence it is the last one that came."""
+
+    rule: AlertRule
+    reading: Reading
+    message: str
+    cleared: bool = False
+
+    @property
+    def command_id(self) -> str:
+        """Identity of the command: the same whenever the same reading fires the same rule (H19)."""
+        return command_id(self.rule.name, self.reading.device, self.reading.reading_id, cleared=self.cleared)
+
+    @property
+    def state(self) -> str:
+        """``raised`` or ``cleared``."""
+        return "cleared" if self.cleared else "raised"
+
+    def command(self) -> tuple[bytes | None, str | None, str | None]:
+        """Return payload (None: the usual one), device and MQTT topic of the command; without a device or topic there is
+        none.
+        """
+        reading, rule = self.reading, self.rule
+        found = reading.found.get(rule.name)
+        if found is not None:
+            return found.payload, found.to_device, found.command_topic
+        payload = self._filled(rule.payload)
+        to = reading.device if rule.to is None else None if rule.to == "none" else self._filled(rule.to)
+        topic = reading.command_topic if rule.command_topic is None else self._filled(rule.command_topic)
+        return (None if payload is None else payload.encode()), to, topic
+
+    def _filled(self, text: str | Sql | None) -> str | None:
+        if not isinstance(text, str):
+            return None
+        reading = self.reading
+        fields = {
+            "rule": self.rule.name,
+            "state": self.state,
+            "device": reading.device,
+            "metric": reading.metric,
+            "value": _number(reading.value),
+            "unit": reading.unit or "",
+            "limit": _number(self.rule.limit),
+            "message": self.message,
+            "reading_id": reading.reading_id,
+            "event_time": (_EPOCH + timedelta(microseconds=reading.event_us)).isoformat() + "Z",
+            "command_id": self.command_id,
+        }
+        return FIELD.sub(lambda found: fields[found[1]], text)
 
 
 @dataclass(frozen=True)
@@ -83,10 +186,10 @@ class DeviceState:
         )
 
 
-def judge(
+def evaluate(
     rules: Sequence[AlertRule], state: DeviceState, readings: Iterable[Reading]
 ) -> tuple[list[Alert], DeviceState]:
-    """Judge new readings of one device; return the alerts in the order of its time, and what to keep.
+    """Evaluate new readings of one device; return the alerts in the order of its time, and what to keep.
 
     What was kept for rules that are no more is left out.
     """
@@ -125,7 +228,7 @@ def silent(rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: 
         if last is None or _raised(state, rule) or now_us < last.arrived_us + _after_us(rule):
             continue
         watches[rule.name] = Watch(raised=True)
-        alerts.append(Alert(rule, last, rule.text(last, None, minutes=rule.after_minutes or 0.0)))
+        alerts.append(Alert(rule, last, message_of(rule, last, None, minutes=rule.after_minutes or 0.0)))
     return alerts, replace(state, watches=watches)
 
 
@@ -157,14 +260,16 @@ def _speaks_again(
         last = _last_reading_for(rule, state)
         if last is None or not _raised(state, rule):
             continue
-        later = [r for r in readings if rule.looks_at(r) and r.arrived_us > last.arrived_us]
+        later = [r for r in readings if rule.series in (WHOLE, r.key) and r.arrived_us > last.arrived_us]
         if not later:
             continue
         first = min(later, key=_arrival)
         del watches[rule.name]
-        if rule.tells_cleared:
+        if rule.notifies_cleared:
             minutes = (first.arrived_us - last.arrived_us) / MINUTE_US
-            alerts.append(Alert(rule, first, rule.text(first, None, minutes=minutes, cleared=True), cleared=True))
+            alerts.append(
+                Alert(rule, first, message_of(rule, first, None, minutes=minutes, cleared=True), cleared=True)
+            )
     return alerts
 
 
@@ -216,10 +321,10 @@ def _looked_at(rule: AlertRule, was: Watch, previous: Reading | None, reading: R
         rate, watch = _over_time(rule, was, reading)
     else:
         fast = _from_one_to_the_next(rule, previous, reading)
-        return ([Alert(rule, reading, rule.text(reading, previous))] if fast else []), Watch()
-    if watch.raised == was.raised or (was.raised and not rule.tells_cleared):
+        return ([Alert(rule, reading, message_of(rule, reading, previous))] if fast else []), Watch()
+    if watch.raised == was.raised or (was.raised and not rule.notifies_cleared):
         return [], watch
-    text = found.message if found else rule.text(reading, previous, rate=rate, cleared=was.raised)
+    text = found.message if found else message_of(rule, reading, previous, rate=rate, cleared=was.raised)
     return [Alert(rule, reading, text, cleared=was.raised)], watch
 
 
@@ -279,3 +384,47 @@ def _watch_body(watch: Watch) -> dict[str, Any]:
     if watch.points:
         body["points"] = watch.points
     return body
+
+
+def command_id(rule: str, device: str, reading_id: str, *, cleared: bool = False) -> str:
+    """Return the id of the command that a rule makes of a reading, or of its alert being over with it."""
+    # No rule's name has a bar, or is empty, so none of the one kind is one of the other.
+    text = f"|cleared|{rule}|{device}|{reading_id}" if cleared else f"{rule}|{device}|{reading_id}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def per_minute(previous: Reading, reading: Reading) -> float:
+    """Return the change of the value per minute; 0 if no time has passed, or one has no value."""
+    if reading.event_us <= previous.event_us or reading.value is None or previous.value is None:
+        return 0.0
+    return (reading.value - previous.value) / ((reading.event_us - previous.event_us) / MINUTE_US)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.10g}"
+
+
+def message_of(
+    rule: AlertRule,
+    reading: Reading,
+    previous: Reading | None,
+    *,
+    rate: float | None = None,
+    minutes: float = 0.0,
+    cleared: bool = False,
+) -> str:
+    """Return the message for a reading. ``rate``: per minute, over the rule's time; ``minutes``: of silence."""
+    if rate is None:
+        rate = 0.0 if previous is None else per_minute(previous, reading)
+        rate = rate if rule.kind == "rising" else -rate
+    return rule.template(cleared).format(
+        device=reading.device,
+        metric=reading.metric,
+        value=_number(reading.value),
+        unit=reading.unit or "",
+        limit=_number(rule.limit),
+        clear=_number(rule.limit or 0.0 if rule.clear is None else rule.clear),
+        rate=_number(round(rate, 2) + 0.0),
+        previous="" if previous is None else _number(previous.value),
+        minutes=_number(round(minutes, 1)),
+    )
