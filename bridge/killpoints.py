@@ -96,7 +96,7 @@ SOURCE_TASK_KILL_POINTS: Final = (
 """Of Spark's Python workers."""
 
 TABLE_KILL_POINTS: Final = (
-    "table.judged",  # a batch of a flow is validated, nothing of it is written
+    "table.validated",  # a batch of a flow is validated, nothing of it is written
     "table.written",  # its valid rows are in the table
     "table.quarantined",  # the others are in quarantine
     "view.touched",  # the keys that a batch of changes concerns are known

@@ -46,7 +46,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push.resume_answers.labels("resumed")
     SourceMetrics(registry).query("name")
     stream = StreamMetrics(registry)
-    stream.judged("name", 1, 0)
+    stream.validated("name", 1, 0)
     stream.progressed("name", Figures(1, 0.0, {"phase": 0.0}, 0, 0, 0.0, 0))
     registry.register(HealthCollector(Health()))
     found = sorted(_families(registry))

@@ -48,9 +48,9 @@ class StreamMetrics:
             return Gauge(f"{_NAME}_{name}", text, _QUERY, registry=registry)
 
         self._rows = counter("rows", "Rows that a query's micro-batches took from its sources.")
-        self._judged = Counter(
-            f"{_NAME}_judged_rows_total",
-            "Rows that a table's batches judged, by result: good, or bad and held in quarantine.",
+        self._validated = Counter(
+            f"{_NAME}_validated_rows_total",
+            "Rows that a table's batches validated, by result: good, or bad and held in quarantine.",
             ("table", "result"),
             registry=registry,
         )
@@ -95,10 +95,10 @@ class StreamMetrics:
         at = self._clock()
         self._age.labels(query).set_function(lambda: self._clock() - at)
 
-    def judged(self, table: str, good: int, bad: int) -> None:
+    def validated(self, table: str, good: int, bad: int) -> None:
         """Count the rows that a batch wrote to a table and held in quarantine."""
-        self._judged.labels(table, "good").inc(good)
-        self._judged.labels(table, "bad").inc(bad)
+        self._validated.labels(table, "good").inc(good)
+        self._validated.labels(table, "bad").inc(bad)
 
     def ended(self, query: str) -> None:
         """Show no state of a query that does not run any more; what was counted stays."""

@@ -63,9 +63,9 @@ def _show(
 
     lines = []
     with job_of(settings_from(config, sets)) as job:
-        newest = _rows(job, table, rule, device, since).orderBy("judged_at", ascending=False)
+        newest = _rows(job, table, rule, device, since).orderBy("validated_at", ascending=False)
         for row in newest.limit(rows).collect():
-            lines.append(f"{row['judged_at']}  {row['table']}  {row['mqtt_topic']}  {', '.join(row['failed_rules'])}")
+            lines.append(f"{row['validated_at']}  {row['table']}  {row['mqtt_topic']}  {', '.join(row['failed_rules'])}")
             payload = bytes(row["payload"] or (row["row"] or "").encode())
             lines += [f"    {line}" for line in (row["reason"], *body_of(payload, _SHOWN_BYTES))]
     typer.echo(text_of(lines or [_NONE]))

@@ -26,7 +26,7 @@ from bridge.killpoints import reach
 from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
 from streaming.tables import Table, quoted, text
-from streaming.writing import POSITION, id_of, judged
+from streaming.writing import POSITION, id_of, validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -206,7 +206,7 @@ class _Rules:
         parts = [flow.query() for flow in self.pipeline.flows_of(self.table) if flow.kind == "append"]
         rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
         suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
-        rows = judged(rows, declared, suite or None)
+        rows = validated(rows, declared, suite or None)
         if "_failed_rules" in rows.columns:
             rows = rows.where("size(_failed_rules) = 0")
         there = set(rows.columns)

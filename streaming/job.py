@@ -91,7 +91,7 @@ class Job:
             self.reader.table(QUARANTINE),
             struct_of(QUARANTINE_SCHEMA),
             comment="Rows that failed a rule of their table, with the payload and the reason",
-            cluster_by=("table", "judged_at"),
+            cluster_by=("table", "validated_at"),
         )
         for flow in self._chosen():
             if flow.kind == "commands":
@@ -351,7 +351,7 @@ class Job:
         return None if name is None else self.suites.suite(name)
 
     def batches(self, flow: Flow, reader: Reader) -> TableBatches:
-        """Return what judges and writes the rows of a flow."""
+        """Return what validates and writes the rows of a flow."""
         declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
         counted = self.counted
         return TableBatches(
@@ -425,7 +425,7 @@ def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_
     metrics = StreamMetrics()
     health = Health(settings.metrics.stuck_s)
     prepared = health.part("pipeline")
-    job = Job(spark, settings, pipeline, only, metrics.judged)
+    job = Job(spark, settings, pipeline, only, metrics.validated)
     spark.streams.addListener(SourceProgress())
     try:
         with serving(settings.metrics, health):

@@ -1,7 +1,7 @@
 """Runs the checkpoints of Great Expectations beside the flows, never inside a batch, into the table of results.
 
-A verdict takes seconds and a batch must not: rows are split at once by ``Suite.judged``, and every
-``streaming.quality_interval_s`` seconds the newest rows that a suite judged, those of its table and those that went to
+A verdict takes seconds and a batch must not: rows are split at once by ``Suite.validated``, and every
+``streaming.quality_interval_s`` seconds the newest rows that a suite validated, those of its table and those that went to
 quarantine, are validated on a thread of their own. What fails there is logged and harms no flow.
 """
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RESULTS", "QualityWatch", "all_verdicts", "judged_since"]
+__all__ = ["RESULTS", "QualityWatch", "all_verdicts", "validated_since"]
 
 RESULTS: Final = "quality_results"
 _log = structlog.get_logger("stream")
 
 
-def judged_since(
+def validated_since(
     spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime
 ) -> DataFrame:
-    """Return the rows that a table's suite judged: those that came into the table after a version of it, and those
+    """Return the rows that a table's suite validated: those that came into the table after a version of it, and those
     that went to quarantine after a time.
     """
     from pyspark.sql import functions as F
@@ -43,20 +43,20 @@ def judged_since(
     came = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", str(version + 1))
     good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
     schema = rows.select(*map(quoted, kept)).schema
-    bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("judged_at") > F.lit(since)))
+    bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("validated_at") > F.lit(since)))
     held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
     return good.select(*map(quoted, kept)).unionByName(held)
 
 
 def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -> list[Verdict]:
-    """Run the checkpoint of a table on all rows that its suite judged, quarantine included.
+    """Run the checkpoint of a table on all rows that its suite validated, quarantine included.
 
     Raises what ``run_checkpoint`` raises.
     """
     folder = reader.settings.streaming.expectations
     assert folder is not None  # where the suite is
     begin = datetime.fromtimestamp(0, timezone.utc)
-    rows = judged_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
+    rows = validated_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
     try:
         return run_checkpoint(folder, name, suite, rows)
     finally:
@@ -106,7 +106,7 @@ class QualityWatch:
         now = datetime.now(timezone.utc)
         for name in self._tables:
             try:
-                self._judge(name, now)
+                self._validate(name, now)
             except Exception as e:  # noqa: BLE001 — an observer: whatever breaks it, the flows go on
                 _log.warning(
                     "no verdict; see the suite, or set streaming.quality_interval_s=0",
@@ -115,12 +115,12 @@ class QualityWatch:
                 )
         self._since = now
 
-    def _judge(self, name: str, now: datetime) -> None:
+    def _validate(self, name: str, now: datetime) -> None:
         table, suite = self._tables[name]
         version = self._version(table)
         if version == self._from[name]:
             return
-        rows = judged_since(self._spark, table, self._quarantine, name, self._from[name], self._since)
+        rows = validated_since(self._spark, table, self._quarantine, name, self._from[name], self._since)
         rows = rows.limit(self._limit).persist()
         try:
             if rows.isEmpty():

@@ -4,7 +4,7 @@ The project is a folder that Great Expectations itself and notebooks open with
 ``great_expectations.get_context(mode="file", project_root_dir=...)``. It has one suite per table, as
 ``ExpectationSuite.save`` writes it. A suite does two things:
 
-* ``Suite.judged`` marks the rows of a batch, by the conditions that Great Expectations itself makes for its map
+* ``Suite.validated`` marks the rows of a batch, by the conditions that Great Expectations itself makes for its map
   expectations. Severity decides: ``critical`` goes to ``_failed_rules``, ``warning`` to ``_warnings``, and ``info``
   marks nothing. ``mostly`` does not change a row's marks.
 * ``streaming.checkpoints`` runs the table's Checkpoint on rows.
@@ -113,7 +113,7 @@ class Suite:
         if problems:
             raise self._error(problems, "correct the suite, or the table's columns")
 
-    def judged(self, rows: DataFrame) -> DataFrame:
+    def validated(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a batch with the columns ``_failed_rules`` and ``_warnings``.
 
         No job runs. A rule with a window (unique values, for example) looks at this batch only. Such a rule with a

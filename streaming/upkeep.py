@@ -37,7 +37,7 @@ from streaming.reading import QUARANTINE, Reader
 from streaming.tables import Table, quoted, same
 from streaming.upkeep_log import Log, Request, Standing
 from streaming.views import newest
-from streaming.writing import judged, quarantined
+from streaming.writing import quarantined, validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -262,7 +262,7 @@ class Upkeep:
                     f"flow {flow.name!r} does not read messages", remedy="rebuild the table that it reads"
                 )
             batches = self._job.batches(flow, reader)
-            parts.append(judged(rows, batches.declared, batches.suite).withColumn("_flow", F.lit(flow.name)))
+            parts.append(validated(rows, batches.declared, batches.suite).withColumn("_flow", F.lit(flow.name)))
         return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
     def _chosen(self, request: Request, *, single: bool) -> DataFrame:
@@ -455,7 +455,7 @@ def selected(given: Mapping[str, Any]) -> Column:
     if given.get("rule"):
         meant &= F.array_contains("failed_rules", given["rule"])
     if given.get("since"):
-        meant &= F.col("judged_at") >= F.lit(given["since"]).cast("timestamp")
+        meant &= F.col("validated_at") >= F.lit(given["since"]).cast("timestamp")
     return meant
 
 

@@ -81,11 +81,11 @@ class ViewBatches:
 
         if self.suite is None or self.quarantine is None:
             return rows
-        judged = self.suite.judged(rows).persist()
-        bad = judged.where(F.size("_failed_rules") > 0)
+        validated = self.suite.validated(rows).persist()
+        bad = validated.where(F.size("_failed_rules") > 0)
         if not bad.isEmpty():
             self.quarantine.append(quarantined(bad, self.reader.pipeline.tables[self.flow.target]))
-        return judged.where(F.size("_failed_rules") == 0).drop("_failed_rules")
+        return validated.where(F.size("_failed_rules") == 0).drop("_failed_rules")
 
     def _given(self, rows: DataFrame) -> DataFrame:
         """Return what the view gives of these rows of the source."""

@@ -2,7 +2,7 @@
 
 One micro-batch, in this order; a test kills the driver after each step (``bridge.killpoints``):
 
-1. *judged*: rows are judged by the table's suite, as a column. A payload that did not decode has failed already.
+1. *validated*: rows are validated by the table's suite, as a column. A payload that did not decode has failed already.
 2. *table*: rows that fail nothing are written. Without keys they are appended in a commit that carries the flow's name
    and the batch's number, so that Delta takes a batch once. With keys, a row whose key is
    there is left out before, of several in one batch the first in the order of its partition is kept (H17: no watermark, so
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from streaming.suites import Suite
 
-__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "id_of", "judged", "quarantined"]
+__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "id_of", "quarantined", "validated"]
 
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
@@ -63,7 +63,7 @@ QUARANTINE_SCHEMA: Final = (
     "payload binary COMMENT 'payload as it came; of an element of an array that element, as JSON', "
     f"_position {POSITION} "
     "COMMENT 'where the message is in Pulsar', "
-    "judged_at timestamp COMMENT 'start of the micro-batch that judged the row'"
+    "validated_at timestamp COMMENT 'start of the micro-batch that validated the row'"
 )
 
 
@@ -117,7 +117,7 @@ class TableBatches:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
         if not self._app:
             self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
-        rows = judged(batch, self.declared, self.suite)
+        rows = validated(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
         twice = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
         if splits and twice:
@@ -129,48 +129,48 @@ class TableBatches:
                 rows.unpersist()
         self._first = False
 
-    def _write(self, judged: DataFrame, number: int, splits: bool) -> None:
+    def _write(self, validated: DataFrame, number: int, splits: bool) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
-        self.evolve(judged)
+        self.evolve(validated)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
         if self.bad_rows.stop and splits:
-            self.bad_rows.check(self.declared.name, **_counts(judged, bad))
-        reach("table.judged")
+            self.bad_rows.check(self.declared.name, **_counts(validated, bad))
+        reach("table.validated")
         # A batch that Delta has already is skipped, and then nothing is observed.
         kept = self._first or bool(self.declared.keys)
-        counts = _counts(judged, bad) if kept and splits else {}
+        counts = _counts(validated, bad) if kept and splits else {}
         seen = Observation()
         if not kept:
-            judged = judged.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
-        good = self.as_table(judged.where(~bad) if splits else judged)
+            validated = validated.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
+        good = self.as_table(validated.where(~bad) if splits else validated)
         if self.declared.keys:
             good = self._unknown(self.first_of_keys(good))
         self.table.append(good, (self._app, number))
         reach("table.written")
         counts = counts or ({} if kept else seen.get)
         if splits and self._first:
-            self._quarantine(self._left_out(judged), number)
+            self._quarantine(self._left_out(validated), number)
         elif counts.get("bad"):
-            self._quarantine(judged.where(bad), number)
+            self._quarantine(validated.where(bad), number)
         reach("table.quarantined")
         if self.counted is not None and counts:
             self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
 
     def as_table(self, rows: DataFrame) -> DataFrame:
-        """Return judged rows with the columns that the table has. ``evolve`` was called before."""
+        """Return validated rows with the columns that the table has. ``evolve`` was called before."""
         dropped = [n for n in (*WORKING_COLUMNS, "_failed_rules") if n in rows.columns]
         return self._new.filled(rows.drop(*dropped)) if self._new else rows.drop(*dropped)
 
     _new: NewColumns | None = None
 
-    def evolve(self, judged: DataFrame) -> None:
+    def evolve(self, validated: DataFrame) -> None:
         """Give the table the columns that fields unknown so far want, or raise TerminalError where there may be none."""
-        if self.declared.schema_evolution == "rescue" or "_rescued_data" not in judged.columns:
+        if self.declared.schema_evolution == "rescue" or "_rescued_data" not in validated.columns:
             return
         if self.declared.schema_evolution == "fail":
-            found = judged.where("_rescued_data IS NOT NULL").select("_rescued_data").first()
+            found = validated.where("_rescued_data IS NOT NULL").select("_rescued_data").first()
             if found is not None:
                 raise TerminalError(
                     f"{self.declared.name}: a message has fields that the table does not know, or values that do not "
@@ -178,9 +178,9 @@ class TableBatches:
                     remedy="declare them, or set schema_evolution to rescue or add_columns; nothing is lost",
                 )
             return
-        spark = judged.sparkSession
+        spark = validated.sparkSession
         known = self.table.read(spark).schema
-        self._new = new_columns(judged, known, self.declared, self.max_added_columns)
+        self._new = new_columns(validated, known, self.declared, self.max_added_columns)
         if self._new.lacking:
             add_columns(spark, self.table, self._new.as_schema())
 
@@ -205,16 +205,16 @@ class TableBatches:
                 there = there.where(_days_of(rows, key))
         return rows.join(there, list(keys), "left_anti").select(*map(quoted, rows.columns))
 
-    def _left_out(self, judged: DataFrame) -> DataFrame:
+    def _left_out(self, validated: DataFrame) -> DataFrame:
         """Return the rows of the batch that the table does not have, with a rule for those that fail none now. One whose
         key is there, in another row, was left out for that.
         """
         from pyspark.sql import functions as F
 
-        there = self.table.read(judged.sparkSession)
+        there = self.table.read(validated.sparkSession)
         keys = list(self.declared.keys)
-        place = "_position" in judged.columns
-        if place and judged.groupBy("_position").count().where("count > 1").isEmpty():
+        place = "_position" in validated.columns
+        if place and validated.groupBy("_position").count().where("count > 1").isEmpty():
             by = ["_position"]
         elif keys and not place:
             by = keys
@@ -222,14 +222,14 @@ class TableBatches:
             by = [
                 n
                 for n, kind in there.dtypes
-                if n in judged.columns and n not in ("_warnings", "_rescued_data") and not _NO_ORDER.search(kind)
+                if n in validated.columns and n not in ("_warnings", "_rescued_data") and not _NO_ORDER.search(kind)
             ]
         its = there
         if place:
-            ends = judged.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
+            ends = validated.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
             if ends is not None and ends[0] is not None:  # literals let Delta skip files
                 its = there.where(F.col("_position.ledger").between(*ends))
-        found = judged.alias("s").join(its.alias("t"), F.expr(same(by)), "left_anti")
+        found = validated.alias("s").join(its.alias("t"), F.expr(same(by)), "left_anti")
         fails = F.size("_failed_rules") > 0
         passed = found.where(~fails)
         if keys and by != keys:
@@ -247,7 +247,7 @@ def _counts(rows: DataFrame, bad: Column) -> dict[str, int]:
     return {} if found is None else {"good": int(found["good"]), "bad": int(found["bad"])}
 
 
-def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFrame:
+def validated(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFrame:
     """Return rows with ``_failed_rules``: what each of them fails of what the table asks; without it where it asks nothing."""
     from pyspark.sql import functions as F
 
@@ -263,7 +263,7 @@ def judged(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFra
             none = none | F.col(quoted(key)).isNull()
         rules.append(F.when(none, F.lit(NO_KEY)))
     if suite is not None:
-        rows = suite.judged(rows)
+        rows = suite.validated(rows)
     if not rules and suite is None:
         return rows
     failed = F.array_compact(F.array(*rules)) if rules else F.array().cast("array<string>")
@@ -319,5 +319,5 @@ def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:
         F.when(given("_fault", "string").isNull(), F.to_json(F.struct(*map(quoted, kept)))).alias("row"),
         given("_payload", "binary").alias("payload"),
         given("_position", POSITION).alias("_position"),
-        F.current_timestamp().alias("judged_at"),
+        F.current_timestamp().alias("validated_at"),
     )

@@ -117,7 +117,7 @@ class StreamingSettings(Section):
     )
     on_bad_share: Literal["alert", "stop"] = Field(
         "alert",
-        description="Beyond bad_share_limit: alert (the metric pulsebridge_stream_judged_rows_total shows it), or stop the job "
+        description="Beyond bad_share_limit: alert (the metric pulsebridge_stream_validated_rows_total shows it), or stop the job "
         "before the batch is written.",
     )
     restart_budget: int = Field(

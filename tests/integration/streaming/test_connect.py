@@ -48,7 +48,7 @@ RULES: Final = {
 TABLES: Final = ("bronze", "readings", "gold", "device_latest", "alerts", "quarantine", "comfort", "hourly")
 OF_THE_RUN: Final = {
     "stored_at",
-    "judged_at",
+    "validated_at",
     "created_at",
     "expires_at",
     "run_at",

@@ -205,7 +205,7 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     poll_for(lambda: driver.ids("bronze").keys() == set(sent), 120, "all in bronze")
     driver.endpoint.await_ready()
     assert driver.endpoint.total("pulsebridge_stream_rows_total", query="climate") > 0
-    assert driver.endpoint.total("pulsebridge_stream_judged_rows_total", table="climate", result="good") > 0
+    assert driver.endpoint.total("pulsebridge_stream_validated_rows_total", table="climate", result="good") > 0
     assert driver.end() == 0, driver.log.read_text()
     assert driver.ids("bronze") == Counter(sent)
     assert set(driver.ids("climate").values()) == {1}

@@ -1,4 +1,4 @@
-"""Great Expectations judges the rows of a frame, and so do we: the same rows fail, rule by rule."""
+"""Great Expectations validates the rows of a frame, and so do we: the same rows fail, rule by rule."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def both(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     alone = [n for n, one in enumerate(entries) if one["type"] in WINDOWS]
     for some in ([n for n in range(len(entries)) if n not in alone], *([n] for n in alone)):
         part = replace(suite, text=json.dumps([entries[n] for n in some]), rules=tuple(suite.rules[n] for n in some))
-        ours.update(failing(part.judged(rows)))
+        ours.update(failing(part.validated(rows)))
     return theirs, ours
 
 
@@ -298,19 +298,19 @@ def test_severity_decides_where_a_rule_shows(rows: DataFrame, tmp_path: Path) ->
         entry("expect_column_values_to_not_be_null", column="s"),
         entry("expect_column_max_to_be_between", column="x", max_value=9),
     )
-    judged = suite.judged(rows)
-    assert judged.columns == [*rows.columns, FAILED, WARNINGS]
-    assert judged.schema[FAILED].dataType.simpleString() == "array<string>"
-    assert failing(judged) == {"present": {4}, "expect_column_values_to_not_be_null(s)": {4, 9}}
-    assert failing(judged, WARNINGS) == {"warm": {3, 6, 7, 8, 9}}
-    found = {row["id"]: row for row in judged.collect()}
+    validated = suite.validated(rows)
+    assert validated.columns == [*rows.columns, FAILED, WARNINGS]
+    assert validated.schema[FAILED].dataType.simpleString() == "array<string>"
+    assert failing(validated) == {"present": {4}, "expect_column_values_to_not_be_null(s)": {4, 9}}
+    assert failing(validated, WARNINGS) == {"warm": {3, 6, 7, 8, 9}}
+    found = {row["id"]: row for row in validated.collect()}
     assert found[4][FAILED] == ["present", "expect_column_values_to_not_be_null(s)"]
     assert found[1][FAILED] == found[1][WARNINGS] == []
     assert suite.unsplit == ("expect_column_max_to_be_between(x)",)
 
 
 def test_a_suite_without_rules_marks_nothing(rows: DataFrame, tmp_path: Path) -> None:
-    for row in written(tmp_path).judged(rows).collect():
+    for row in written(tmp_path).validated(rows).collect():
         assert row[FAILED] == row[WARNINGS] == []
 
 
@@ -321,10 +321,10 @@ def test_windows_with_conditions_of_their_own_keep_every_row(rows: DataFrame, tm
         entry("expect_column_values_to_be_unique", "s", "warning", column="s", row_condition="m = 'a'"),
         entry("expect_column_values_to_be_increasing", "x", column="x", row_condition="id > 2"),
     )
-    judged = suite.judged(rows)
-    assert sorted(row["id"] for row in judged.collect()) == [row[0] for row in ROWS]
-    assert failing(judged)["i"] == {1, 2, 3, 6, 7, 8}
-    assert failing(judged, WARNINGS) == {"s": {1, 2}}
+    validated = suite.validated(rows)
+    assert sorted(row["id"] for row in validated.collect()) == [row[0] for row in ROWS]
+    assert failing(validated)["i"] == {1, 2, 3, 6, 7, 8}
+    assert failing(validated, WARNINGS) == {"s": {1, 2}}
 
 
 CUSTOM = """
@@ -377,7 +377,7 @@ def test_a_custom_expectation_splits_rows(rows: DataFrame, tmp_path: Path, custo
         entry(kind, "third", column="i", step=3, row_condition="m = 'b'", condition_parser="spark"),
     )
     assert suite.modules == (custom,)
-    assert failing(suite.judged(rows)) == {"even": {1, 5, 6, 7, 8}, "third": {3, 8}}
+    assert failing(suite.validated(rows)) == {"even": {1, 5, 6, 7, 8}, "third": {3, 8}}
 
 
 def test_a_custom_condition_that_reads_the_table_is_refused_by_name(
@@ -386,9 +386,9 @@ def test_a_custom_condition_that_reads_the_table_is_refused_by_name(
     kind = "expect_column_values_to_be_below_the_mean"
     suite = written(tmp_path, entry(kind, "mean", column="x"))
     with pytest.raises(ConfigError, match=r"rule 'mean': .*cannot use the table's data \(DataFrame.agg\)"):
-        suite.judged(rows)
+        suite.validated(rows)
     # For a verdict only it may.
-    assert failing(written(tmp_path, entry(kind, "mean", "info", column="x")).judged(rows)) == {}
+    assert failing(written(tmp_path, entry(kind, "mean", "info", column="x")).validated(rows)) == {}
 
 
 NULL, BETWEEN = "expect_column_values_to_not_be_null", "expect_column_values_to_be_between"
@@ -508,9 +508,9 @@ spark = SparkSession.builder.remote("local[1]").getOrCreate()
 try:
     frame = spark.createDataFrame(rows, schema)
     suite.check(columns, spark)
-    judged = {row["id"]: row["_failed_rules"] for row in suite.judged(frame).collect()}
+    validated = {row["id"]: row["_failed_rules"] for row in suite.validated(frame).collect()}
     verdicts = [(v.rule.name, v.success, v.unexpected) for v in run_checkpoint(Path(folder), "t", suite, frame)]
-    Path(sys.argv[2]).write_bytes(pickle.dumps((judged, verdicts)))
+    Path(sys.argv[2]).write_bytes(pickle.dumps((validated, verdicts)))
 finally:
     spark.stop()
 """
@@ -547,8 +547,8 @@ def test_the_same_through_spark_connect_in_another_process(tmp_path: Path, custo
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    judged, verdicts = pickle.loads(got.read_bytes())
-    assert judged == {
+    validated, verdicts = pickle.loads(got.read_bytes())
+    assert validated == {
         1: ["two", "even"], 2: ["sum"], 3: [], 4: ["present"], 5: ["even"], 6: ["sum", "even"], 7: ["two", "even"],
         8: ["even"], 9: ["present", "sum"],
     }  # fmt: skip

@@ -79,7 +79,7 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
 )
 @pytest.mark.parametrize("keys", [(), ("device", "n")], ids=["appended", "merged"])
 @pytest.mark.parametrize(
-    "step", ["table.judged", "table.written", pytest.param("table.quarantined", marks=pytest.mark.long)]
+    "step", ["table.validated", "table.written", pytest.param("table.quarantined", marks=pytest.mark.long)]
 )
 def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exactly_one_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, keys: tuple[str, ...],
@@ -166,7 +166,7 @@ def test_h20_a_time_far_ahead_of_arrival_or_of_the_clock_of_spark_fails_a_rule(
     messages[3] = replace(messages[3], more={"arrival_time": far})  # H45: ingest's clock is ahead as well
     reader = Reader(spark, world.settings, stored=frame(spark, messages))
     rows = reader.decoded([Decoding(filter="#", fields="n int", time="$.at")])
-    found = writing.judged(rows, dp.Declared("t"), None).collect()
+    found = writing.validated(rows, dp.Declared("t"), None).collect()
     assert {row["n"]: row["_failed_rules"] for row in found} == {
         0: [], 1: ["clock_skew"], 2: [], 3: ["clock_skew"],
     }  # fmt: skip

@@ -80,10 +80,10 @@ def test_a_query_is_shown_from_its_start_to_its_end_and_its_counts_stay() -> Non
     listener.onQueryProgress(progressed())
     assert missing() == []
     listener.onQueryProgress(progressed(numInputRows=2))
-    metrics.judged("readings", 5, 3)
+    metrics.validated("readings", 5, 3)
     assert (value("rows_total"), value("late_rows_total")) == (42, 4)
-    judged = {"table": "readings", "result": "bad"}
-    assert registry.get_sample_value("pulsebridge_stream_judged_rows_total", judged) == 3
+    validated = {"table": "readings", "result": "bad"}
+    assert registry.get_sample_value("pulsebridge_stream_validated_rows_total", validated) == 3
     assert value("phase_seconds_total", phase="addBatch") == 3
     assert value("batch_seconds_sum") == 4
     assert (value("state_rows"), value("state_bytes")) == (7, 150)

@@ -136,7 +136,7 @@ class TestSilence:
         assert [forgotten(state, minute * MINUTE, 60 * MINUTE) for minute in (64, 65)] == [False, True]
 
 
-def test_what_comes_late_is_not_judged_and_moves_no_state() -> None:
+def test_what_comes_late_is_not_evaluated_and_moves_no_state() -> None:
     _, before = evaluate((LOW,), DeviceState(), [at(10, 90.0)])
     alerts, after = evaluate((LOW,), before, [at(5, 40.0)])
     assert alerts == []
