@@ -25,7 +25,8 @@ from bridge.errors import ConfigError
 from bridge.killpoints import reach
 from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
-from streaming.tables import Table, quoted, text
+from streaming.sql import literal, quoted
+from streaming.tables import Table
 from streaming.writing import POSITION, id_of, validated
 
 if TYPE_CHECKING:
@@ -242,17 +243,17 @@ class _Rules:
         of_metrics = [rule for rule in rules if rule.metric is not None]
         if of_metrics:
             self._check_metrics(rows, of_metrics[0])
-            wanted = ", ".join(sorted({text(rule.metric or "") for rule in of_metrics}))
+            wanted = ", ".join(sorted({literal(rule.metric or "") for rule in of_metrics}))
             one = {"series": "_about.metric", "metric": "_about.metric", "value": "_about.value"}
             values.append(f"CASE WHEN _about.metric IN ({wanted}) THEN {_struct(one)} END")
         for rule in {rule.series: rule for rule in rules if rule.column is not None}.values():
             number = self._number(rows, rule)
-            one = {"series": text(rule.series), "metric": text(rule.column or ""), "value": number}
+            one = {"series": literal(rule.series), "metric": literal(rule.column or ""), "value": number}
             values.append(f"CASE WHEN {number} IS NOT NULL THEN {_struct(one)} END")
         if any(rule.series == WHOLE for rule in rules):
-            values.append(_struct({"series": text(WHOLE), "metric": "_about.metric", "value": "_about.value"}))
+            values.append(_struct({"series": literal(WHOLE), "metric": "_about.metric", "value": "_about.value"}))
         found = [
-            _struct({"rule": text(rule.name), "series": text(rule.series), **self._sql(rule, rows)})
+            _struct({"rule": literal(rule.name), "series": literal(rule.series), **self._sql(rule, rows)})
             for rule in rules
             if rule.kind == "sql"
         ]
@@ -269,10 +270,10 @@ class _Rules:
         if "metric" in rows.columns and rule.metric is None:  # a message has a row for each of them
             id = "concat_ws('|', _about.reading_id, _about.metric)"
         alert = {
-            "rule": text(rule.name),
+            "rule": literal(rule.name),
             "state": "'raised'",
             "device": "_about.device",
-            "table": text(rule.table),
+            "table": literal(rule.table),
             "event_us": "_about.event_us",
             "value": "_about.value",
             **{name: sql[name] for name in ("message", "payload", "to_device", "command_topic")},
@@ -290,7 +291,7 @@ class _Rules:
             raise self._wrong(rule, "condition", what, "compare it with something")
         if rule.metric is not None:
             self._check_metrics(rows, rule)
-            holds = f"CASE WHEN _about.metric = {text(rule.metric)} THEN {holds} END"
+            holds = f"CASE WHEN _about.metric = {literal(rule.metric)} THEN {holds} END"
         message = self._text(rows, rule, "message", rule.message or f"{rule.name} of {rule.table}")
         over = self._text(rows, rule, "cleared_message", rule.cleared_message or f"{rule.name}: over")
         to, topic, payload = rule.to, rule.command_topic, rule.payload
@@ -318,7 +319,7 @@ class _Rules:
             if n % 2 and part.lower() not in map(str.lower, rows.columns):
                 what = f"{{{part}}}: {self.table!r} has no such column"
                 raise self._wrong(rule, field, what, f"it has {_names(rows)}")
-            parts.append(f"coalesce(CAST({quoted(part)} AS STRING), '')" if n % 2 else text(part))
+            parts.append(f"coalesce(CAST({quoted(part)} AS STRING), '')" if n % 2 else literal(part))
         return f"CAST(concat({', '.join(parts)}) AS {kind})"
 
     def _number(self, rows: DataFrame, rule: AlertRule) -> str:
@@ -356,7 +357,7 @@ def _names(rows: DataFrame) -> str:
 
 
 def _struct(of: Mapping[str, str]) -> str:
-    return f"named_struct({', '.join(f'{text(name)}, {sql}' for name, sql in of.items())})"
+    return f"named_struct({', '.join(f'{literal(name)}, {sql}' for name, sql in of.items())})"
 
 
 def _finished(found: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, p
 from bridge.topic_templates import Filter
 from sources.payloads.message import Message
 from sources.payloads.unpacking import needs_python, unpack_rows, with_descriptor
-from streaming.decoders.fields import MAP, JsonFields, TextFields, ddl_of
+from streaming.decoders.fields import MAP, JsonFields, TextFields
 from streaming.decoders.rows import (
     ARRIVAL,
     POSITION,
@@ -33,9 +33,9 @@ from streaming.decoders.rows import (
     time_columns,
     top_names,
 )
-from streaming.decoders.sql import by_number, json_path, literal, matches, quoted
 from streaming.decoders.times import in_known_zone
 from streaming.readings import long_rows
+from streaming.sql import by_number, ddl_of, json_path, literal, matches, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

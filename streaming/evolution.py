@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming.tables import quoted, struct_of
+from streaming.sql import literal, quoted
+from streaming.tables import struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,7 +49,7 @@ class NewColumns:
             return rows
         rescued = F.from_json("_rescued_data", "map<string,variant>")
         values = {
-            n: F.expr(f"try_variant_get(_fields[{_text(n)}], '$', {_text(kind)})") for n, kind in self.types.items()
+            n: F.expr(f"try_variant_get(_fields[{literal(n)}], '$', {literal(kind)})") for n, kind in self.types.items()
         }
         found = rows.withColumn("_fields", rescued).withColumns(values)
         taken = F.array_compact(F.array(*(F.when(F.col(quoted(n)).isNotNull(), F.lit(n)) for n in self.types)))
@@ -87,7 +88,3 @@ def column_type(kind: str) -> str | None:
     if kind.startswith(("DECIMAL", "DOUBLE", "FLOAT")):
         return "double"
     return {"BIGINT": "bigint", "STRING": "string", "BOOLEAN": "boolean"}.get(kind)
-
-
-def _text(value: str) -> str:
-    return "'" + value + "'"

@@ -415,7 +415,7 @@ def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_
     from bridge.metrics import serving
     from bridge.stream_metrics import StreamMetrics
     from sources.progress import SourceProgress
-    from streaming.query_progress import QueryProgress
+    from sources.query_progress import QueryProgress
     from streaming.session import job_session
 
     stop = threading.Event()

@@ -16,8 +16,9 @@ import structlog
 
 from streaming.checkpoints import RESULT_COLUMNS, Verdict, result_rows, run_checkpoint
 from streaming.reading import QUARANTINE, Reader
+from streaming.sql import quoted
 from streaming.suites import Suite
-from streaming.tables import Table, create, quoted, struct_of
+from streaming.tables import Table, create, struct_of
 
 if TYPE_CHECKING:
     from pathlib import Path

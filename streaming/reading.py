@@ -109,7 +109,7 @@ class Reader:
             except ValidationError as e:
                 raise ConfigError(f"messages({filter!r}): {_line(e)}", remedy="correct its arguments") from e
         from bridge.topic_templates import Filter
-        from streaming.decoders.sql import matches
+        from streaming.sql import matches
 
         rows = self._source(filter)
         return rows if filter == "#" else rows.where(matches(Filter.parse(filter)))

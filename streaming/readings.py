@@ -25,8 +25,8 @@ from streaming.decoders.rows import (
     said,
     time_columns,
 )
-from streaming.decoders.sql import by_number, json_path, literal, quoted
 from streaming.decoders.times import in_known_zone
+from streaming.sql import by_number, json_path, literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,12 +7,13 @@ A table is given as a name (``catalog.schema.table``), a path or URI, or a plain
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bridge.errors import ConfigError
+from streaming.sql import ddl_of, literal, quoted, same
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -28,7 +29,6 @@ __all__ = [
     "create",
     "ddl",
     "is_missing",
-    "quoted",
     "resolve_root",
     "struct_of",
     "table_of",
@@ -179,21 +179,10 @@ def ddl(schema: StructType) -> str:
     parts = []
     for field in schema.fields:
         comment = (field.metadata or {}).get("comment")
-        parts.append(f"{quoted(field.name)} {_type(field.dataType)}" + (f" COMMENT {text(comment)}" if comment else ""))
+        parts.append(
+            f"{quoted(field.name)} {ddl_of(field.dataType)}" + (f" COMMENT {literal(comment)}" if comment else "")
+        )
     return ", ".join(parts)
-
-
-def _type(kind: object) -> str:
-    from pyspark.sql import types as T
-
-    if isinstance(kind, T.StructType):
-        return "STRUCT<" + ", ".join(f"{quoted(f.name)}: {_type(f.dataType)}" for f in kind.fields) + ">"
-    if isinstance(kind, T.ArrayType):
-        return f"ARRAY<{_type(kind.elementType)}>"
-    if isinstance(kind, T.MapType):
-        return f"MAP<{_type(kind.keyType)}, {_type(kind.valueType)}>"
-    assert isinstance(kind, T.DataType)
-    return kind.simpleString()
 
 
 def create(
@@ -222,13 +211,13 @@ def create(
     if partition_cols and not layout:
         layout = f"PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA {layout} COMMENT {text(comment)} "
+        f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA {layout} COMMENT {literal(comment)} "
         + _tblproperties({**PROPERTIES, **(properties or {})})
     )
 
 
 def _tblproperties(pairs: Mapping[str, str]) -> str:
-    return f"TBLPROPERTIES ({', '.join(f'{text(k)} = {text(v)}' for k, v in pairs.items())})"
+    return f"TBLPROPERTIES ({', '.join(f'{literal(k)} = {literal(v)}' for k, v in pairs.items())})"
 
 
 def add_columns(spark: SparkSession, table: Table, schema: StructType) -> None:
@@ -239,18 +228,3 @@ def add_columns(spark: SparkSession, table: Table, schema: StructType) -> None:
     lacking = [f for f in schema.fields if f.name.lower() not in there]
     if lacking:
         spark.sql(f"ALTER TABLE {table.sql} ADD COLUMNS ({ddl(StructType(lacking))})")
-
-
-def quoted(name: str) -> str:
-    """Return a name as SQL takes any."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def text(value: str) -> str:
-    """Return a string literal of SQL."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def same(keys: Iterable[str], left: str = "t", right: str = "s") -> str:
-    """Return the condition that two rows have the same key; null equals null."""
-    return " AND ".join(f"{left}.{quoted(k)} <=> {right}.{quoted(k)}" for k in keys)

@@ -34,7 +34,8 @@ from bridge.errors import ConfigError, PulsebridgeError, TerminalError, Transien
 from bridge.killpoints import reach
 from streaming.pipelines import Flow
 from streaming.reading import QUARANTINE, Reader
-from streaming.tables import Table, quoted, same
+from streaming.sql import quoted, same
+from streaming.tables import Table
 from streaming.upkeep_log import Log, Request, Standing
 from streaming.views import newest
 from streaming.writing import quarantined, validated

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from streaming.tables import Table, create
+from streaming.tables import Table, create, struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 __all__ = ["Log", "Request", "Standing"]
 
@@ -128,7 +127,7 @@ class Log:
             create(
                 self._spark,
                 self.table,
-                _schema(),
+                struct_of(_EVENT),
                 comment="Requests of `pulsebridge tables`, and the jobs that run",
             )
             self._made = True
@@ -144,7 +143,7 @@ class Log:
                 row = (now.seq + 1, token, datetime.now(timezone.utc), event, *map(fields.get, names))
                 try:
                     # Delta leaves out a number that it has: then another process was first.
-                    self.table.append(self._spark.createDataFrame([row], _schema()), (_WRITER, now.seq + 1))
+                    self.table.append(self._spark.createDataFrame([row], struct_of(_EVENT)), (_WRITER, now.seq + 1))
                 except Exception as e:
                     if "Concurrent" not in str(e):
                         raise
@@ -179,11 +178,3 @@ class Log:
             )
             self.add("removed", lambda then: then.seq == now.seq, arguments=json.dumps(owners))
         time.sleep(min(1.0, self._patience_s))
-
-
-def _schema() -> StructType:
-    from pyspark.sql.types import StructType
-
-    found = StructType.fromDDL(_EVENT)
-    assert isinstance(found, StructType)
-    return found

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.killpoints import reach
 from streaming.pipelines import Flow
-from streaming.tables import GONE, Table, quoted, same
+from streaming.sql import quoted, same
+from streaming.tables import GONE, Table
 from streaming.writing import quarantined
 
 if TYPE_CHECKING:

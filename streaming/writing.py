@@ -26,7 +26,8 @@ from bridge.killpoints import reach
 from streaming.evolution import NewColumns, new_columns
 from streaming.pipelines import Declared
 from streaming.reading import WORKING_COLUMNS
-from streaming.tables import Table, add_columns, quoted, same
+from streaming.sql import quoted, same
+from streaming.tables import Table, add_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

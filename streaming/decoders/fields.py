@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from streaming.decoders.sql import literal, quoted
+from streaming.sql import ddl_of, literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["MAP", "JsonFields", "TextFields", "ddl_of"]
+__all__ = ["MAP", "JsonFields", "TextFields"]
 
 MAP: Final = "map<string,variant>"
 _OPTIONS: Final = (
@@ -147,17 +147,6 @@ class TextFields:
         if name not in self.names:
             return f"CAST(NULL AS {kind.simpleString()})"
         return _no_infinity(f"try_cast({parsed}.{quoted(name)} AS {kind.simpleString()})", kind)
-
-
-def ddl_of(kind: Any) -> str:
-    """Return a type as DDL; pyspark's own does not quote the names of fields."""
-    if kind.typeName() == "struct":
-        return "struct<" + ", ".join(f"{quoted(f.name)}: {ddl_of(f.dataType)}" for f in kind.fields) + ">"
-    if kind.typeName() == "array":
-        return f"array<{ddl_of(kind.elementType)}>"
-    if kind.typeName() == "map":
-        return f"map<{ddl_of(kind.keyType)}, {ddl_of(kind.valueType)}>"
-    return str(kind.simpleString())
 
 
 def _is_float(kind: DataType) -> bool:

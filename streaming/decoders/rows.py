@@ -14,8 +14,8 @@ from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding, path_steps
 from bridge.topic_patterns import meet
 from bridge.topic_templates import Filter, Template
-from streaming.decoders.sql import by_number, captured, json_path, literal
 from streaming.decoders.times import as_timestamp, words_for
+from streaming.sql import by_number, captured, json_path, literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

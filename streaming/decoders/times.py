@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from bridge.settings.tables import TimeUnit
-from streaming.decoders.sql import literal
+from streaming.sql import literal
 
 __all__ = ["AUTO_BOUNDS", "MICROS", "as_timestamp", "in_known_zone", "words_for"]
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from bridge.health import Health, Part
 from bridge.stream_metrics import StreamMetrics
+from sources.batch_figures import figures_of
 from sources.listening import JsonListener
-from streaming.batch_figures import figures_of
 
 __all__ = ["QueryProgress"]
 

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from bridge.health import Health
 from bridge.stream_metrics import StreamMetrics
-from streaming.batch_figures import figures_of
-from streaming.query_progress import QueryProgress
+from sources.batch_figures import figures_of
+from sources.query_progress import QueryProgress
 
 PROGRESS: dict[str, Any] = {
     "runId": "r1", "name": "gold", "timestamp": "2026-01-02T12:00:00.000Z", "batchId": 7, "numInputRows": 40,

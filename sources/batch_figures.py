@@ -1,4 +1,4 @@
-"""What a micro-batch was, read from the progress that Spark makes of it. Pure; ``streaming.query_progress`` listens."""
+"""What a micro-batch was, read from the progress that Spark makes of it. Pure; ``sources.query_progress`` listens."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ Columns are written as SQL, for each function of pyspark is a call into the JVM,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bridge.topic_patterns import Star
 from bridge.topic_templates import Filter
 
-__all__ = ["by_number", "captured", "json_path", "literal", "matches", "quoted"]
+__all__ = ["by_number", "captured", "ddl_of", "json_path", "literal", "matches", "quoted", "same"]
 
 
 def literal(text: str) -> str:
@@ -60,3 +61,19 @@ def by_number(columns: Sequence[str]) -> str:
     if len(set(columns)) == 1:
         return columns[0]
     return "CASE _n " + " ".join(f"WHEN {n} THEN {column}" for n, column in enumerate(columns)) + " END"
+
+
+def same(keys: Iterable[str], left: str = "t", right: str = "s") -> str:
+    """Return the condition that two rows have the same key; null equals null."""
+    return " AND ".join(f"{left}.{quoted(k)} <=> {right}.{quoted(k)}" for k in keys)
+
+
+def ddl_of(kind: Any) -> str:
+    """Return a type as DDL; pyspark's own does not quote the names of fields."""
+    if kind.typeName() == "struct":
+        return "struct<" + ", ".join(f"{quoted(f.name)}: {ddl_of(f.dataType)}" for f in kind.fields) + ">"
+    if kind.typeName() == "array":
+        return f"array<{ddl_of(kind.elementType)}>"
+    if kind.typeName() == "map":
+        return f"map<{ddl_of(kind.keyType)}, {ddl_of(kind.valueType)}>"
+    return str(kind.simpleString())
