@@ -13,7 +13,7 @@ from bridge.options import ConfigOption, JsonOption, SetOption, settings_from
 if TYPE_CHECKING:
     from bridge.pulsar_admin import PulsarAdmin
     from bridge.settings import Settings
-    from sources.checkpoint import CheckpointState
+    from sources.spark_internals import CheckpointState
     from sources.subscriptions import HeldTopic
 
 __all__ = ["register"]
@@ -117,7 +117,7 @@ def _show(folder: _Folder, as_json: JsonOption = False) -> None:
 
     Example: pulsebridge offsets show build/my-first-query/checkpoint
     """
-    from sources.checkpoint import read_checkpoint
+    from sources.spark_internals import read_checkpoint
 
     state = read_checkpoint(folder)
     if as_json:
@@ -168,8 +168,8 @@ def _plan(
     import time
 
     from bridge.pulsar_admin import PulsarAdmin
-    from sources.checkpoint import read_checkpoint
     from sources.replanning import places_at, time_ms
+    from sources.spark_internals import read_checkpoint
 
     settings = settings_from(config, sets)
     wanted = time_ms(at, time.time_ns() // 1_000_000)

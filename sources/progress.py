@@ -17,7 +17,7 @@ from bridge.contract import Behind
 from bridge.loggers import get_logger
 from bridge.source_metrics import QueryMetrics, SourceMetrics
 from sources.lag import BEHIND
-from sources.listening import JsonListener
+from sources.spark_internals import JsonListener
 
 __all__ = ["SourceProgress", "behind_of"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from bridge.health import Health, Part
 from bridge.stream_metrics import StreamMetrics
 from sources.batch_figures import figures_of
-from sources.listening import JsonListener
+from sources.spark_internals import JsonListener
 
 __all__ = ["QueryProgress"]
 

@@ -15,8 +15,8 @@ from bridge.errors import PulsebridgeError
 from sources import partitions
 from sources.notes import say
 from sources.offsets import Offset
-from sources.prefetch import prefetching
 from sources.spark_features import lacking_in_stream, spark_features
+from sources.spark_internals import prefetching
 
 if TYPE_CHECKING:
     from sources.options import SourceOptions

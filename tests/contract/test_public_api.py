@@ -13,9 +13,7 @@ from tests.contract.test_sources_of_truth import ROOT, modules, tracked
 
 LIBRARIES = {"pyspark", "delta", "great_expectations", "py4j"}
 EXCEPT = {
-    "sources/listening.py": "the JVM's face of a listener: pyspark's costs as much as the batches",
-    "sources/prefetch.py": "the class by which Spark knows rows that the planner has",
-    "sources/checkpoint.py": "`pulsebridge source` shows the offsets of a checkpoint",
+    "sources/spark_internals.py": "the face of a listener, the class of readers that give rows, the files of a checkpoint",
     "streaming/row_conditions.py": "the registry and the graph of Great Expectations",
 }
 """What else stands there and why; each says so at its top."""

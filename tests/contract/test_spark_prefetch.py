@@ -11,7 +11,7 @@ import pytest
 from pyspark.serializers import read_int, write_with_length
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from sources.prefetch import prefetching
+from sources.spark_internals import prefetching
 from sources.stream_reader import PulsebridgeStreamReader
 
 runner = pytest.importorskip("pyspark.sql.streaming.python_streaming_source_runner")

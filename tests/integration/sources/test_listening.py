@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sources.listening import Event, JsonListener
+from sources.spark_internals import Event, JsonListener
 from tests.support.jvm_calls import noted_calls
 from tests.support.waiting import poll_for
 

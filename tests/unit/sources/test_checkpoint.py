@@ -9,9 +9,9 @@ import pytest
 
 from bridge.contract import Position
 from bridge.errors import ConfigError, ContractError
-from sources.checkpoint import offsets_in, read_checkpoint
 from sources.offsets import Offset
 from sources.replanning import time_ms
+from sources.spark_internals import offsets_in, read_checkpoint
 
 OFFSET = Offset("c", {"persistent://a/b/t": Position(3, 4)}, {"persistent://a/b/t": "m"})
 KAFKA = json.dumps({"topic": {"0": 17}})

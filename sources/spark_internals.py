@@ -1,7 +1,6 @@
-"""What the checkpoint of a streaming query says: which batch is committed, which is planned, with their offsets.
+"""What Spark does not publish and the source uses: the one module that does so, with a test for each Spark version.
 
-Spark's own files are read and never written: ``offsets/N`` is written before batch N runs, ``commits/N`` after its
-sink has it. The folder may be local or on any file system that Arrow reaches (s3://, gs://, hdfs://, abfs://).
+Without it queries would run, but slower (listeners, rows that the planner has) or unseen (what a checkpoint says).
 """
 
 from __future__ import annotations
@@ -9,18 +8,94 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pyspark.sql.streaming import StreamingQueryListener
 
 from bridge.errors import ConfigError, ContractError, TransientError
 from sources.offsets import Offset
 
-__all__ = ["CheckpointState", "offsets_in", "read_checkpoint"]
+__all__ = ["CheckpointState", "Event", "JsonListener", "Progress", "offsets_in", "prefetching", "read_checkpoint"]
+
+# --- listeners ---
+
+
+class Progress(NamedTuple):
+    """A progress as its listeners here read it."""
+
+    json: str
+
+
+class Event(NamedTuple):
+    """What ``onQueryProgress`` is given."""
+
+    progress: Progress
+
+
+class JsonListener(StreamingQueryListener):
+    """A listener whose ``onQueryProgress`` is given an event that has ``progress.json`` only, as Spark's JVM writes it.
+
+    pyspark asks the JVM for each figure of a progress by itself before it calls a listener, several hundred times for a
+    query with state, and again for each listener: with small batches that was as much work as the batches.
+    """
+
+    @property
+    def _jlistener(self) -> Any:
+        """The listener's face for the JVM, where ``addListener`` looks for it; pyspark's own where that is made of other
+        parts than those of Spark 4.0 to 4.2.
+        """
+        if "_jlistenerobj" not in self.__dict__:
+            try:
+                self._jlistenerobj = _face(self)
+            except (ImportError, AttributeError, TypeError):
+                return super()._jlistener
+        return self._jlistenerobj
+
+
+def _face(listener: StreamingQueryListener) -> Any:
+    from pyspark import SparkContext
+    from pyspark.sql.streaming.listener import JStreamingQueryListener
+
+    class Calls(JStreamingQueryListener):
+        def onQueryProgress(self, jevent: Any) -> None:
+            self.pylistener.onQueryProgress(Event(Progress(jevent.progress().json())))  # type: ignore[arg-type]
+
+    jvm: Any = SparkContext._jvm
+    return jvm.PythonStreamingQueryListenerWrapper(Calls(listener))
+
+
+# --- rows that the planner has ---
+
+
+@cache
+def prefetching() -> type | None:
+    """Return the class of the readers from which Spark takes rows together with its partitions, None where it has none.
+
+    Spark does this for readers made by ``simpleStreamReader``: it keeps the rows in its block manager, and a task of another
+    executor, or one that is tried again, takes them from there. It knows such a reader by a class of its own
+    (``partitions_func`` in ``pyspark/sql/streaming/python_streaming_source_runner.py``), and then calls ``getCache``.
+    """
+    try:
+        internal = import_module("pyspark.sql.datasource_internal")
+    except ImportError:
+        return None
+    found = getattr(internal, "_SimpleStreamReaderWrapper", None)
+    return found if isinstance(found, type) and hasattr(found, "getCache") else None
+
+
+# --- the checkpoint of a query ---
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """The last batches of a query."""
+    """The last batches of a query.
+
+    Spark's own files are read and never written: ``offsets/N`` is written before batch N runs, ``commits/N`` after its
+    sink has it.
+    """
 
     committed: int | None
     """The last batch that its sink has, None when there is none."""
@@ -38,7 +113,7 @@ class CheckpointState:
 
 
 def read_checkpoint(folder: str) -> CheckpointState:
-    """Read a query's checkpoint folder.
+    """Read a query's checkpoint folder, local or on any file system that Arrow reaches (s3://, gs://, hdfs://, abfs://).
 
     Raises ConfigError when it is none, or holds nothing of this source, ContractError for offsets that this release
     cannot read, TransientError when the file system cannot be reached.
