@@ -383,7 +383,8 @@ def messages(filter: str = "#", **declared: Any) -> DataFrame:
     """Return the stream of the MQTT messages whose topic a filter matches, decoded as ``declared`` says.
 
     ``fields`` is the DDL of the payload's fields, the others are those of ``streaming.decoding.Decoding``. Without any
-    declaration the rows are the messages as they are (``bridge.contract.SOURCE_COLUMNS``). Raises ConfigError for a
+    declaration the rows are the messages as they are (``bridge.contract.SOURCE_COLUMNS``). Outside of a job the
+    subscription in Pulsar has the filter in its name: there a filter can be read once. Raises ConfigError for a
     declaration that will not do.
     """
     found: DataFrame = _reader().messages(filter, declared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -201,7 +202,9 @@ class Reader:
         self._sources += 1
         if self.stored is not None:
             return self.stored.select(*MESSAGE_COLUMNS)
-        hold = "-".join(part for part in (streaming.subscription, self._flow) if part)
+        # Outside of a job nothing has a name but the filter.
+        name = self._flow or re.sub(r"\W+", "-", " ".join(filters)).strip("-")
+        hold = "-".join(part for part in (streaming.subscription, name) if part)
         if self._sources > 1:
             hold += f"-{self._sources}"
         options = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 import psutil
@@ -16,6 +17,8 @@ __all__ = ["free_ports", "is_free", "loopback_interface", "refuse_taken"]
 # Below every system's ephemeral range: a client that dials a killed server's port from that range can meet itself,
 # and then holds the port that the server needs to come back.
 _FIRST, _LAST = 20_000, 31_999
+_reserved: deque[socket.socket] = deque(maxlen=256)
+"""Sockets that keep the last ports that were chosen."""
 
 
 def is_free(port: int) -> bool:
@@ -40,16 +43,38 @@ def refuse_taken(given: Mapping[str, int]) -> None:
 
 
 def free_ports(count: int, *, taken: Iterable[int] = ()) -> list[int]:
-    """Return ``count`` different free ports, none of them in ``taken``."""
+    """Return ``count`` different free ports, none of them in ``taken``, that no other call returns soon, in this process
+    or in another one: a server binds its port seconds later.
+    """
     chosen: list[int] = []
     skipped = set(taken)
     generator = random.Random(time.time_ns())  # a seeded test run must not draw the ports of another one
     while len(chosen) < count:
         port = generator.randint(_FIRST, _LAST)
-        if port not in skipped and is_free(port):
+        if port not in skipped and _reserve(port):
             skipped.add(port)
             chosen.append(port)
     return chosen
+
+
+def _reserve(port: int) -> bool:
+    """Bind a port without listening, unless another socket has it: a server may bind it all the same, as with SO_REUSEADDR the
+    kernel refuses it only where another socket listens.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(("127.0.0.1", port))
+    except OSError:
+        held.close()
+        return False
+    _reserved.append(held)
+    return True
 
 
 def loopback_interface() -> str:

@@ -130,7 +130,9 @@ def _created(pid: int) -> float:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """Return the last lines of a server's log, less Java's stack frames, for the message that it did not start."""
+    """Return the last lines of a server's log, less Java's stack frames, for the message that it did not start. The last
+    errors come first: Pulsar ends with many lines about its end.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65_536))
@@ -138,4 +140,5 @@ def last_lines(log: Path, count: int = 15) -> str:
         lines = [line for line in lines if not line.startswith("\tat ")]
     except OSError as e:
         return f"(no log: {e})"
-    return "\n".join(lines[-count:])
+    errors = [line for line in lines[:-count] if " ERROR " in line or line.startswith("Caused by: ")]
+    return "\n".join([*errors[-5:], *lines[-count:]])

@@ -1,0 +1,54 @@
+"""Ports are chosen seconds before a server binds them: nobody else may choose them meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from bridge.local import ports
+
+OTHER = """
+import sys
+from bridge.local import ports
+ports._FIRST, ports._LAST = map(int, sys.argv[1:3])
+print(*ports.free_ports(int(sys.argv[3])), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Three neighbouring ports that are free, the only ones to choose from."""
+    (first,) = (n for n in ports.free_ports(1) if all(map(ports.is_free, range(n + 1, n + 4))))
+    monkeypatch.setattr(ports, "_reserved", type(ports._reserved)(maxlen=3))
+    monkeypatch.setattr(ports, "_FIRST", first + 1)
+    monkeypatch.setattr(ports, "_LAST", first + 3)
+    yield [first + 1, first + 2, first + 3]
+    for held in ports._reserved:
+        held.close()
+
+
+def test_two_processes_choose_different_ports(three: list[int]) -> None:
+    command = [sys.executable, "-c", OTHER, str(three[0]), str(three[-1]), "2"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = [int(word) for word in other.stdout.readline().split()]
+        ours = ports.free_ports(1)
+        other.communicate()
+    assert sorted(theirs + ours) == three
+
+
+def test_a_server_listens_on_a_port_that_is_kept_for_it(three: list[int]) -> None:
+    (port,) = ports.free_ports(1)
+    assert ports.is_free(port)
+    with closing(socket.socket()) as server, closing(socket.socket()) as device:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers in Java, C and Erlang do
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        device.connect(("127.0.0.1", port))
+        assert not ports.is_free(port)
