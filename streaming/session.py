@@ -1,7 +1,7 @@
 """Makes Spark sessions that know Delta, the source and the sinks: for the job, notebooks and tests.
 
 Settings that every deployment wants stand in ``conf/spark-defaults.conf``; what suits one small machine in
-``conf/spark-local.conf``.
+``conf/spark-local.conf``, and large batches there in ``conf/spark-throughput.conf``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bridge.settings import Settings
+    from bridge.settings.streaming import Profile
 
 __all__ = ["JAVA_OPTIONS", "delta_jars", "job_session", "local_session", "spark_defaults", "spark_settings"]
 
@@ -31,9 +32,14 @@ _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 """Name of the setting with the class that writes checkpoints."""
 
 
-def spark_settings(master: str) -> dict[str, str]:
-    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, and on one machine ``conf/spark-local.conf``."""
-    return spark_defaults() | (_pairs("spark-local.conf") if f"{master}[".startswith("local[") else {})
+def spark_settings(master: str, profile: Profile = "latency") -> dict[str, str]:
+    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, on one machine ``conf/spark-local.conf``, and for
+    throughput there ``conf/spark-throughput.conf``.
+    """
+    found = spark_defaults()
+    if f"{master}[".startswith("local["):
+        found |= _pairs("spark-local.conf") | (_pairs("spark-throughput.conf") if profile == "throughput" else {})
+    return found
 
 
 def spark_defaults() -> dict[str, str]:
@@ -74,7 +80,7 @@ def job_session(settings: Settings) -> SparkSession:
         if "://" in streaming.root:
             more[_CHECKPOINTS] = None
         with printing_to(streaming.spark_log):
-            spark = local_session(jars=jars, master=streaming.master, more=more)
+            spark = local_session(jars=jars, master=streaming.master, profile=streaming.profile, more=more)
     _check_delta(spark)
     from pyspark.logger import PySparkLogger
 
@@ -89,6 +95,7 @@ def local_session(
     *,
     jars: Sequence[Path] | None = None,
     master: str = "local[2]",
+    profile: Profile = "latency",
     more: Mapping[str, str | None] | None = None,
 ) -> SparkSession:
     """Return a session whose driver is this process, with Delta's jars from the cache. ``more``: settings that replace
@@ -98,7 +105,7 @@ def local_session(
     os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
     builder = _builder().appName(name).master(master)
     pairs = {
-        **spark_settings(master),
+        **spark_settings(master, profile),
         "spark.jars": ",".join(map(str, delta_jars() if jars is None else jars)),
     }
     if _spark_version() < (4, 1) and _CHECKPOINTS in pairs:

@@ -10,7 +10,10 @@ from pydantic import Field, field_validator
 from bridge.settings.base import Section
 from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, known_zone
 
-__all__ = ["BUILT_IN", "BuiltIn", "StreamingSettings"]
+__all__ = ["BUILT_IN", "BuiltIn", "Profile", "StreamingSettings"]
+
+Profile = Literal["latency", "throughput"]
+"""What Spark's settings on one machine are for: batches of hundreds of rows, or of a million."""
 
 BuiltIn = Literal["bronze", "readings", "gold", "device_latest", "alerts"]
 BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
@@ -128,6 +131,11 @@ class StreamingSettings(Section):
     )
     restart_window_s: float = Field(600.0, gt=0, description="Time in which restarts are counted, in seconds.")
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
+    profile: Profile = Field(
+        "latency",
+        description="Spark's settings where master is local: for small batches, or for large ones "
+        "(conf/spark-throughput.conf), such as a backlog with --available-now.",
+    )
     spark_log: Path = Field(
         Path("build/spark.log"),
         description="File for what Spark and its Python workers print, where the driver runs on this machine; at 10 MiB "

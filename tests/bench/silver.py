@@ -19,13 +19,14 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
 from bridge.local.stack import LocalStack
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings, Settings
+from bridge.settings.streaming import Profile
 from pulsebridge.audit.tables import LogTail, read_table
 from sources.options import connection_options
 from streaming.job import Job
@@ -77,7 +78,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             admin.provision_namespaces()
         side = OurSide(settings)
         topics = {size: side.store(PARTITIONS, batches_of(size, warm + timed)) for size, (warm, timed) in SIZES.items()}
-        took = {name: _session(name, settings, topics, folder / name) for name in ("ours", "stock")}
+        took = {name: _session(name, settings, topics, folder / name) for name in (*get_args(Profile), "stock")}
         return [*_figures(took), *_latencies(stack, folder)], []
 
 
@@ -208,12 +209,12 @@ def seconds_of(writer: DataStreamWriter, rows: int) -> list[float]:
 def _session(
     name: str, settings: PulsarSettings, topics: Mapping[int, str], folder: Path
 ) -> dict[tuple[str, int], float]:
-    """Return the seconds of a batch, by what made it and by its rows; the product is measured with its own settings."""
+    """Return the seconds of a batch, by what made it and by its rows; the product is measured with its own profiles."""
     folder.mkdir()
-    if name == "ours":
-        spark = build_session(folder, {"spark.eventLog.enabled": "false"})
-    else:
+    if name == "stock":
         spark = stock_session(folder, delta_jars(), {key: spark_defaults()[key] for key in _DELTA})
+    else:
+        spark = build_session(folder, {"spark.eventLog.enabled": "false"}, profile=cast("Profile", name))
     found = {}
     try:
         for size, (warm, timed) in SIZES.items():
@@ -222,7 +223,7 @@ def _session(
                 place = folder / f"hand-{size}{suffix}"
                 writer = reference(spark, settings, topics[size], size, place, distinct=distinct)
                 took = {f"by hand{suffix}": seconds_of(writer, size * count)}
-                if name == "ours":
+                if name != "stock":
                     place = folder / f"product-{size}{suffix}"
                     took[f"product{suffix}"] = product(
                         spark, settings, topics[size], size, count, place, distinct=distinct
@@ -236,9 +237,11 @@ def _session(
 
 
 def _figures(took: Mapping[str, Mapping[tuple[str, int], float]]) -> list[Figure]:
+    """The largest batch is that of the profile ``throughput``, beside Spark's settings; the others ``latency``'s."""
     figures = []
-    ours, stock = took["ours"], took["stock"]
+    stock = took["stock"]
     for size in SIZES:
+        ours = took["throughput" if size == max(SIZES) else "latency"]
         for suffix in ("", ".distinct"):
             name, way = f"silver.by_hand.{size}{suffix}", f"by hand{suffix}"
             what = "by hand" + (", each id once" if suffix else "")
@@ -248,9 +251,10 @@ def _figures(took: Mapping[str, Mapping[tuple[str, int], float]]) -> list[Figure
                 figures.append(Figure(name, size / product, "1/s", *beside))
             else:
                 figures.append(Figure(name, product * 1000, "ms", what, ours[way, size] * 1000))
-            name = f"silver.settings.{size}{suffix}"
-            beside = ("Spark's settings", stock[way, size] * 1000)
-            figures.append(Figure(name, ours[way, size] * 1000, "ms", *beside))
+            for profile in get_args(Profile):
+                name = f"silver.settings.{profile}.{size}{suffix}"
+                beside = ("Spark's settings", stock[way, size] * 1000)
+                figures.append(Figure(name, took[profile][way, size] * 1000, "ms", *beside))
     return figures
 
 

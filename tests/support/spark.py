@@ -15,13 +15,17 @@ from tests.support.waiting import patient, poll_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from bridge.settings.streaming import Profile
+
 __all__ = ["build_session", "running_session", "stop_session"]
 
 DELTA_JARS = "PB_DELTA_JARS"
 """Environment: a folder with Delta's jars, instead of the cache."""
 
 
-def build_session(folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]") -> SparkSession:
+def build_session(
+    folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]", profile: Profile = "latency"
+) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
     from streaming.session import JAVA_OPTIONS, local_session, spark_settings
 
@@ -33,6 +37,7 @@ def build_session(folder: Path, more: Mapping[str, str] | None = None, master: s
     return local_session(
         "pulsebridge-tests",
         master=master,
+        profile=profile,
         jars=None if jars is None else sorted(Path(jars).glob("*.jar")),
         more={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),

@@ -33,11 +33,20 @@ def test_one_machine_has_both_files(master: str) -> None:
     assert wanted.keys() > spark_defaults().keys()
 
 
-def test_each_line_of_the_second_file_has_its_reason() -> None:
+@pytest.mark.parametrize("file", ["spark-local.conf", "spark-throughput.conf"])
+def test_each_line_of_the_other_files_has_its_reason(file: str) -> None:
     reason = False
-    for line in conf_path("spark-local.conf").read_text(encoding="utf-8").splitlines():
+    for line in conf_path(file).read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             reason = True
         elif line.startswith("spark."):
             assert reason or line.startswith("spark.driver.memory"), line
             reason = False
+
+
+def test_throughput_changes_what_small_batches_want_on_one_machine_alone() -> None:
+    small, large = spark_settings("local[2]"), spark_settings("local[2]", "throughput")
+    assert small.keys() == large.keys()
+    changed = {name for name in small if small[name] != large[name]}
+    assert changed == {"spark.driver.extraJavaOptions", "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"}
+    assert spark_settings("yarn", "throughput") == spark_defaults()
