@@ -166,6 +166,7 @@ class Reader:
             comment=declared.comment,
             cluster_by=declared.cluster_by,
             partition_cols=declared.partition_cols,
+            keys=[*declared.keys, *(key for flow in self.pipeline.flows_of(name) for key in flow.keys)],
             properties=declared.table_properties,
         )
         return found

@@ -7,7 +7,7 @@ A table is given as a name (``catalog.schema.table``), a path or URI, or a plain
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,6 +45,11 @@ PROPERTIES: Final[Mapping[str, str]] = {
 """What a table gets unless its declaration says otherwise. Views follow the change data feed. Streams make many small
 commits: they are check-pointed rarely, and small files are merged as they pile up.
 """
+
+_STATS: Final = "delta.dataSkippingStatsColumns"
+_TIMES: Final = ("event_time", "arrival_time")
+_ORDERED: Final = re.compile(r"(string|varchar|char|tinyint|smallint|int|bigint|float|double|decimal|date|timestamp)")
+"""Types of which Delta keeps the least and the greatest value."""
 
 
 @dataclass(frozen=True)
@@ -193,16 +198,18 @@ def create(
     comment: str = "",
     cluster_by: Sequence[str] = (),
     partition_cols: Sequence[str] = (),
+    keys: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Create the table, or give it the columns, properties and clustering that it lacks. Raises Spark's AnalysisException
-    for a declaration that will not do.
+    """Create the table, or give it the columns, properties and clustering that it lacks. ``keys``: columns by which its
+    rows are looked up. Raises Spark's AnalysisException for a declaration that will not do.
     """
+    properties = {_STATS: _skipping(schema, [*cluster_by, *keys]), **(properties or {})}
     layout = f"CLUSTER BY ({', '.join(map(quoted, cluster_by))})" if cluster_by else ""
     there = table.detail(spark)
     if there is not None:
         add_columns(spark, table, schema)
-        new = {name: value for name, value in (properties or {}).items() if there["properties"].get(name) != value}
+        new = {name: value for name, value in properties.items() if there["properties"].get(name) != value}
         if new:
             spark.sql(f"ALTER TABLE {table.sql} SET {_tblproperties(new)}")
         if layout and list(cluster_by) != there["clusteringColumns"]:
@@ -212,8 +219,17 @@ def create(
         layout = f"PARTITIONED BY ({', '.join(map(quoted, partition_cols))})"
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {table.sql} ({ddl(schema)}) USING DELTA {layout} COMMENT {literal(comment)} "
-        + _tblproperties({**PROPERTIES, **(properties or {})})
+        + _tblproperties({**PROPERTIES, **properties})
     )
+
+
+def _skipping(schema: StructType, names: Iterable[str]) -> str:
+    """Return the columns by whose statistics Delta skips files: these, the times, and where a message is in Pulsar. Those
+    of each further column cost more than all else of a small write.
+    """
+    kinds = {f.name: f.dataType.simpleString() for f in schema.fields}
+    wanted = [n for n in dict.fromkeys((*names, *_TIMES)) if _ORDERED.match(kinds.get(n, ""))]
+    return ",".join([*map(quoted, wanted), *(["_position.ledger"] if "_position" in kinds else [])])
 
 
 def _tblproperties(pairs: Mapping[str, str]) -> str:

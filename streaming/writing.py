@@ -49,6 +49,9 @@ _NO_ORDER: Final = re.compile("map<|variant")
 _MOST_DAYS: Final = 64
 """Days of a batch's times that are looked for one by one; beyond, from the first to the last."""
 
+_FEW: Final = 2_000
+"""Rows of a batch up to which computing them again for the second write is cheaper than keeping them."""
+
 POSITION: Final = "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
 """Type of ``_position``."""
 
@@ -106,6 +109,8 @@ class TableBatches:
     max_added_columns: int = 100
     counted: Callable[[int, int], object] | None = None
     _first: bool = True
+    _rows: int = 0
+    """Rows of the batch before: the next one is likely as large."""
     _app: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,13 +125,14 @@ class TableBatches:
             self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
         rows = validated(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
-        twice = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
-        if splits and twice:
+        kept = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
+        keeps = splits and bool(kept or self._rows > _FEW)
+        if keeps:
             rows = rows.persist()
         try:
             self._write(rows, number, splits)
         finally:
-            if splits and twice:
+            if keeps:
                 rows.unpersist()
         self._first = False
 
@@ -156,8 +162,10 @@ class TableBatches:
         elif counts.get("bad"):
             self._quarantine(validated.where(bad), number)
         reach("table.quarantined")
+        good_rows, bad_rows = int(counts.get("good") or 0), int(counts.get("bad") or 0)
+        self._rows = good_rows + bad_rows
         if self.counted is not None and counts:
-            self.counted(int(counts.get("good") or 0), int(counts.get("bad") or 0))
+            self.counted(good_rows, bad_rows)
 
     def as_table(self, rows: DataFrame) -> DataFrame:
         """Return validated rows with the columns that the table has. ``evolve`` was called before."""

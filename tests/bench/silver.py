@@ -31,7 +31,7 @@ from pulsebridge.audit.tables import LogTail, read_table
 from sources.options import connection_options
 from streaming.job import Job
 from streaming.loading import pipeline_of
-from streaming.session import delta_jars, spark_defaults
+from streaming.session import JAVA_OPTIONS, delta_jars, spark_defaults, spark_settings
 from tests.bench.by_hand import by_hand
 from tests.bench.flood import field, paced, publish
 from tests.bench.loop import config_of
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["batches_of", "measure", "product", "reference", "seconds_of"]
 
-SIZES: Final = {100: (8, 12), 20_000: (2, 4), 1_000_000: (0, 1)}
+SIZES: Final = {100: (6, 6), 20_000: (2, 3), 1_000_000: (0, 1)}
 """Rows of a batch; and how many batches come first, and how many are timed then."""
 DEVICES: Final = 500
 BAD_EVERY: Final = 50
@@ -126,7 +126,7 @@ def product(
     thread = threading.Thread(target=job.run, args=(stop,))
     thread.start()
     try:
-        poll_for(lambda: job.queries, 60, "the query to start")
+        poll_for(lambda: job.queries.get("glucose"), 60, "the query to start")
         return _batches(job.queries["glucose"][0], size * count)
     finally:
         stop.set()
@@ -214,17 +214,20 @@ def _session(
     if name == "stock":
         spark = stock_session(folder, delta_jars(), {key: spark_defaults()[key] for key in _DELTA})
     else:
-        spark = build_session(folder, {"spark.eventLog.enabled": "false"}, profile=cast("Profile", name))
+        profile = cast("Profile", name)
+        # The tests' own session has another compiler.
+        more = {"spark.eventLog.enabled": "false", JAVA_OPTIONS: spark_settings("local[2]", profile)[JAVA_OPTIONS]}
+        spark = build_session(folder, more, profile=profile)
     found = {}
     try:
         for size, (warm, timed) in SIZES.items():
             for suffix in ("", ".distinct"):
                 count, distinct = warm + timed, bool(suffix)
-                place = folder / f"hand-{size}{suffix}"
+                place = folder / f"{name}-hand-{size}{suffix}"
                 writer = reference(spark, settings, topics[size], size, place, distinct=distinct)
                 took = {f"by hand{suffix}": seconds_of(writer, size * count)}
                 if name != "stock":
-                    place = folder / f"product-{size}{suffix}"
+                    place = folder / f"{name}-product-{size}{suffix}"
                     took[f"product{suffix}"] = product(
                         spark, settings, topics[size], size, count, place, distinct=distinct
                     )
