@@ -265,19 +265,24 @@ def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("point", "written"),
+    [
+        pytest.param("alerts.found", 1, marks=pytest.mark.long),
+        ("alerts.commands", 2),
+        pytest.param("alerts.table", 2, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("world", [THRESHOLD], indirect=True)
-def test_a_driver_killed_after_each_step_loses_and_doubles_no_alert(world: AlertsWorld) -> None:
-    wanted: set[str] = set()
-    for n, point in enumerate(("alerts.found", "alerts.commands", "alerts.table")):
-        world.arrive(f"d{n}", f"d{n}-1", 1, metric="glucose", value=60)
-        assert world.killed_at(point) != 0
-        wanted.add(command_id("low", f"d{n}", f"d{n}-1"))
-        world.run()
-        assert {row["command_id"] for row in world.alerts()} == wanted
-        assert len(world.alerts()) == len(wanted)
-        counts = Counter(one.command_id for one in world.commands())
-        assert set(counts) == wanted
-        assert counts[command_id("low", f"d{n}", f"d{n}-1")] == (1 if point == "alerts.found" else 2)
+def test_a_driver_killed_after_each_step_loses_and_doubles_no_alert(
+    world: AlertsWorld, point: str, written: int
+) -> None:
+    world.arrive("d", "d-1", 1, metric="glucose", value=60)
+    assert world.killed_at(point) != 0
+    world.run()
+    wanted = command_id("low", "d", "d-1")
+    assert [row["command_id"] for row in world.alerts()] == [wanted]
+    assert Counter(one.command_id for one in world.commands()) == {wanted: written}
 
 
 @pytest.mark.parametrize("world", ["alerts: []"], indirect=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
-ROWS: Final = int(os.environ.get("PULSEBRIDGE_BAD_ROWS", "20000"))
+ROWS: Final = int(os.environ.get("PULSEBRIDGE_BAD_ROWS", "4000"))
 ENTRY: Final = 1000
 BEGIN_MS: Final = 1_767_225_600_000  # 2026-01-01
 DEVICES: Final = 200

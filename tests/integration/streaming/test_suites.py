@@ -516,6 +516,7 @@ finally:
 """
 
 
+@pytest.mark.long
 def test_the_same_through_spark_connect_in_another_process(tmp_path: Path, custom: str) -> None:
     pytest.importorskip("grpc")
     gx = great_expectations()

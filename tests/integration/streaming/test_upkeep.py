@@ -147,8 +147,8 @@ KILLS = [
     *((f"upkeep.deleted:{n}", "forget", "", {"device": "a"}) for n in range(1, 8)),
     *((f"upkeep.vacuumed:{n}", "forget", "", {"device": "a", "vacuum": True}) for n in (1, 4)),
 ]
-ALWAYS = {("upkeep.table", "rebuild"), ("upkeep.quarantine", "replay"), ("upkeep.deleted:3", "forget")}
-"""One step of each kind; each takes a Spark of its own, and the others are run with the long tests."""
+ALWAYS = {("upkeep.quarantine", "replay")}
+"""Each takes a Spark of its own: the others are run with the long tests."""
 Tables = dict[str, list[str]]
 
 

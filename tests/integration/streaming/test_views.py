@@ -44,7 +44,7 @@ def reading(device: str | None, minute: int, value: float, n: int = 0) -> tuple[
     return (device, datetime(2026, 1, 1) + timedelta(minutes=minute), value, n)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_view_is_what_its_function_gives_after_any_changes(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     world = PipelineWorld(spark, tmp_path)

@@ -79,7 +79,12 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
 )
 @pytest.mark.parametrize("keys", [(), ("device", "n")], ids=["appended", "merged"])
 @pytest.mark.parametrize(
-    "step", ["table.validated", "table.written", pytest.param("table.quarantined", marks=pytest.mark.long)]
+    "step",
+    [
+        pytest.param("table.validated", marks=pytest.mark.long),
+        "table.written",
+        pytest.param("table.quarantined", marks=pytest.mark.long),
+    ],
 )
 def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exactly_one_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, keys: tuple[str, ...],
@@ -107,7 +112,7 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param(point, marks=[] if point in ("table.written", "view.merged") else pytest.mark.long)
+        pytest.param(point, marks=[] if point == "table.written" else pytest.mark.long)
         for point in (*TABLE_KILL_POINTS, *(f"{p}:2" for p in TABLE_KILL_POINTS if p.startswith("table.")))
     ],
 )
