@@ -376,21 +376,9 @@ def _finished(found: DataFrame) -> DataFrame:
         "current_timestamp() + make_dt_interval(0, 0, 0, CAST(expires_s AS DECIMAL(18, 6))) AS expires_at",
         f"from_json(position, '{POSITION}') AS _position",
     )  # fmt: skip
-    about = F.struct(
-        "command_id",
-        "rule",
-        "state",
-        "device",
-        "reading_id",
-        "value",
-        "message",
-        F.col("event_time").alias("ts"),
-    )
-    written = {
-        "ignoreNullFields": "false",
-        "timeZone": "UTC",
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX",
-    }
+    fields = ("command_id", "rule", "state", "device", "reading_id", "value", "message")
+    about = F.struct(*fields, F.col("event_time").alias("ts"))
+    written = {"ignoreNullFields": "false", "timeZone": "UTC", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX"}
     usual = F.encode(F.to_json(about, written), "UTF-8")
     return rows.withColumn("payload", F.coalesce("payload", usual))
 

@@ -100,10 +100,13 @@ class Table:
         return reader.table(self.sql) if self.by_name else reader.load(self.where)
 
     def append(self, rows: DataFrame, transaction: tuple[str, int] | None = None) -> None:
-        """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once."""
+        """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once; the
+        table's history shows both as ``userMetadata``.
+        """
         writer = rows.write.format("delta").mode("append")
         if transaction is not None:
             writer = writer.option("txnAppId", transaction[0]).option("txnVersion", str(transaction[1]))
+            writer = writer.option("userMetadata", f"{transaction[0]}:{transaction[1]}")
         if self.by_name:
             writer.saveAsTable(self.sql)
         else:

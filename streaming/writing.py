@@ -9,8 +9,9 @@ One micro-batch, in this order; a test kills the driver after each step (``bridg
    nothing is too late).
 3. *quarantine*: the others are appended to quarantine, in a commit of the same kind.
 
-Both tables cannot be written in one commit (H18). So the first batch of a run, the only one that may have been begun
-before, by other rules perhaps, puts into quarantine whatever of it is not in the table, whatever today's rules say.
+Both tables cannot be written in one commit (H18). The first batch of a run may have been begun before, by other rules
+perhaps. If the table's history names it, or is too long to say, all of it that the table lacks goes to quarantine, whatever
+today's rules say.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _NO_ORDER: Final = re.compile("map<|variant")
 _MOST_DAYS: Final = 64
 """Days of a batch's times that are looked for one by one; beyond, from the first to the last."""
 
+_COMMITS: Final = 100
+"""So far back is looked for the last batch of a flow in the history of its table."""
 _FEW: Final = 2_000
 """Rows of a batch up to which computing them again for the second write is cheaper than keeping them."""
 
@@ -114,10 +117,8 @@ class TableBatches:
     _app: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "counted": None,
-        }  # another process, with Spark Connect, has metrics of its own
+        # Another process, with Spark Connect, has metrics of its own.
+        return {**self.__dict__, "counted": None}
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
@@ -125,18 +126,26 @@ class TableBatches:
             self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
         rows = validated(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
-        kept = self._first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
-        keeps = splits and bool(kept or self._rows > _FEW)
+        cut = self._first and self._may_have(batch.sparkSession, number)
+        often = cut or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
+        keeps = splits and bool(often or self._first or self._rows > _FEW)
         if keeps:
             rows = rows.persist()
         try:
-            self._write(rows, number, splits)
+            self._write(rows, number, splits, cut)
         finally:
             if keeps:
                 rows.unpersist()
         self._first = False
 
-    def _write(self, validated: DataFrame, number: int, splits: bool) -> None:
+    def _may_have(self, spark: SparkSession, number: int) -> bool:
+        """Whether the table may have the batch already."""
+        history = spark.sql(f"DESCRIBE HISTORY {self.table.sql} LIMIT {_COMMITS}").select("userMetadata").collect()
+        last = (row[0].rpartition(":") for row in history if row[0])
+        found = next((int(n) for app, _, n in last if app == self._app), None)
+        return len(history) == _COMMITS if found is None else found >= number
+
+    def _write(self, validated: DataFrame, number: int, splits: bool, cut: bool) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -146,7 +155,7 @@ class TableBatches:
             self.bad_rows.check(self.declared.name, **_counts(validated, bad))
         reach("table.validated")
         # A batch that Delta has already is skipped, and then nothing is observed.
-        kept = self._first or bool(self.declared.keys)
+        kept = cut or bool(self.declared.keys)
         counts = _counts(validated, bad) if kept and splits else {}
         seen = Observation()
         if not kept:
@@ -157,7 +166,7 @@ class TableBatches:
         self.table.append(good, (self._app, number))
         reach("table.written")
         counts = counts or ({} if kept else seen.get)
-        if splits and self._first:
+        if splits and cut:
             self._quarantine(self._left_out(validated), number)
         elif counts.get("bad"):
             self._quarantine(validated.where(bad), number)
