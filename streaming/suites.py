@@ -33,16 +33,7 @@ from streaming.modules import load_again, sources_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = [
-    "FAILED",
-    "WARNINGS",
-    "Rule",
-    "Suite",
-    "Suites",
-    "great_expectations",
-    "line_of",
-    "project_folder",
-]
+__all__ = ["FAILED", "WARNINGS", "Rule", "Suite", "Suites", "great_expectations", "line_of", "project_folder"]
 
 FAILED: Final = "_failed_rules"
 """Column ``array<string>``, never null: the critical rules that the row fails, in the suite's order."""

@@ -207,11 +207,15 @@ def create(
     """Create the table, or give it the columns, properties and clustering that it lacks. ``keys``: columns by which its
     rows are looked up. Raises Spark's AnalysisException for a declaration that will not do.
     """
-    properties = {_STATS: _skipping(schema, [*cluster_by, *keys]), **(properties or {})}
     layout = f"CLUSTER BY ({', '.join(map(quoted, cluster_by))})" if cluster_by else ""
     there = table.detail(spark)
+    looked_up = [*cluster_by, *keys]
     if there is not None:
         add_columns(spark, table, schema)
+        schema = table.read(spark).schema
+        looked_up += there["clusteringColumns"]  # they need statistics until the table is clustered otherwise
+    properties = {_STATS: _skipping(schema, looked_up), **(properties or {})}
+    if there is not None:
         new = {name: value for name, value in properties.items() if there["properties"].get(name) != value}
         if new:
             spark.sql(f"ALTER TABLE {table.sql} SET {_tblproperties(new)}")

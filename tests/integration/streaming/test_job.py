@@ -246,6 +246,7 @@ def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(driver: Driv
 MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n    return {}\n"
 
 
+# Each takes a driver of its own. The rest of the wrong rules is in test_alerts.py, of the decodings in test_decoding.py.
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -253,11 +254,23 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
         ({"module": "import nothing_of_this_name\n"}, "cannot be imported: ModuleNotFoundError"),
         ({"module": MODULE.format("(suite='lost')", "dp.messages()")}, "there is no suite 'lost'"),
         ({"module": MODULE.format("(schema='a strng')", "dp.messages()")}, "table 'mine'"),
-        ({"module": MODULE.format("", "dp.messages('a/+', fields='x intt')")}, "Spark refuses a decoding"),
+        pytest.param(
+            {"module": MODULE.format("", "dp.messages('a/+', fields='x intt')")},
+            "Spark refuses a decoding",
+            marks=pytest.mark.long,
+        ),
         ({"module": MODULE.format("", "42")}, "returns int, which is no frame"),
         ({"rule": {"name": "hot", "table": "nothing", "kind": "sql", "condition": "true"}}, "'nothing'"),
-        ({"rule": {"name": "hot", "table": "climate", "kind": "sql", "condition": "wet > 3"}}, "`wet`"),
-        ({"rule": {"name": "hot", "table": "climate", "kind": "above", "column": "wet", "limit": 3}}, "wet"),
+        pytest.param(
+            {"rule": {"name": "hot", "table": "climate", "kind": "sql", "condition": "wet > 3"}},
+            "`wet`",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"rule": {"name": "hot", "table": "climate", "kind": "above", "column": "wet", "limit": 3}},
+            "wet",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["no file", "import", "suite", "schema", "fields", "no frame", "rule", "condition", "column"],
 )
