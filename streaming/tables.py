@@ -211,8 +211,7 @@ def create(
     there = table.detail(spark)
     looked_up = [*cluster_by, *keys]
     if there is not None:
-        add_columns(spark, table, schema)
-        schema = table.read(spark).schema
+        schema = add_columns(spark, table, schema)
         looked_up += there["clusteringColumns"]  # they need statistics until the table is clustered otherwise
     properties = {_STATS: _skipping(schema, looked_up), **(properties or {})}
     if there is not None:
@@ -243,11 +242,13 @@ def _tblproperties(pairs: Mapping[str, str]) -> str:
     return f"TBLPROPERTIES ({', '.join(f'{literal(k)} = {literal(v)}' for k, v in pairs.items())})"
 
 
-def add_columns(spark: SparkSession, table: Table, schema: StructType) -> None:
-    """Add those of the columns that the table lacks, whatever the case of their names."""
+def add_columns(spark: SparkSession, table: Table, schema: StructType) -> StructType:
+    """Add those of the columns that the table lacks, whatever the case of their names. Returns all that it has then."""
     from pyspark.sql.types import StructType
 
-    there = {name.lower() for name in table.read(spark).columns}
-    lacking = [f for f in schema.fields if f.name.lower() not in there]
+    there = table.read(spark).schema
+    names = {name.lower() for name in there.names}
+    lacking = [f for f in schema.fields if f.name.lower() not in names]
     if lacking:
         spark.sql(f"ALTER TABLE {table.sql} ADD COLUMNS ({ddl(StructType(lacking))})")
+    return StructType([*there.fields, *lacking])

@@ -126,7 +126,7 @@ class TableBatches:
             self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
         rows = validated(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
-        cut = self._first and self._may_have(batch.sparkSession, number)
+        cut = self._first and (not splits or self._may_have(batch.sparkSession, number))
         often = cut or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
         keeps = splits and bool(often or self._first or self._rows > _FEW)
         if keeps:

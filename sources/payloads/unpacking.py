@@ -1,7 +1,7 @@
 """Decodes in Python what Spark cannot read: compressed payloads, Avro, CBOR, protobuf, and by functions of one's own.
 
 Spark's ``from_avro`` and ``from_protobuf`` need jars that pyspark does not carry. Nothing that a device sends raises: what
-is wrong with a payload is told in words. What a payload may cost is checked before it is parsed (``limits``), and bounded
+is wrong with a payload is its fault, in words. What a payload may cost is checked before it is parsed (``limits``), and bounded
 while it is (``process``).
 """
 
