@@ -25,8 +25,8 @@ from bridge.errors import ConfigError
 from bridge.killpoints import reach
 from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
-from streaming.sql import literal, quoted
-from streaming.tables import Table
+from streaming.sql import literal, once, quoted
+from streaming.tables import Appends, Table
 from streaming.writing import POSITION, id_of, validated
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class AlertBatches:
     table: Table
     checkpoint: str
     commands: Mapping[str, str] | None = None
-    _app: str = ""
+    _appends: Appends | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
@@ -141,8 +141,9 @@ class AlertBatches:
                 rows = _as_commands(batch)
                 rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
             reach("alerts.commands")
-            self._app = self._app or f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}"
-            self.table.append(batch, (self._app, number))
+            if self._appends is None:
+                self._appends = Appends(self.table, f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}")
+            self._appends.append(batch, number)
             reach("alerts.table")
         finally:
             batch.unpersist()
@@ -257,9 +258,10 @@ class _Rules:
             for rule in rules
             if rule.kind == "sql"
         ]
+        seen = f"array_compact(array({', '.join(values)}))"
         return rows.selectExpr(
             "_about.*",
-            f"array_compact(array({', '.join(values)})) AS seen",
+            f"{once(seen)} AS seen",
             f"CAST(array({', '.join(found)}) AS {_FOUND}) AS found",
         )
 

@@ -35,7 +35,7 @@ from streaming.decoders.rows import (
 )
 from streaming.decoders.times import in_known_zone
 from streaming.readings import long_rows
-from streaming.sql import by_number, ddl_of, json_path, literal, matches, quoted
+from streaming.sql import by_number, ddl_of, json_path, literal, matches, once, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -148,7 +148,7 @@ def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
         faults.append(
             f"CASE WHEN _items IS NULL THEN {none} WHEN size(_items) > {one.max_elements} THEN {literal(most)} END"
         )
-    rows = rows.selectExpr("*", f"CASE WHEN _fault IS NULL THEN {by_number(items)} END AS _items")
+    rows = rows.selectExpr("*", f"{once(f'CASE WHEN _fault IS NULL THEN {by_number(items)} END')} AS _items")
     rows = rows.withColumnsRenamed({"_fault": "_before"})
     rows = rows.selectExpr("*", f"coalesce(_before, {by_number(faults)}) AS _fault").drop("_before")
     rows = rows.where("_fault IS NOT NULL OR size(_items) > 0")
@@ -256,7 +256,7 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     rows = rows.selectExpr(
         "* EXCEPT (device)",
         f"{device(decodings)} AS device",
-        f"{by_number(left)} AS _left",
+        f"{once(by_number(left))} AS _left",
         *(f"{one.here(one.fields.fields(one.parsed))} AS {one.values}" for one in typed),
         *(f"{column} AS {quoted(name)}" for name, column in more.items()),
     )
@@ -267,7 +267,8 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     scope = [*message, *more]
     for one in typed:
         rows = _with_columns(rows, one, scope)
-    rows = rows.where(f"_fault IS NOT NULL OR {by_number([f'_wanted{one.n}' for one in typed])}")
+    if any(one.where for one in decodings):
+        rows = rows.where(f"_fault IS NOT NULL OR {by_number([f'_wanted{one.n}' for one in typed])}")
     return _finished(rows, typed, list(more))
 
 

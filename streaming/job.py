@@ -35,7 +35,7 @@ from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
 from streaming.reading import QUARANTINE, Reader
-from streaming.tables import Table, create, resolve_root, struct_of
+from streaming.tables import Table, configured, create, resolve_root, struct_of
 from streaming.upkeep import Upkeep
 from streaming.views import NewestBatches, ViewBatches
 from streaming.writing import QUARANTINE_SCHEMA, BadRows, TableBatches
@@ -307,17 +307,8 @@ class Job:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{seconds * 1000:.0f} milliseconds")
-        kept = {key: self.spark.conf.get(key, None) for key in flow.spark_conf}
-        try:
-            for key, value in flow.spark_conf.items():
-                self.spark.conf.set(key, value)
+        with configured(self.spark, flow.spark_conf):
             return writer.start()
-        finally:
-            for key, old in kept.items():
-                if old is None:
-                    self.spark.conf.unset(key)
-                else:
-                    self.spark.conf.set(key, old)
 
     def _queries_of(self, flow: Flow) -> list[tuple[str, DataFrame, Any]]:
         """Return name, frame and writer of each query that a flow needs: a view needs one for each table it reads."""

@@ -26,7 +26,7 @@ from streaming.decoders.rows import (
     time_columns,
 )
 from streaming.decoders.times import in_known_zone
-from streaming.sql import by_number, json_path, literal, quoted
+from streaming.sql import by_number, json_path, literal, once, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,7 +69,7 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     )
     plain = "array(named_struct('metric', _metric, 'json', CAST(NULL AS VARIANT), 'plain', _json))"
     wanted = f"CASE WHEN _root IS NOT NULL THEN {_of_root()} WHEN length(trim(_json)) > 0 THEN {plain} END"
-    rows = rows.selectExpr("*", f"CASE WHEN _wrong IS NULL THEN {wanted} END AS _fields")
+    rows = rows.selectExpr("*", f"{once(f'CASE WHEN _wrong IS NULL THEN {wanted} END')} AS _fields")
     most = by_number([str(one.max_elements) for one in decodings])
     beyond = f"CASE WHEN size(_fields) > {most} THEN concat('more fields than max_elements, ', {most}) END"
     time, unread = time_columns(decodings)

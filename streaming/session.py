@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bridge.captured_output import printing_to
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
-from streaming.spark_log import printing_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.topic_patterns import Star
 from bridge.topic_templates import Filter
 
-__all__ = ["by_number", "captured", "ddl_of", "json_path", "literal", "matches", "quoted", "same"]
+__all__ = ["by_number", "captured", "ddl_of", "json_path", "literal", "matches", "once", "quoted", "same"]
 
 
 def literal(text: str) -> str:
@@ -29,6 +29,13 @@ def json_path(steps: tuple[str | int, ...]) -> str:
     return literal(
         "$" + "".join(f"[{s}]" if isinstance(s, int) else f'["{s}"]' if "'" in s else f"['{s}']" for s in steps)
     )
+
+
+def once(sql: str) -> str:
+    """Return an expression that Spark computes once for each row. It copies what is deterministic into the conditions behind
+    it: a payload would be parsed for them many times over.
+    """
+    return f"IF(spark_partition_id() < 0, NULL, {sql})"
 
 
 def matches(of: Filter) -> str:

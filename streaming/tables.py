@@ -7,7 +7,8 @@ A table is given as a name (``catalog.schema.table``), a path or URI, or a plain
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 __all__ = [
     "GONE",
     "PROPERTIES",
+    "Appends",
     "Table",
     "add_columns",
+    "configured",
     "create",
     "ddl",
     "is_missing",
@@ -38,7 +41,7 @@ GONE: Final = "_gone"
 """Column of rows to merge: whether the row of this key is gone."""
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableChangeDataFeed": "true",
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": "20",
     "delta.autoOptimize.autoCompact": "true",
     "delta.enableDeletionVectors": "true",
 }
@@ -46,6 +49,8 @@ PROPERTIES: Final[Mapping[str, str]] = {
 commits: they are check-pointed rarely, and small files are merged as they pile up.
 """
 
+_COMMITS: Final = 100
+"""So far back a table's history is read at first for the last batch of a query."""
 _STATS: Final = "delta.dataSkippingStatsColumns"
 _TIMES: Final = ("event_time", "arrival_time")
 _ORDERED: Final = re.compile(r"(string|varchar|char|tinyint|smallint|int|bigint|float|double|decimal|date|timestamp)")
@@ -99,14 +104,15 @@ class Table:
         reader = spark.readStream.format("delta").option(option, "true")
         return reader.table(self.sql) if self.by_name else reader.load(self.where)
 
-    def append(self, rows: DataFrame, transaction: tuple[str, int] | None = None) -> None:
-        """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once; the
-        table's history shows both as ``userMetadata``.
+    def append(self, rows: DataFrame, transaction: tuple[str, int] | None = None, note: str = "") -> None:
+        """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once;
+        ``note``: what the table's history shows as ``userMetadata``.
         """
         writer = rows.write.format("delta").mode("append")
         if transaction is not None:
             writer = writer.option("txnAppId", transaction[0]).option("txnVersion", str(transaction[1]))
-            writer = writer.option("userMetadata", f"{transaction[0]}:{transaction[1]}")
+        if note:
+            writer = writer.option("userMetadata", note)
         if self.by_name:
             writer.saveAsTable(self.sql)
         else:
@@ -138,6 +144,56 @@ class Table:
             writer.saveAsTable(self.sql)
         else:
             writer.save(self.where)
+
+
+@dataclass
+class Appends:
+    """Appends the micro-batches of one query to a table, each of them once.
+
+    Only the first batch of a run can be there already, so that the table is asked once for each run. Each commit names
+    query and batch in the table's history. Delta's own check (``txnAppId``) reads what it knows of all files for each
+    commit, half the time of a small batch: it is on for the first batch alone, against a second driver that starts.
+    """
+
+    table: Table
+    name: str
+    """Of the query and what it writes: no other query has it."""
+    _last: int | None = None
+    """Number of the last batch that the table has, -1 for none."""
+    _first: bool = True
+
+    def has(self, spark: SparkSession, number: int) -> bool | None:
+        """Whether the table has the batch; None: the history is not long enough to say."""
+        if self._first and self._last is None:
+            for limit in (f"LIMIT {_COMMITS}", ""):
+                rows = (
+                    spark.sql(f"DESCRIBE HISTORY {self.table.sql} {limit}").select("version", "userMetadata").collect()
+                )
+                last = [row[1].rpartition(":") for row in rows if row[1]]
+                none = -1 if any(row[0] == 0 for row in rows) else None
+                self._last = next((int(n) for name, _, n in last if name == self.name), none)
+                if self._last is not None:
+                    break
+        return None if self._last is None else number <= self._last
+
+    def append(self, rows: DataFrame, number: int) -> None:
+        """Append a batch, unless the table is known to have it."""
+        if not self.has(rows.sparkSession, number):
+            self.table.append(rows, (self.name, number) if self._first else None, f"{self.name}:{number}")
+        self._last, self._first = number, False
+
+
+@contextmanager
+def configured(spark: SparkSession, pairs: Mapping[str, str]) -> Iterator[None]:
+    """Let Spark have these settings within."""
+    kept = {key: spark.conf.get(key, None) for key in pairs}
+    try:
+        for key, value in pairs.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in kept.items():
+            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
 
 
 def is_missing(error: Exception) -> bool:

@@ -35,7 +35,7 @@ from bridge.killpoints import reach
 from streaming.pipelines import Flow
 from streaming.reading import QUARANTINE, Reader
 from streaming.sql import quoted, same
-from streaming.tables import Table
+from streaming.tables import Table, configured
 from streaming.upkeep_log import Log, Request, Standing
 from streaming.views import newest
 from streaming.writing import quarantined, validated
@@ -54,6 +54,8 @@ _PLACE: Final = {
     "__topic": "topic", "partition": "partition", "ledger_id": "ledger", "entry_id": "entry", "batch_index": "index",
 }  # fmt: skip
 """Columns of bronze that name a message, with the fields of ``_position`` that have them."""
+_WHOLE: Final = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(100 << 30)}
+"""Delta's own size up to which rows are clustered again: that of conf/spark-defaults.conf suits merges within a batch."""
 _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 5.0
 _log = structlog.get_logger("upkeep")
@@ -424,18 +426,16 @@ class Upkeep:
         for name in chosen:
             self._check(request)
             with self._job.paused([flow.name for flow in self._job.pipeline.flows_of(name)]):
-                self._spark.sql(f"OPTIMIZE {found[name].sql}").collect()
+                with configured(self._spark, _WHOLE):
+                    self._spark.sql(f"OPTIMIZE {found[name].sql}").collect()
                 self._vacuum(found[name])
         return f"optimised: {', '.join(chosen)}"
 
     def _vacuum(self, table: Table, retain: str = "") -> None:
-        check = "spark.databricks.delta.retentionDurationCheck.enabled"
-        before = self._spark.conf.get(check, "true") or "true"
-        try:
-            self._spark.conf.set(check, "false" if retain else before)
+        with configured(
+            self._spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"} if retain else {}
+        ):
             self._spark.sql(f"VACUUM {table.sql}{retain}").collect()
-        finally:
-            self._spark.conf.set(check, before)
 
     def _tables(self, *more: str) -> dict[str, Table]:
         """Return the tables that are there: those of the pipeline, quarantine and the log."""

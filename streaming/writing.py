@@ -3,14 +3,13 @@
 One micro-batch, in this order; a test kills the driver after each step (``bridge.killpoints``):
 
 1. *validated*: rows are validated by the table's suite, as a column. A payload that did not decode has failed already.
-2. *table*: rows that fail nothing are written. Without keys they are appended in a commit that carries the flow's name
-   and the batch's number, so that Delta takes a batch once. With keys, a row whose key is
-   there is left out before, of several in one batch the first in the order of its partition is kept (H17: no watermark, so
-   nothing is too late).
+2. *table*: rows that fail nothing are appended, in a commit that names the flow and the batch (``streaming.tables.Appends``).
+   With keys, a row whose key is there is left out before, of several in one batch the first in the order of its partition
+   is kept (H17: no watermark, so nothing is too late).
 3. *quarantine*: the others are appended to quarantine, in a commit of the same kind.
 
 Both tables cannot be written in one commit (H18). The first batch of a run may have been begun before, by other rules
-perhaps. If the table's history names it, or is too long to say, all of it that the table lacks goes to quarantine, whatever
+perhaps. If the table has it, or its history does not say, all of it that the table lacks goes to quarantine, whatever
 today's rules say.
 """
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +26,8 @@ from bridge.killpoints import reach
 from streaming.evolution import NewColumns, new_columns
 from streaming.pipelines import Declared
 from streaming.reading import WORKING_COLUMNS
-from streaming.sql import quoted, same
-from streaming.tables import Table, add_columns
+from streaming.sql import once, quoted, same
+from streaming.tables import Appends, Table, add_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -47,11 +46,14 @@ EARLIER: Final = "earlier_rules"
 """Rule of a row that an earlier run of the batch, by the rules in force at that time, left out of the table."""
 _NO_ORDER: Final = re.compile("map<|variant")
 """Types whose values Spark does not compare."""
-_MOST_DAYS: Final = 64
-"""Days of a batch's times that are looked for one by one; beyond, from the first to the last."""
+_MOST_SPANS: Final = 64
+"""Hours of a batch's times that are looked for one by one; beyond, from the first to the last."""
 
-_COMMITS: Final = 100
-"""So far back is looked for the last batch of a flow in the history of its table."""
+_SPANS: Final = {
+    "timestamp": ("floor(unix_seconds({}) / 3600)", "timestamp_seconds({} * 3600)"),
+    "date": ("unix_date({})", "date_from_unix_date({})"),
+}
+"""By type: the number of the hour or day of a time, and when that begins."""
 _FEW: Final = 2_000
 """Rows of a batch up to which computing them again for the second write is cheaper than keeping them."""
 
@@ -111,10 +113,10 @@ class TableBatches:
     bad_rows: BadRows = field(default_factory=BadRows)
     max_added_columns: int = 100
     counted: Callable[[int, int], object] | None = None
-    _first: bool = True
     _rows: int = 0
     """Rows of the batch before: the next one is likely as large."""
-    _app: str = ""
+    _into: tuple[Appends, ...] = ()
+    """The table and quarantine, once the first batch is there."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process, with Spark Connect, has metrics of its own.
@@ -122,59 +124,71 @@ class TableBatches:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
-        if not self._app:
-            self._app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
+        first = not self._into
+        if first:
+            app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
+            self._into = Appends(self.table, app), Appends(self.quarantine, f"{app}:quarantine")
         rows = validated(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
-        cut = self._first and (not splits or self._may_have(batch.sparkSession, number))
-        often = cut or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
-        keeps = splits and bool(often or self._first or self._rows > _FEW)
+        often = first or self.declared.keys or self.bad_rows.stop or self.declared.schema_evolution != "rescue"
+        keeps = splits and bool(often or self._rows > _FEW)
         if keeps:
             rows = rows.persist()
         try:
-            self._write(rows, number, splits, cut)
+            self._write(rows, number, splits, first)
         finally:
             if keeps:
                 rows.unpersist()
-        self._first = False
 
-    def _may_have(self, spark: SparkSession, number: int) -> bool:
-        """Whether the table may have the batch already."""
-        history = spark.sql(f"DESCRIBE HISTORY {self.table.sql} LIMIT {_COMMITS}").select("userMetadata").collect()
-        last = (row[0].rpartition(":") for row in history if row[0])
-        found = next((int(n) for app, _, n in last if app == self._app), None)
-        return len(history) == _COMMITS if found is None else found >= number
-
-    def _write(self, validated: DataFrame, number: int, splits: bool, cut: bool) -> None:
+    def _write(self, validated: DataFrame, number: int, splits: bool, first: bool) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
+        table, quarantine = self._into
         self.evolve(validated)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
-        if self.bad_rows.stop and splits:
-            self.bad_rows.check(self.declared.name, **_counts(validated, bad))
+        there = table.has(validated.sparkSession, number)
+        kept = first or bool(self.declared.keys)
+        counts = self._figures(validated, bad) if splits and (kept or self.bad_rows.stop) else {}
+        if counts:
+            self.bad_rows.check(self.declared.name, counts["good"], counts["bad"])
         reach("table.validated")
-        # A batch that Delta has already is skipped, and then nothing is observed.
-        kept = cut or bool(self.declared.keys)
-        counts = _counts(validated, bad) if kept and splits else {}
         seen = Observation()
         if not kept:
             validated = validated.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
-        good = self.as_table(validated.where(~bad) if splits else validated)
-        if self.declared.keys:
-            good = self._unknown(self.first_of_keys(good))
-        self.table.append(good, (self._app, number))
+        if not there:
+            good = self.as_table(validated.where(~bad) if splits else validated)
+            if self.declared.keys:
+                good = self._unknown(self.first_of_keys(good), counts)
+            elif there is None:
+                good = self._absent(good)[0]
+            table.append(good, number)
         reach("table.written")
-        counts = counts or ({} if kept else seen.get)
-        if splits and cut:
-            self._quarantine(self._left_out(validated), number)
+        counts = counts if kept else seen.get
+        if splits and there is not False:
+            quarantine.append(quarantined(self._left_out(validated), self.declared), number)
         elif counts.get("bad"):
-            self._quarantine(validated.where(bad), number)
+            quarantine.append(quarantined(validated.where(bad), self.declared), number)
         reach("table.quarantined")
         good_rows, bad_rows = int(counts.get("good") or 0), int(counts.get("bad") or 0)
         self._rows = good_rows + bad_rows
         if self.counted is not None and counts:
             self.counted(good_rows, bad_rows)
+
+    def _figures(self, validated: DataFrame, bad: Column) -> dict[str, Any]:
+        """Return the numbers of good and bad rows; and of each key that is a time, in which hours or days it lies: the first
+        and the last of them, and ``_MOST_SPANS`` + 1 of them at most.
+        """
+        from pyspark.sql import functions as F
+
+        parts = [F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad")]
+        for key, kind in validated.select(*map(quoted, self.declared.keys)).dtypes:
+            if kind in _SPANS:
+                span = F.when(~bad, F.expr(_SPANS[kind][0].format(quoted(key))))
+                some = F.slice(F.collect_set(span), 1, _MOST_SPANS + 1)
+                parts.append(F.struct(F.min(span), F.max(span), some).alias(f"{kind} {key}"))
+        found = validated.agg(*parts).first()
+        return {} if found is None else found.asDict()
 
     def as_table(self, rows: DataFrame) -> DataFrame:
         """Return validated rows with the columns that the table has. ``evolve`` was called before."""
@@ -214,25 +228,31 @@ class TableBatches:
         first = Window.partitionBy(*map(quoted, keys)).orderBy(order)
         return rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
 
-    def _unknown(self, rows: DataFrame) -> DataFrame:
+    def _unknown(self, rows: DataFrame, figures: Mapping[str, Any]) -> DataFrame:
         """Return the rows whose keys the table lacks."""
+        from pyspark.sql import functions as F
+
         keys = self.declared.keys
         there = self.table.read(rows.sparkSession).select(*map(quoted, keys))
         for key, kind in there.dtypes:
-            if kind in ("timestamp", "date"):
-                there = there.where(_days_of(rows, key))
+            low, high, some = figures.get(f"{kind} {key}", (None, None, ()))
+            if kind in _SPANS and low is not None:  # literals let Delta skip files
+                spans = [(one, one) for one in some] if len(some) <= _MOST_SPANS else [(low, high)]
+                begin, name = _SPANS[kind][1], quoted(key)
+                within = (
+                    f"({name} >= {begin.format(first)} AND {name} < {begin.format(last + 1)})" for first, last in spans
+                )
+                there = there.where(F.expr(" OR ".join(within)))
         return rows.join(there, list(keys), "left_anti").select(*map(quoted, rows.columns))
 
-    def _left_out(self, validated: DataFrame) -> DataFrame:
-        """Return the rows of the batch that the table does not have, with a rule for those that fail none now. One whose
-        key is there, in another row, was left out for that.
-        """
+    def _absent(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str]]:
+        """Return the rows that the table does not have, and the columns by which that is known."""
         from pyspark.sql import functions as F
 
-        there = self.table.read(validated.sparkSession)
+        there = self.table.read(rows.sparkSession)
         keys = list(self.declared.keys)
-        place = "_position" in validated.columns
-        if place and validated.groupBy("_position").count().where("count > 1").isEmpty():
+        place = "_position" in rows.columns
+        if place and rows.groupBy("_position").count().where("count > 1").isEmpty():
             by = ["_position"]
         elif keys and not place:
             by = keys
@@ -240,29 +260,28 @@ class TableBatches:
             by = [
                 n
                 for n, kind in there.dtypes
-                if n in validated.columns and n not in ("_warnings", "_rescued_data") and not _NO_ORDER.search(kind)
+                if n in rows.columns and n not in ("_warnings", "_rescued_data") and not _NO_ORDER.search(kind)
             ]
-        its = there
         if place:
-            ends = validated.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
+            ends = rows.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
             if ends is not None and ends[0] is not None:  # literals let Delta skip files
-                its = there.where(F.col("_position.ledger").between(*ends))
-        found = validated.alias("s").join(its.alias("t"), F.expr(same(by)), "left_anti")
+                there = there.where(F.col("_position.ledger").between(*ends))
+        return rows.alias("s").join(there.alias("t"), F.expr(same(by)), "left_anti"), by
+
+    def _left_out(self, validated: DataFrame) -> DataFrame:
+        """Return the rows of the batch that the table does not have, with a rule for those that fail none now. One whose
+        key is there, in another row, was left out for that.
+        """
+        from pyspark.sql import functions as F
+
+        found, by = self._absent(validated)
         fails = F.size("_failed_rules") > 0
         passed = found.where(~fails)
+        keys = list(self.declared.keys)
         if keys and by != keys:
+            there = self.table.read(validated.sparkSession)
             passed = passed.alias("s").join(there.alias("t"), F.expr(same(keys)), "left_anti")
         return found.where(fails).unionByName(passed.withColumn("_failed_rules", F.array(F.lit(EARLIER))))
-
-    def _quarantine(self, rows: DataFrame, number: int) -> None:
-        self.quarantine.append(quarantined(rows, self.declared), (f"{self._app}:quarantine", number))
-
-
-def _counts(rows: DataFrame, bad: Column) -> dict[str, int]:
-    from pyspark.sql import functions as F
-
-    found = rows.agg(F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad")).first()
-    return {} if found is None else {"good": int(found["good"]), "bad": int(found["bad"])}
 
 
 def validated(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFrame:
@@ -288,7 +307,7 @@ def validated(batch: DataFrame, declared: Declared, suite: Suite | None) -> Data
     if suite is not None:
         # What did not decode fails the suite as well, and that says nothing more.
         failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
-    return rows.withColumn("_failed_rules", failed)
+    return rows.withColumn("_failed_rules", failed).withColumn("_failed_rules", F.expr(once("_failed_rules")))
 
 
 def id_of(spark: SparkSession, checkpoint: str) -> str:
@@ -298,21 +317,6 @@ def id_of(spark: SparkSession, checkpoint: str) -> str:
     row = spark.read.text(f"{checkpoint}/metadata").first()
     assert row is not None  # Spark writes it before the first batch
     return str(json.loads(row[0])["id"])
-
-
-def _days_of(rows: DataFrame, column: str) -> Column:
-    """Return the condition that a time lies on a day of these rows, as literals by which Delta skips files."""
-    from pyspark.sql import functions as F
-
-    time = F.col(quoted(column))
-    days = [row[0] for row in rows.select(F.to_date(time)).distinct().limit(_MOST_DAYS + 1).collect()]
-    spans = [(day, day) for day in days]
-    if len(days) > _MOST_DAYS:
-        spans = [tuple(row) for row in rows.agg(F.min(F.to_date(time)), F.max(F.to_date(time))).collect()]
-    found = F.lit(False)
-    for low, high in spans:
-        found = found | ((time >= F.lit(low)) & (time < F.date_add(F.lit(high), 1)))
-    return found
 
 
 def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:

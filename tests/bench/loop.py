@@ -42,7 +42,7 @@ __all__ = ["Fleet", "config_of", "measure"]
 RATE = 200
 DEVICES = 20
 SECONDS = 60
-WARM_SECONDS = 20
+WARM_SECONDS = 60
 HIGH, LOW = 110.0, 60.0
 EVERY = 10
 LOOK_S = 1.0
@@ -77,6 +77,8 @@ def _loaded(stack: LocalStack, folder: Path, config: Path) -> list[Figure]:
         way.await_up()
         fleet.start()
         fleet.send(WARM_SECONDS, until=way.look)
+        # What gathered while the driver started would delay the readings that count.
+        poll_for(lambda: fleet.seconds_to(folder / "lakehouse"), 240, "the first readings in the typed table")
         fleet.forget()
         fleet.send(SECONDS)
         poll_for(fleet.complete, 90, "a command for each reading that calls for one")

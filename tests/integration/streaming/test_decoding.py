@@ -56,6 +56,28 @@ def at(row: Any) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=row["event_time"])
 
 
+@pytest.mark.parametrize(
+    ("decoding", "parser"),
+    [
+        (
+            {"fields": "a double, b string", "id": "$.i", "time": "$.t", "where": "a > 1"},
+            "columnNameOfCorruptRecord,_bad",
+        ),
+        ({"fields": "a double, b string", "elements": "$.of"}, "columnNameOfCorruptRecord,_bad"),
+        ({}, "map_entries(try_variant_get(_root"),
+    ],
+    ids=["object", "array", "long rows"],
+)
+def test_a_condition_behind_a_decoding_parses_no_payload_another_time(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], decoding: dict[str, Any], parser: str
+) -> None:
+    rows = decoded(frame(spark, sent({"a": 1})), [Decoding(filter="gw/+", **decoding)], ())
+    # As alerts ask: the row is a good one, and of a device.
+    rows.where("_fault IS NULL AND device IS NOT NULL AND event_time > arrival_time").explain(mode="extended")
+    plan = capsys.readouterr().out.partition("== Optimized Logical Plan ==")[2].partition("== Physical Plan ==")[0]
+    assert plan.count(parser) == 1, plan
+
+
 def test_fields_captures_and_what_a_row_has_beside_them(spark: SparkSession) -> None:
     body = {"t": 21.5, "AM2301": {"Temperature": 20, "New": 1}, "Time": "2026-07-01T12:00:00", "id": 7}
     climate = {

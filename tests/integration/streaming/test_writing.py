@@ -17,12 +17,13 @@ from bridge.settings.tables import Decoding
 from streaming import pipelines as dp
 from streaming import writing
 from streaming.reading import Reader
+from streaming.tables import Appends, Table, configured, create, struct_of
 from tests.support import killed_batches
 from tests.support.pipelines import PipelineWorld
 from tests.support.source_messages import ARRIVAL, frame, sent
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark]
 
@@ -56,6 +57,10 @@ def declared(
 
 def row(n: int, value: float | None = 1.0, fault: str | None = None, rescued: str | None = None) -> tuple[Any, ...]:
     return (n, f"d{n % 3}", value, fault, rescued, n)
+
+
+def numbers(spark: SparkSession, *of: int) -> DataFrame:
+    return spark.createDataFrame([(n,) for n in of], "n int").coalesce(1)
 
 
 def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_payload(
@@ -106,6 +111,71 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
     good = [n for (n,) in world.rows("measured", "n")]
     bad = [int(payload) for (payload,) in world.rows("quarantine", "payload")]
     assert sorted(good + bad) == list(range(10)), (good, bad)
+
+
+def test_h18_a_batch_is_appended_once_by_whoever_runs_it_again(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table(str(tmp_path / "table"), False)
+    create(spark, table, struct_of("n int"))
+    drivers = [Appends(table, "query"), Appends(table, "query")]
+    assert [driver.has(spark, 0) for driver in drivers] == [False, False]  # both start at the same moment
+    for driver in drivers:
+        driver.append(numbers(spark, 0), 0)
+    drivers[0].append(numbers(spark, 1), 1)
+    Appends(table, "another").append(numbers(spark, 9), 7)
+    later = Appends(table, "query")
+    assert [later.has(spark, number) for number in (0, 1, 2)] == [True, True, False]
+    later.append(numbers(spark, 1), 1)
+    later.append(numbers(spark, 2), 2)
+    assert sorted(row.n for row in table.read(spark).collect()) == [0, 1, 2, 9]
+
+
+@pytest.mark.parametrize("position", [True, False], ids=["by position", "by row"])
+def test_h18_a_batch_that_the_history_forgot_is_compared_with_the_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: bool
+) -> None:
+    world = PipelineWorld(spark, tmp_path, restart_budget=0)
+    world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
+
+    def cut(point: str) -> None:
+        if point == "table.written":
+            raise RuntimeError("cut here")
+
+    append = Table.append
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "reach", cut)
+        # As any batch but the first of a run, it is written without Delta's own check.
+        patch.setattr(Table, "append", lambda self, rows, _, note="": append(self, rows, None, note))
+        with pytest.raises(TerminalError, match="cut here"):
+            world.run(declared(limit=6, position=position))
+    table = world.table("measured")
+    spark.sql(f"ALTER TABLE {table.sql} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    log = Path(table.where) / "_delta_log"
+    newest = max(log.glob("*.checkpoint.parquet")).name[:20]
+    for file in log.glob("*.*"):  # what Delta does when a commit is older than delta.logRetentionDuration
+        if file.name[:20] < newest:
+            file.unlink()
+    for _ in range(2):
+        world.run(declared(limit=3, position=position))
+    good = [n for (n,) in world.rows("measured", "n")]
+    bad = [int(payload) for (payload,) in world.rows("quarantine", "payload")]
+    assert sorted(good + bad) == list(range(10)), (good, bad)
+    assert len(good) == 7
+
+
+def test_a_merge_of_small_files_leaves_what_was_clustered_before(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table(str(tmp_path / "table"), False)
+    create(spark, table, struct_of("n int"), cluster_by=["n"])
+    size = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold"
+    assert spark.conf.get(size) == "8388608"
+    assert spark.conf.get("spark.databricks.delta.autoCompact.minFileSize") == "4194304"
+    few = {size: "1", "spark.databricks.delta.autoCompact.minNumFiles": "3"}
+    with configured(spark, few):
+        for n in range(12):
+            table.append(numbers(spark, n))
+    merges = spark.sql(f"DESCRIBE HISTORY {table.sql}").where("operation = 'OPTIMIZE'")
+    read = [int(row[0]["numRemovedFiles"]) for row in merges.select("operationMetrics").collect()]
+    assert sum(read) <= 12 < sum(read) + 4, read
+    assert sorted(row.n for row in table.read(spark).collect()) == list(range(12))
 
 
 @pytest.mark.chaos
