@@ -46,7 +46,7 @@ PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableDeletionVectors": "true",
 }
 """What a table gets unless its declaration says otherwise. Views follow the change data feed. Streams make many small
-commits: they are check-pointed rarely, and small files are merged as they pile up.
+commits: checkpoints of the log are rarer than by default, and small files are merged as they pile up.
 """
 
 _COMMITS: Final = 100

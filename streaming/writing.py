@@ -235,14 +235,14 @@ class TableBatches:
         keys = self.declared.keys
         there = self.table.read(rows.sparkSession).select(*map(quoted, keys))
         for key, kind in there.dtypes:
-            low, high, some = figures.get(f"{kind} {key}", (None, None, ()))
-            if kind in _SPANS and low is not None:  # literals let Delta skip files
+            if f"{kind} {key}" in figures:  # literals let Delta skip files
+                low, high, some = figures[f"{kind} {key}"]
                 spans = [(one, one) for one in some] if len(some) <= _MOST_SPANS else [(low, high)]
                 begin, name = _SPANS[kind][1], quoted(key)
                 within = (
                     f"({name} >= {begin.format(first)} AND {name} < {begin.format(last + 1)})" for first, last in spans
                 )
-                there = there.where(F.expr(" OR ".join(within)))
+                there = there.where(F.expr(" OR ".join(within) or "false"))
         return rows.join(there, list(keys), "left_anti").select(*map(quoted, rows.columns))
 
     def _absent(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str]]:
