@@ -129,7 +129,7 @@ def product(
     thread.start()
     try:
         poll_for(lambda: job.queries.get("glucose"), 60, "the query to start")
-        return _batches(job.queries["glucose"][0], size * count)
+        return _batches(job.queries["glucose"][0], count)
     finally:
         stop.set()
         thread.join()
@@ -187,23 +187,26 @@ def batches_of(size: int, count: int) -> Iterator[list[Message]]:
         yield batch
 
 
-def _batches(query: StreamingQuery, rows: int) -> list[float]:
-    """Wait until a query has read so many rows. Returns the seconds of each of its batches."""
+def _batches(query: StreamingQuery, count: int) -> list[float]:
+    """Wait for so many batches of a query. Returns the seconds of each; Spark counts rows twice that it computes twice."""
+
+    def took() -> list[float]:
+        return [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
 
     def done() -> bool:
         if not query.isActive:
             raise RuntimeError(f"the query ended: {query.exception()}")
-        return sum(progress.numInputRows for progress in query.recentProgress) >= rows
+        return len(took()) >= count
 
-    poll_for(done, 240, f"{rows} rows in the tables")
-    return [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
+    poll_for(done, 240, f"{count} batches")
+    return took()
 
 
-def seconds_of(writer: DataStreamWriter, rows: int) -> list[float]:
-    """Run a query until it has read so many rows. Returns the seconds of each of its batches."""
+def seconds_of(writer: DataStreamWriter, count: int) -> list[float]:
+    """Run a query for so many batches. Returns the seconds of each."""
     query = writer.start()
     try:
-        return _batches(query, rows)
+        return _batches(query, count)
     finally:
         query.stop()
 
@@ -228,7 +231,7 @@ def _session(
                 count, distinct = warm + timed, bool(suffix)
                 place = folder / f"{name}-hand-{size}{suffix}"
                 writer = reference(spark, settings, topics[size], size, place, distinct=distinct)
-                took = {f"by hand{suffix}": seconds_of(writer, size * count)}
+                took = {f"by hand{suffix}": seconds_of(writer, count)}
                 if name != "stock":
                     place = folder / f"{name}-product-{size}{suffix}"
                     took[f"product{suffix}"] = product(
