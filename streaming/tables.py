@@ -164,7 +164,7 @@ class Appends:
 
     def has(self, spark: SparkSession, number: int) -> bool | None:
         """Whether the table has the batch; None: the history is not long enough to say."""
-        if self._first and self._last is None:
+        if self._last is None:
             for limit in (f"LIMIT {_COMMITS}", ""):
                 rows = (
                     spark.sql(f"DESCRIBE HISTORY {self.table.sql} {limit}").select("version", "userMetadata").collect()

@@ -148,13 +148,14 @@ class TableBatches:
         self.evolve(validated)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
         there = table.has(validated.sparkSession, number)
-        kept = first or bool(self.declared.keys)
-        counts = self._figures(validated, bad) if splits and (kept or self.bad_rows.stop) else {}
-        if counts:
+        # What Delta has already is skipped, and then nothing is observed: that can be of a first batch alone.
+        asked = first or bool(self.declared.keys) or (splits and self.bad_rows.stop)
+        counts = self._figures(validated, bad) if asked else {}
+        if asked:
             self.bad_rows.check(self.declared.name, counts["good"], counts["bad"])
         reach("table.validated")
         seen = Observation()
-        if not kept:
+        if not asked:
             validated = validated.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
         if not there:
             good = self.as_table(validated.where(~bad) if splits else validated)
@@ -164,7 +165,7 @@ class TableBatches:
                 good = self._absent(good)[0]
             table.append(good, number)
         reach("table.written")
-        counts = counts if kept else seen.get
+        counts = counts or seen.get
         if splits and there is not False:
             quarantine.append(quarantined(self._left_out(validated), self.declared), number)
         elif counts.get("bad"):
@@ -187,8 +188,7 @@ class TableBatches:
                 span = F.when(~bad, F.expr(_SPANS[kind][0].format(quoted(key))))
                 some = F.slice(F.collect_set(span), 1, _MOST_SPANS + 1)
                 parts.append(F.struct(F.min(span), F.max(span), some).alias(f"{kind} {key}"))
-        found = validated.agg(*parts).first()
-        return {} if found is None else found.asDict()
+        return validated.agg(*parts).collect()[0].asDict()
 
     def as_table(self, rows: DataFrame) -> DataFrame:
         """Return validated rows with the columns that the table has. ``evolve`` was called before."""

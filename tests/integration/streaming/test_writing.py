@@ -77,6 +77,19 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
     assert world.counts == [("measured", 2, 1)]
 
 
+def test_rows_of_a_table_without_rules_are_counted_from_the_first_batch_on(spark: SparkSession, tmp_path: Path) -> None:
+    def declare() -> None:
+        @dp.table
+        def plain() -> Any:
+            return dp.read_stream("source").select("n")
+
+    world = PipelineWorld(spark, tmp_path)
+    for more in ([row(1), row(2)], [row(3)]):
+        world.fill("source", more, SOURCE)
+        world.run(declare)
+    assert world.counts == [("plain", 2, 0), ("plain", 1, 0)]
+
+
 @pytest.mark.parametrize(
     "position",
     [True, pytest.param("shared", marks=pytest.mark.long), False],
