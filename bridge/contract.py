@@ -65,6 +65,8 @@ COMMANDS_TOPIC: Final = "commands"
 CURSORS_TOPIC: Final = "command-cursors"
 RECEIPTS_TOPIC: Final = "command-receipts"
 DEAD_LETTERS_TOPIC: Final = "dead-letters"
+ALERTS_TOPIC: Final = "alerts"
+"""What rules found, as JSON with the columns of the table ``alerts``, each at least once; keyed by the command's device."""
 INSTANCES_TOPIC: Final = "protocol-instances"
 """What each running ingest process advertises: one partition, compacted, keyed by instance; see ``bridge.protocols``."""
 PARKED_TOPIC: Final = "parked-commands"
@@ -83,6 +85,7 @@ SYSTEM_TOPICS: Final = (
     CURSORS_TOPIC,
     RECEIPTS_TOPIC,
     DEAD_LETTERS_TOPIC,
+    ALERTS_TOPIC,
     INSTANCES_TOPIC,
     PRESENCE_TOPIC,
     PARKED_TOPIC,

@@ -22,6 +22,7 @@ __all__ = [
     "REPLAY_KILL_POINTS",
     "RESEND_KILL_POINTS",
     "RESUME_KILL_POINTS",
+    "SINK_TASK_KILL_POINTS",
     "SOURCE_KILL_POINTS",
     "SOURCE_TASK_KILL_POINTS",
     "TABLE_KILL_POINTS",
@@ -94,6 +95,12 @@ SOURCE_TASK_KILL_POINTS: Final = (
     "source_after_task",  # Spark has all rows of the task, it does not know that these were all
 )
 """Of Spark's Python workers."""
+
+SINK_TASK_KILL_POINTS: Final = (
+    "sink_before_task",  # Spark has rows for the task, none is written
+    "sink_after_task",  # Pulsar has all rows of the task, Spark does not know that
+)
+"""Of Spark's Python workers, where commands and alerts are written."""
 
 TABLE_KILL_POINTS: Final = (
     "table.validated",  # a batch of a flow is validated, nothing of it is written

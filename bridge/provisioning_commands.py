@@ -86,6 +86,7 @@ def whole_plan(
     """Return every step, in the order in which they are to be done. ``extra``: further readings topics."""
     from bridge.contract import partition_name
     from bridge.provisioning_plan import (
+        alerts_need,
         compact_step,
         grant_steps,
         ingest_needs,
@@ -105,6 +106,7 @@ def whole_plan(
         *ingest_needs(pulsar, static_topics(settings), presence=False, resume=False).topics,
         *extra,
         *push_needs(pulsar).topics,
+        *([alerts_need(pulsar, settings.streaming.subscription_of("alerts"))] if settings.streaming.rules else []),
     )
     for need in {need.topic: need for need in needs}.values():
         steps += topic_steps(need)

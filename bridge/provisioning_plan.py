@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.contract import (
+    ALERTS_TOPIC,
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
@@ -45,6 +46,7 @@ __all__ = [
     "Needs",
     "Step",
     "TopicNeed",
+    "alerts_need",
     "grant_steps",
     "group_needs",
     "ingest_needs",
@@ -174,6 +176,13 @@ def resume_need(pulsar: PulsarSettings) -> TopicNeed:
     return TopicNeed(topic, pulsar.command_partitions, (PUSH_SUBSCRIPTION,), why="after which command devices go on")
 
 
+def alerts_need(pulsar: PulsarSettings, *subscriptions: str) -> TopicNeed:
+    """Return the topic of what rules found, and who reads it."""
+    return TopicNeed(
+        pulsar.system_topic(ALERTS_TOPIC), pulsar.command_partitions, subscriptions, why="what rules found"
+    )
+
+
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
     """Return what push and the sink need; cursors before commands, whose subscription comes last."""
     count = pulsar.command_partitions
@@ -183,6 +192,7 @@ def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Nee
         (
             TopicNeed(pulsar.system_topic(RECEIPTS_TOPIC), count, why="what became of each command"),
             TopicNeed(pulsar.system_topic(DEAD_LETTERS_TOPIC), count, why="what ingest and push cannot pass on"),
+            alerts_need(pulsar),
             TopicNeed(
                 pulsar.system_topic(CURSORS_TOPIC),
                 count,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,14 @@ import typer
 from bridge.options import ConfigOption, SetOption
 from pulsebridge.submission import Target
 
-__all__ = ["config_arguments", "register"]
+__all__ = ["Part", "config_arguments", "register"]
+
+
+class Part(str, Enum):
+    """The flows of a pipeline that one driver runs."""
+
+    commands = "commands"
+    tables = "tables"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +39,10 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option("--only", help="Run this flow only; may be repeated. Default: all."),
         ] = None,
+        part: Annotated[
+            Part | None,
+            typer.Option("--part", help="Run the flows of commands only, or those into tables. Default: both."),
+        ] = None,
         available_now: Annotated[
             bool, typer.Option("--available-now", help="Process what is there, then end.")
         ] = False,
@@ -41,6 +53,8 @@ def register(app: typer.Typer) -> None:
         arguments = config_arguments(config, sets)
         for name in only or ():
             arguments += ["--only", name]
+        if part is not None:
+            arguments += ["--part", part.value]
         if available_now:
             arguments.append("--available-now")
         _stream(arguments, print_only=print_only)
@@ -70,6 +84,9 @@ def register(app: typer.Typer) -> None:
 
 
 _HELP = """Run the pipeline: the built-in flows, those of streaming.tables and presets, and those of streaming.modules.
+
+Commands come soonest from a driver of their own: run `--part commands` and `--part tables` as two processes, on one machine
+the second one under `nice`, each with a metrics.port of its own.
 
 Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only gold
 """

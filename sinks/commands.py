@@ -7,20 +7,21 @@ gives the device no second one, whatever Spark replays (H19, H21, H22).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from bridge.contract import GROUP_COMMANDS_TOPIC
+from bridge.contract import ALERTS_TOPIC, GROUP_COMMANDS_TOPIC
 from bridge.errors import ContractError
+from bridge.killpoints import reach
 from bridge.provisioning import commands_ready, groups_ready, provision_commands
 from bridge.pulsar_admin import PulsarAdmin
 from sinks.messages import BadRow, PulsarMessage
 from sinks.option_names import COMMANDS
 from sinks.options import SinkOptions, read_options
-from sinks.rows import check_schema, meant_for, message_of, read_rows
+from sinks.rows import ALERT, check_schema, messages_of
 from sinks.writer import writer_of_this_process
 from sinks.writers import BatchWriter, StreamWriter, Task, Written, appending, prepare
 
@@ -56,14 +57,19 @@ class CommandsSink(DataSource):
     def _task(self, schema: StructType, *, stream: bool) -> Task:
         options = read_options(self.options)
         check_schema((field.name, field.dataType.simpleString()) for field in schema.fields)
-        groups = "group" in schema.fieldNames()
-        prepare(("commands", options, groups), lambda: _prepare(options, groups=groups), stream=stream)
+        groups, alerts = "group" in schema.fieldNames(), ALERT in schema.fieldNames()
+        prepare(
+            ("commands", options, groups, alerts),
+            lambda: _prepare(options, groups=groups, alerts=alerts),
+            stream=stream,
+        )
         return _CommandsTask(options)
 
 
-def _prepare(options: SinkOptions, *, groups: bool) -> None:
+def _prepare(options: SinkOptions, *, groups: bool, alerts: bool) -> None:
     with PulsarAdmin(options.pulsar) as admin:
         ready = commands_ready(admin, options.topic) and (not groups or groups_ready(admin))
+        ready = ready and (not alerts or admin.exists(options.pulsar.system_topic(ALERTS_TOPIC)))
         if ready or (options.provision and provision_commands(admin, options.topic)):
             return
     raise ContractError(
@@ -80,9 +86,17 @@ class _CommandsTask:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         topic = self.options.topic
         assert topic is not None
-        groups = self.options.pulsar.system_topic(GROUP_COMMANDS_TOPIC)
-        rows: Iterator[PulsarMessage | BadRow] = (
-            meant_for(row, groups) if isinstance(row, BadRow) else message_of(number, row, topic, groups)
-            for number, row in enumerate(read_rows(batches, self.options.max_name_bytes))
-        )
-        return Written(*writer_of_this_process(self.options.target).write(rows, topic))
+        pulsar = self.options.pulsar
+        groups, alerts = pulsar.system_topic(GROUP_COMMANDS_TOPIC), pulsar.system_topic(ALERTS_TOPIC)
+        rows = _begun(messages_of(batches, topic, groups, alerts, self.options.max_name_bytes))
+        written = Written(*writer_of_this_process(self.options.target).write(rows, topic))
+        if written.messages:
+            reach("sink_after_task")
+        return written
+
+
+def _begun(rows: Iterable[PulsarMessage | BadRow]) -> Iterator[PulsarMessage | BadRow]:
+    for number, row in enumerate(rows):
+        if number == 0:
+            reach("sink_before_task")
+        yield row

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.commands import Command, Problem, command_problem, encode_command
+from bridge.commands import MAX_COMMAND_BYTES, Command, Problem, command_problem, encode_command
 from bridge.contract import (
     C_CAUSE,
     C_DEVICE,
@@ -30,7 +30,10 @@ from sinks.messages import BadRow, PulsarMessage, check_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["REQUIRED_COLUMNS", "DeviceOrder", "check_schema", "meant_for", "message_of", "read_rows"]
+__all__ = ["ALERT", "REQUIRED_COLUMNS", "check_schema", "message_of", "messages_of", "read_rows"]
+
+ALERT: Final = "alert"
+"""Column of what goes to the topic of alerts, binary; a row with it alone is no command."""
 
 REQUIRED_COLUMNS: Final = ("command_id", "payload")
 """Those that every row needs; beside them ``device`` with ``mqtt_topic``, or ``group``."""
@@ -44,7 +47,7 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
     """
     columns = list(columns)
     found = dict(columns)
-    wanted = {name: (kind,) for name, kind in COMMAND_COLUMNS}
+    wanted = {name: (kind,) for name, kind in (*COMMAND_COLUMNS, (ALERT, "binary"))}
     for_one = () if "group" in found and "device" not in found else ("device", "mqtt_topic")
     required = [name for name in wanted if name in REQUIRED_COLUMNS or name in for_one]
     check_columns("pulsebridge_commands", columns, wanted, required)
@@ -62,7 +65,7 @@ def message_of(row: int, command: Command | GroupCommand, topic: str, groups: st
     )
 
 
-class DeviceOrder:
+class _DeviceOrder:
     """Sees that ``emitted_at`` never goes back within one device, or one group, of one task (H22).
 
     A Python writer cannot ask Spark for a distribution: the job repartitions by device and sorts within. A row
@@ -89,17 +92,51 @@ class DeviceOrder:
         return None
 
 
-def read_rows(
-    batches: Iterable[pa.RecordBatch], max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
-) -> Iterator[Command | GroupCommand | BadRow]:
-    """Yield each row of a task as a valid command or as a bad row, in order."""
-    order = DeviceOrder()
+def messages_of(
+    batches: Iterable[pa.RecordBatch], topic: str, groups: str, alerts: str, max_name_bytes: int
+) -> Iterator[PulsarMessage | BadRow]:
+    """Yield the messages of a task in the order of its rows: alerts for the topic ``alerts``, commands for the two others."""
+    for found in read_rows(batches, max_name_bytes):
+        if found.alert is not None:
+            yield _limited(PulsarMessage(found.number, alerts, found.alert, found.device, {}))
+        if isinstance(found.command, BadRow):
+            yield _meant_for(found.command, groups)
+        elif found.command is not None:
+            yield message_of(found.number, found.command, topic, groups)
+
+
+class Read(NamedTuple):
+    """What a row of a task says: an alert, a command or a bad one, or both."""
+
+    number: int
+    """Its number within the task."""
+    device: str | None
+    alert: bytes | None
+    command: Command | GroupCommand | BadRow | None
+
+
+def read_rows(batches: Iterable[pa.RecordBatch], max_name_bytes: int = DEFAULT_MAX_NAME_BYTES) -> Iterator[Read]:
+    """Yield what each row of a task says, in order."""
+    order = _DeviceOrder()
     for number, row, problem in rows_of(batches):
-        yield (_bad(number, row, problem) if problem is not None else _read_row(number, row, order, max_name_bytes))
+        device, alert = readable(row.get("device")) or None, row.get(ALERT)
+        command: Command | GroupCommand | BadRow | None = None
+        if problem is not None:
+            command = _bad(number, row, problem)
+        elif alert is None or device is not None or row.get("group") is not None:
+            command = _read_row(number, row, order, max_name_bytes)
+        yield Read(number, device, alert, command)
+
+
+def _limited(alert: PulsarMessage) -> PulsarMessage | BadRow:
+    size = len(alert.payload or b"")
+    if size <= MAX_COMMAND_BYTES:
+        return alert
+    return alert.refused(Problem(ALERT, f"has {size} bytes, at most {MAX_COMMAND_BYTES} are stored"))
 
 
 def _read_row(
-    number: int, row: dict[str, Any], order: DeviceOrder, max_name_bytes: int
+    number: int, row: dict[str, Any], order: _DeviceOrder, max_name_bytes: int
 ) -> Command | GroupCommand | BadRow:
     for name in REQUIRED_COLUMNS:
         if row[name] is None:
@@ -172,7 +209,7 @@ def _out_of_order(number: int, command: Command | GroupCommand, problem: Problem
     return BadRow(number, problem, command.payload, message.key or "", key=message.key, properties=message.properties)
 
 
-def meant_for(row: BadRow, groups: str) -> BadRow:
+def _meant_for(row: BadRow, groups: str) -> BadRow:
     """Return a bad row that says where it was meant to go: a command to a group alone to the topic ``groups``."""
     of_group = C_GROUP in row.properties and C_DEVICE not in row.properties
     return replace(row, topic=groups) if of_group else row

@@ -1,12 +1,12 @@
-"""Alerts: the rows of tables, read from their source as they come, through the rules, to commands and the table ``alerts``.
+"""Alerts: the rows of tables, read from their source as they come, through the rules, to commands and the topic of alerts.
+
+These flows write no table: a commit takes longer than a rule, and commands would wait for it. Another flow brings the topic
+into the table ``alerts``, each alert once by its id.
 
 The rules of each table have flows of their own, so that an edit of the rules file never changes what a flow reads: Spark
 refuses a checkpoint whose sources have changed.
 
-Rules without state (kind ``sql``, ``every: message``) need no state. Two flows read for them: one writes commands
-as soon as it can, the other the table.
-
-All other rules of a table share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that
+Rules without state (kind ``sql``, ``every: message``) of a table share one flow. All other rules of a table share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that
 state versioned by batch; the offsets and the watermark of a batch are fixed before it runs. So a batch that is run again
 sees the same rows, the same state and the same time, and gives the same commands (H19). All rows of a device are handled
 in one task, one after the other, so its commands leave in order (H22). The watermark is of arrival, and no row is dropped
@@ -17,24 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from bridge.contract import ALERTS_TOPIC
 from bridge.errors import ConfigError
-from bridge.killpoints import reach
 from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
 from streaming.sql import literal, once, quoted
-from streaming.tables import Appends, Table
-from streaming.writing import POSITION, id_of, validated
+from streaming.tables import struct_of
+from streaming.writing import POSITION, validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from bridge.settings import Settings
 
-__all__ = ["ALERTS", "ALERTS_SCHEMA", "AlertBatches", "declare_alerts"]
+__all__ = ["ALERTS", "ALERTS_SCHEMA", "declare_alerts", "hold_alerts"]
 
 ALERTS: Final = "alerts"
 ALERTS_SCHEMA: Final = (
@@ -81,28 +81,44 @@ def declare_alerts(settings: Settings) -> None:
     rules = () if path is None else load_rules(path)
     if path is None or not rules:
         return
-    from sinks.options import sink_options
-
     pipeline = dp._pipeline()
     _check_tables(path, rules, pipeline)
-    dp.create_streaming_table(
-        ALERTS,
+    for table in sorted({rule.table for rule in rules}):
+        found = _Rules(settings, path, rules, table, pipeline)
+        if found.each:
+            dp.commands(found.of_rows, name=f"{ALERTS}-{table}-each")
+        if found.lasting:
+            conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in found.lasting) else {})
+            dp.commands(found.of_devices, name=f"{ALERTS}-{table}", spark_conf=conf)
+
+    @dp.table(
         comment="What the rules found, whether or not a device gets a command",
         schema=ALERTS_SCHEMA,
         cluster_by=["device", "created_at"],
+        keys=["command_id", "event_time"],
     )
-    options = sink_options(settings.pulsar, settings.max_name_bytes)
-    for table in sorted({rule.table for rule in rules}):
-        found = _Rules(settings, path, rules, table, pipeline)
-        name = f"{ALERTS}-{table}"
-        if found.each:
-            pipeline.add_flow(dp.Flow(f"{name}-each", ALERTS, found.of_rows, batches=AlertBatches))
-            if any(rule.to != "none" for rule in found.each):
-                dp.commands(found.commands_of_rows, name=f"{name}-commands")
-        if found.lasting:
-            conf = _STATE | (_EMPTY if any(rule.kind == "silence" for rule in found.lasting) else {})
-            batches = partial(AlertBatches, commands=options)
-            pipeline.add_flow(dp.Flow(name, ALERTS, found.of_devices, spark_conf=conf, trigger_s=0.0, batches=batches))
+    def alerts() -> DataFrame:
+        from pyspark.sql import functions as F
+
+        rows: DataFrame = dp._reader().system_topic(ALERTS_TOPIC)
+        return rows.select(F.from_json(F.col("payload").cast("string"), struct_of(ALERTS_SCHEMA)).alias("one")).select(
+            "one.*"
+        )
+
+
+def hold_alerts(settings: Settings) -> None:
+    """Let Pulsar keep all alerts until they are in the table, though its flow may start long after those that write them.
+
+    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow that.
+    """
+    from bridge.provisioning import create_topic
+    from bridge.provisioning_plan import alerts_need
+    from bridge.pulsar_admin import PulsarAdmin
+
+    if settings.pulsar.provision == "create":
+        with PulsarAdmin(settings.pulsar) as admin:
+            admin.provision_namespaces()
+            create_topic(admin, alerts_need(settings.pulsar, settings.streaming.subscription_of(ALERTS)))
 
 
 def _check_tables(path: Path, rules: Sequence[AlertRule], pipeline: dp.Pipeline) -> None:
@@ -114,39 +130,6 @@ def _check_tables(path: Path, rules: Sequence[AlertRule], pipeline: dp.Pipeline)
                 f"rules file {path}: alerts[{n}].table (rule {rule.name}): {rule.table!r}: {what}",
                 remedy=f"there is {', '.join(there) or 'none'}",
             )
-
-
-@dataclass
-class AlertBatches:
-    """Writes micro-batches of alerts: first their commands, where there are options for that, then the table.
-
-    A device gets a command once, as its id stays the same when the batch is run again; the table takes a batch once.
-    A batch without alerts writes nothing.
-    """
-
-    table: Table
-    checkpoint: str
-    commands: Mapping[str, str] | None = None
-    _appends: Appends | None = None
-
-    def __call__(self, batch: DataFrame, number: int) -> None:
-        """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
-        batch = batch.persist()  # its state must be computed once
-        try:
-            receivers = [row[0] for row in batch.select("to_device").collect()]
-            if not receivers:
-                return
-            reach("alerts.found")
-            if self.commands is not None and any(to is not None for to in receivers):
-                rows = _as_commands(batch)
-                rows.write.format("pulsebridge_commands").mode("append").options(**self.commands).save()
-            reach("alerts.commands")
-            if self._appends is None:
-                self._appends = Appends(self.table, f"{ALERTS}:{id_of(batch.sparkSession, self.checkpoint)}")
-            self._appends.append(batch, number)
-            reach("alerts.table")
-        finally:
-            batch.unpersist()
 
 
 @dataclass(frozen=True)
@@ -170,17 +153,13 @@ class _Rules:
         return [rule for rule in self.all if rule.table == self.table and rule.stateful]
 
     def of_rows(self) -> DataFrame:
-        """Return the alerts of the rules without state."""
+        """Return alerts and commands of the rules without state."""
         rows = self._rows(self.each[0])
         found = ", ".join(self._alert(rule, rows) for rule in self.each)
         return _finished(rows.selectExpr(f"inline(array_compact(array({found})))"))
 
-    def commands_of_rows(self) -> DataFrame:
-        """Return the commands of the rules without state."""
-        return _as_commands(self.of_rows())
-
     def of_devices(self) -> DataFrame:
-        """Return the alerts of the rules that have state."""
+        """Return alerts and commands of the rules that have state."""
         from pyspark.sql import functions as F
 
         from streaming.alert_processor import OUTPUT, AlertProcessor
@@ -363,7 +342,9 @@ def _struct(of: Mapping[str, str]) -> str:
 
 
 def _finished(found: DataFrame) -> DataFrame:
-    """Return the rows of the table ``alerts``, of the columns ``alert_processor.OUTPUT``."""
+    """Return alerts of the columns ``alert_processor.OUTPUT`` as rows of the sink of commands: each with what goes to the
+    topic of alerts, and with a device where there is a command.
+    """
     from pyspark.sql import functions as F
 
     rows = found.selectExpr(
@@ -382,12 +363,10 @@ def _finished(found: DataFrame) -> DataFrame:
     about = F.struct(*fields, F.col("event_time").alias("ts"))
     written = {"ignoreNullFields": "false", "timeZone": "UTC", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSX"}
     usual = F.encode(F.to_json(about, written), "UTF-8")
-    return rows.withColumn("payload", F.coalesce("payload", usual))
-
-
-def _as_commands(alerts: DataFrame) -> DataFrame:
-    """Return the commands among alerts (``bridge.contract.COMMAND_COLUMNS``)."""
-    return alerts.where("to_device IS NOT NULL").selectExpr(
+    rows = rows.withColumn("payload", F.coalesce("payload", usual))
+    exact = {"timeZone": "UTC", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSX"}
+    rows = rows.withColumn("alert", F.encode(F.to_json(F.struct("*"), exact), "UTF-8"))
+    return rows.selectExpr(
         "command_id", "to_device AS device", "command_topic AS mqtt_topic", "payload", "1 AS qos", "false AS retain",
-        "expires_at", "created_at AS emitted_at", "concat(rule, '/', reading_id) AS cause",
+        "expires_at", "created_at AS emitted_at", "concat(rule, '/', reading_id) AS cause", "alert",
     )  # fmt: skip

@@ -15,10 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 if __name__ == "__main__":
     # Python puts a script's folder first: this package's modules would pass for top-level ones.
@@ -32,7 +32,7 @@ from bridge.settings import Settings
 from bridge.settings.loading import load
 from streaming.failures import Batches, Cause, cause_of
 from streaming.loading import pipeline_of
-from streaming.pipelines import Flow, Pipeline
+from streaming.pipelines import DEVICES, Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
 from streaming.reading import QUARANTINE, Reader
 from streaming.tables import Table, configured, create, resolve_root, struct_of
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "await_pulsar", "main"]
 
+Part = Literal["commands", "tables"]
 _BACKOFF_S: Final = (1.0, 60.0)
 _PULSAR_WARN_S: Final = 20.0
 _log = structlog.get_logger("stream")
@@ -62,6 +63,8 @@ class Job:
     pipeline: Pipeline
     only: Sequence[str] = ()
     """Names of the flows to run; empty: all."""
+    part: Part | None = None
+    """Of these the flows that write commands, or those into tables; None: both."""
     counted: Callable[[str, int, int], object] | None = None
     """Called with a table's name and the numbers of good and bad rows of each batch."""
     queries: dict[str, list[StreamingQuery]] = field(default_factory=dict)
@@ -73,7 +76,12 @@ class Job:
         unknown = [name for name in self.only if name not in self.pipeline.flows]
         if unknown:
             raise ConfigError(f"there is no flow {unknown[0]!r}", remedy=f"there are {', '.join(self.pipeline.flows)}")
-        self.only = [name for name in self.pipeline.flows if not self.only or name in self.only]
+        self.only = [
+            name
+            for name, flow in self.pipeline.flows.items()
+            if (not self.only or name in self.only)
+            and self.part in (None, "commands" if flow.target == DEVICES else "tables")
+        ]
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
         self._upkeep = Upkeep(self)
@@ -83,7 +91,9 @@ class Job:
         """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
         from pyspark.errors import AnalysisException
 
-        streaming = self.settings.streaming
+        streaming, into_tables = self.settings.streaming, self._into_tables()
+        if not into_tables:
+            return
         if streaming.schema_name:
             self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {Table(streaming.schema_name, True).sql}")
         create(
@@ -93,9 +103,7 @@ class Job:
             comment="Rows that failed a rule of their table, with the payload and the reason",
             cluster_by=("table", "validated_at"),
         )
-        for flow in self._chosen():
-            if flow.kind == "commands":
-                continue
+        for flow in into_tables:
             try:
                 self.reader.ensure(flow.target)
             except AnalysisException as e:
@@ -118,7 +126,7 @@ class Job:
         first.
         """
         self._stop = stop
-        with self._upkeep.entered(self.only, stop):
+        with self._upkeep.entered(self.only, stop) if self._into_tables() else nullcontext():
             quality = self._quality()
             try:
                 flows = [] if stop.is_set() else self._in_order()
@@ -174,7 +182,7 @@ class Job:
         """Return what makes verdicts on the tables with a suite, None where none has one."""
         streaming = self.settings.streaming
         tables = {}
-        for name in {flow.target for flow in self._chosen() if flow.kind != "commands"}:
+        for name in {flow.target for flow in self._into_tables()}:
             suite = self.pipeline.tables[name].suite
             if suite is not None:
                 tables[name] = (self.reader.table(name), self.suites.suite(suite))
@@ -202,6 +210,9 @@ class Job:
 
     def _chosen(self) -> list[Flow]:
         return [self.pipeline.flows[name] for name in self.only]
+
+    def _into_tables(self) -> list[Flow]:
+        return [flow for flow in self._chosen() if flow.target != DEVICES]
 
     def _in_order(self) -> list[Flow]:
         """Return the flows, each after those into the tables that it reads."""
@@ -298,7 +309,10 @@ class Job:
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
             from sinks.options import sink_options
+            from streaming.alerts import hold_alerts
 
+            if "alert" in rows.columns:
+                hold_alerts(self.settings)
             pulsar = self.settings.pulsar
             writer = writer.format("pulsebridge_commands").options(**sink_options(pulsar, self.settings.max_name_bytes))
         else:
@@ -317,8 +331,6 @@ class Job:
         if flow.kind == "commands":
             return [(flow.name, rows, None)]
         table = self.reader.ensure(flow.target)
-        if flow.batches is not None:
-            return [(flow.name, rows, flow.batches(table, self._checkpoint(flow.name)))]
         if flow.kind == "cdc":
             return [(flow.name, rows, NewestBatches(table, flow.keys, flow.sequence_by or ""))]
         if flow.kind == "view":
@@ -387,21 +399,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", "-c", type=Path, help="YAML file of the settings")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set one value")
     parser.add_argument("--only", action="append", default=[], help="run this flow only; may be repeated")
+    parser.add_argument("--part", choices=get_args(Part), help="run the flows of commands only, or those into tables")
     parser.add_argument("--available-now", action="store_true", help="process what is there, then end")
     given = parser.parse_args(argv)
     try:
         settings = load(given.config, given.set)
         logs.configure(settings.log)
+        if given.part:  # two drivers may run in one folder
+            log = settings.streaming.spark_log
+            streaming = settings.streaming.model_copy(update={"spark_log": log.with_stem(f"{log.stem}-{given.part}")})
+            settings = settings.model_copy(update={"streaming": streaming})
         # It logs what a batch raised, with its traceback; the job says it in one line, and Spark's log has the rest.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        return _run(settings, pipeline_of(settings), given.only, given.available_now)
+        return _run(settings, pipeline_of(settings), given)
     except PulsebridgeError as e:
         _log.error(str(e))
         return 1
 
 
-def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_now: bool) -> int:
-
+def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:
     from bridge.health import Health
     from bridge.metrics import serving
     from bridge.stream_metrics import StreamMetrics
@@ -416,7 +432,7 @@ def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_
     metrics = StreamMetrics()
     health = Health(settings.metrics.stuck_s)
     prepared = health.part("pipeline")
-    job = Job(spark, settings, pipeline, only, metrics.validated)
+    job = Job(spark, settings, pipeline, given.only, given.part, metrics.validated)
     spark.streams.addListener(SourceProgress())
     try:
         with serving(settings.metrics, health):
@@ -425,7 +441,7 @@ def _run(settings: Settings, pipeline: Pipeline, only: Sequence[str], available_
                 job.prepare()
                 spark.streams.addListener(QueryProgress(metrics, health, job.names()))
                 prepared.ready()
-                job.run(stop, available_now=available_now)
+                job.run(stop, available_now=given.available_now)
     finally:
         spark.stop()
     return 0

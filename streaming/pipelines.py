@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bridge.settings.tables import Decoding
 
 __all__ = [
+    "DEVICES",
     "Declared",
     "Flow",
     "Pipeline",
@@ -46,6 +47,8 @@ __all__ = [
 Query = Callable[[], "DataFrame"]
 Kind = Literal["append", "view", "cdc", "commands"]
 Evolution = Literal["rescue", "add_columns", "fail"]
+DEVICES: Final = "(devices)"
+"""Target of the flows of commands, where others have a table."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,6 @@ class Flow:
     keys: tuple[str, ...] = ()
     within: tuple[str, str] | None = None
     sequence_by: str | None = None
-    batches: Callable[[Any, str], Callable[[DataFrame, int], None]] | None = None
-    """Makes what writes the micro-batches, of the table and the checkpoint's folder; None: the usual way of its kind."""
 
 
 @dataclass
@@ -367,16 +368,13 @@ def commands(
     def declare(function: Query) -> Query:
         _pipeline().add_flow(
             Flow(
-                name or function.__name__, _NO_TABLE, function, "commands", spark_conf or {},
+                name or function.__name__, DEVICES, function, "commands", spark_conf or {},
                 0.0 if trigger_s is None else trigger_s,
             )
         )  # fmt: skip
         return function
 
     return declare if query_function is None else declare(query_function)
-
-
-_NO_TABLE: Final = "(devices)"
 
 
 def messages(filter: str = "#", **declared: Any) -> DataFrame:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError, PulsebridgeError
-from streaming.pipelines import Declared, Flow, Pipeline, running
+from streaming.pipelines import DEVICES, Declared, Flow, Pipeline, running
 from streaming.tables import Table, create, struct_of, table_of
 
 if TYPE_CHECKING:
@@ -196,27 +196,38 @@ class Reader:
             fields.append(StructField("_warnings", ArrayType(StringType())))
         return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in fields])
 
-    def _source(self, *filters: str) -> DataFrame:
-        from sources.options import connection_options
+    def system_topic(self, name: str) -> DataFrame:
+        """Return the messages of a topic that flows of commands write; where flows run one by one, it comes after these.
 
-        streaming = self.settings.streaming
+        Its subscription may be there before it, and says where the first start begins.
+        """
+        self.seen.append(DEVICES)
+        return self._messages([self.settings.pulsar.system_topic(name)], reuseSubscription="position")
+
+    def _source(self, *filters: str) -> DataFrame:
         self._sources += 1
         if self.stored is not None:
             return self.stored.select(*MESSAGE_COLUMNS)
-        # Outside of a job nothing has a name but the filter.
-        name = self._flow or re.sub(r"\W+", "-", " ".join(filters)).strip("-")
-        hold = "-".join(part for part in (streaming.subscription, name) if part)
+        return self._messages(self._topics(filters), re.sub(r"\W+", "-", " ".join(filters)).strip("-"))
+
+    def _messages(self, topics: Sequence[str], otherwise: str = "", **more: str) -> DataFrame:
+        """Return the stream of topics, held by a subscription named after the flow, or ``otherwise`` outside of a job."""
+        from sources.options import connection_options
+
+        streaming = self.settings.streaming
+        hold = streaming.subscription_of(self._flow or otherwise)
         if self._sources > 1:
             hold += f"-{self._sources}"
         options = {
             **connection_options(self.settings.pulsar),
-            "topics": ",".join(self._topics(filters)),
+            "topics": ",".join(topics),
             "predefinedSubscription": hold,
             "startingOffsets": "earliest",
             "waitingForNonExistedTopic": "true",  # a topic may be made with its first message, long after the start
             "maxRowsPerTrigger": str(streaming.max_rows_per_trigger),
             "maxBytesPerTrigger": str(streaming.max_bytes_per_trigger),
             "columns": ",".join(MESSAGE_COLUMNS),
+            **more,
         }
         return self.spark.readStream.format("pulsebridge").options(**options).load()
 

@@ -70,7 +70,7 @@ class Upkeep:
         self._reader = Reader(job.spark, job.settings, job.pipeline)
         self.log = Log(job.spark, self._reader.table(_LOG), patience_s)
         self._owner = uuid.uuid4().hex
-        self._wanted = True
+        self._wanted = False
 
     # --- the job ----------------------------------------------------------------------------------------------
 
@@ -86,6 +86,7 @@ class Upkeep:
 
         while not self.log.add("began", alone, owner=self._owner, arguments=json.dumps(flows)) and not stop.is_set():
             self.log.remove_if_dead(self.log.read())
+        self._wanted = True
         try:
             with self._answering():
                 if not stop.is_set():

@@ -147,6 +147,10 @@ class StreamingSettings(Section):
         description="Heap of the Spark driver of ``pulsebridge stream``.",
     )
 
+    def subscription_of(self, flow: str) -> str:
+        """Return the name of the subscription in Pulsar by which a flow reads."""
+        return "-".join(part for part in (self.subscription, flow) if part)
+
     @field_validator("tables")
     @classmethod
     def _distinct(cls, tables: tuple[TableDeclaration, ...]) -> tuple[TableDeclaration, ...]:

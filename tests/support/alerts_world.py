@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import sinks
 from bridge.commands import Command, decode_command
 from bridge.contract import COMMANDS_TOPIC, P_INGEST, P_TOPIC, encode_ingest
 from bridge.settings import Settings
@@ -181,7 +182,9 @@ def main() -> None:
     settings = Settings.model_validate(json.loads(sys.argv[1]))  # as JSON the default of a path would be refused
     spark = build_session(Path(sys.argv[2]))
     gateway: Any = spark.sparkContext._gateway
-    os.environ["PULSEBRIDGE_KILL_PID"] = str(gateway.proc.pid)
+    pid = str(gateway.proc.pid)
+    os.environ["PULSEBRIDGE_KILL_PID"] = spark.sparkContext.environment["PULSEBRIDGE_KILL_PID"] = pid
+    sinks.register(spark)  # its workers get the environment of this moment
     print("the flows run", flush=True)
     run(spark, settings)
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from bridge.commands import Command
-from sinks import group_rows, mqtt_rows, rows, topic_rows
+from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.arrow_rows import Row, rows_of
 from sinks.messages import BadRow, PulsarMessage
+from tests.support.command_rows import read_rows
 
 BROKEN = b"d\xff\xfe"
 BEYOND_PYTHON_US = 1_760_000_000_000 * 1_000_000  # the year 57,741
@@ -37,7 +38,7 @@ THREE = text("1", "2", "3")
 COMMANDS = {"command_id": THREE, "device": THREE, "mqtt_topic": THREE, "payload": pa.array([b"p"] * 3)}
 TO_ONE = topic_rows.Plan("persistent://a/b/t", False, False, "persistent://public/system/")
 READ: dict[str, tuple[dict[str, Any], Callable[[list[pa.RecordBatch]], Iterator[Any]]]] = {
-    "commands": (COMMANDS, rows.read_rows),
+    "commands": (COMMANDS, read_rows),
     "groups": ({"group": THREE, "device": THREE}, lambda found: group_rows.read_rows(found, "members")),
     "topics": (
         {"value": THREE, "__key": THREE, "__orderingKey": THREE},
@@ -92,7 +93,7 @@ def test_times_are_read_to_the_microsecond_in_any_year_and_zone(zone: str, at: i
 
 def test_times_beyond_pythons_are_times_like_any_other() -> None:
     times = pa.array([1_000, BEYOND_PYTHON_US, None], pa.timestamp("us", "Z"))
-    commands = list(rows.read_rows([batch(COMMANDS | {"emitted_at": times, "expires_at": times})]))
+    commands = list(read_rows([batch(COMMANDS | {"emitted_at": times, "expires_at": times})]))
     assert [(c.emitted_at_us, c.expires_at_ms) for c in commands if isinstance(c, Command)] == [
         (1_000, 1), (BEYOND_PYTHON_US, BEYOND_PYTHON_US // 1000), (0, 0),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.commands import Command
+from bridge.commands import MAX_COMMAND_BYTES, Command
 from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC, COMMAND_COLUMNS
 from bridge.errors import ContractError, TransientError
 from bridge.groups import GroupCommand, decode_group_command
@@ -16,10 +16,12 @@ from bridge.pulsar_client import OK
 from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.messages import BadRow
 from sinks.pending import MAX_PENDING_BYTES, Receipts
-from sinks.rows import REQUIRED_COLUMNS, check_schema, meant_for, message_of, read_rows
+from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, messages_of
+from tests.support.command_rows import read_rows
 
 TOPICS = topic_rows.Plan("persistent://a/b/t", False, False, "persistent://public/system/")
 MQTT = mqtt_rows.Plan("t", True, False)
+messages = partial(messages_of, topic="commands", groups="groups", alerts="alerts", max_name_bytes=1024)
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
 
 
@@ -150,6 +152,30 @@ def test_h22_the_order_of_a_group_is_kept_beside_those_of_devices_that_are_calle
     assert kinds == [GroupCommand, Command, BadRow]
 
 
+def test_a_row_is_an_alert_a_command_or_both() -> None:
+    rows = [
+        {"device": "d", "mqtt_topic": "t"},
+        {},
+        {"device": "d", "mqtt_topic": "#"},
+        {"device": "d", "mqtt_topic": "t"},
+    ]
+    alerts = pa.array([b"both", b"alert", b"bad command", None], pa.binary())
+    found = list(messages([group_batch(*rows).append_column("alert", alerts)]))
+    assert [(one.row, one.topic, one.key, one.payload) for one in found] == [
+        (0, "alerts", "d", b"both"), (0, "commands", "d", b"p"), (1, "alerts", None, b"alert"),
+        (2, "alerts", "d", b"bad command"), (2, "", None, b"p"), (3, "commands", "d", b"p"),
+    ]  # fmt: skip
+    assert [type(one) for one in found].index(BadRow) == 4
+
+
+def test_an_alert_that_pulsar_would_not_store_is_a_bad_row_and_its_command_is_none() -> None:
+    large = pa.array([b"x" * (MAX_COMMAND_BYTES + 1)], pa.binary())
+    alert, command = messages([batch({}).append_column("alert", large)])
+    assert isinstance(alert, BadRow)
+    assert alert.reason == f"row 0 of the task, alert: has 5177345 bytes, at most {MAX_COMMAND_BYTES} are stored"
+    assert (alert.topic, command.topic) == ("alerts", "commands")
+
+
 def test_columns_for_groups_alone_need_no_device() -> None:
     check_schema([("command_id", "string"), ("group", "string"), ("payload", "binary")])
     with pytest.raises(ContractError, match="column mqtt_topic"):
@@ -179,12 +205,12 @@ def test_a_bad_row_keeps_what_could_be_read_and_is_not_marked_as_a_command() -> 
     assert bad.properties == {
         C_ID: "c", C_DEVICE: "d", C_TOPIC: "devices/d", C_QOS: "7", C_EMITTED: str(micros(AT)),
     }  # fmt: skip
-    assert meant_for(bad, "groups").topic == "", "the topic of commands"
+    assert bad.topic == "", "the topic of commands"
 
 
 def test_a_bad_row_for_a_group_was_meant_for_the_groups_topic() -> None:
     earlier = {"group": "g", "emitted_at": AT - timedelta(seconds=1), "mqtt_topic": "t/{device}"}
-    _, late, none, both = read_rows(
+    _, late, none, both = messages(
         [
             group_batch(
                 {"group": "g", "emitted_at": AT}, earlier, {"group": "g", "mqtt_topic": "all"},
@@ -195,7 +221,7 @@ def test_a_bad_row_for_a_group_was_meant_for_the_groups_topic() -> None:
     assert isinstance(late, BadRow)
     assert isinstance(none, BadRow)
     assert isinstance(both, BadRow)
-    assert [meant_for(row, "groups").topic for row in (late, none, both)] == ["groups", "groups", ""]
+    assert [row.topic for row in (late, none, both)] == ["groups", "groups", ""]
     found = decode_group_command(late.properties, late.payload)
     assert (found.group, found.mqtt_topic) == ("g", "t/{device}")
     assert (none.properties[C_GROUP], none.properties[C_TOPIC]) == ("g", "all")
