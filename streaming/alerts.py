@@ -25,7 +25,7 @@ from bridge.contract import ALERTS_TOPIC
 from bridge.errors import ConfigError
 from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
-from streaming.sql import literal, once, quoted
+from streaming.sql import apart, literal, once, quoted
 from streaming.tables import struct_of
 from streaming.writing import POSITION, validated
 
@@ -187,7 +187,7 @@ class _Rules:
         parts = [flow.query() for flow in self.pipeline.flows_of(self.table) if flow.kind == "append"]
         rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
         suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
-        rows = validated(rows, declared, suite or None)
+        rows = apart(validated(rows, declared, suite or None))
         if "_failed_rules" in rows.columns:
             rows = rows.where("size(_failed_rules) = 0")
         there = set(rows.columns)

@@ -35,7 +35,7 @@ from streaming.decoders.rows import (
 )
 from streaming.decoders.times import in_known_zone
 from streaming.readings import long_rows
-from streaming.sql import by_number, ddl_of, json_path, literal, matches, once, quoted
+from streaming.sql import apart, by_number, ddl_of, json_path, literal, matches, once, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,8 +80,9 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     if problem is not None:
         raise ConfigError(problem, remedy="correct the table's decoding")
     try:
-        rows = documents(taken(messages, decodings), giving)
+        rows = apart(documents(taken(messages, decodings), giving))
         found = (long_rows if giving[0].fields is None else _typed_rows)(rows, giving, rules)
+        found = apart(found)
         found.schema  # noqa: B018 — Spark Connect analyses when it is asked
     except PySparkException as e:
         first = str(e).strip().splitlines()[0]
@@ -264,6 +265,7 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
         "* EXCEPT (_fault)",
         f"coalesce(_fault, CASE WHEN NOT _taken AND _left IS NULL THEN {by_number([o.fault for o in typed])} END) AS _fault",
     )
+    rows = apart(rows)
     scope = [*message, *more]
     for one in typed:
         rows = _with_columns(rows, one, scope)

@@ -28,7 +28,7 @@ import structlog
 
 from bridge import logs
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
-from bridge.settings import Settings
+from bridge.settings import Settings, StreamingSettings
 from bridge.settings.loading import load
 from streaming.failures import Batches, Cause, cause_of
 from streaming.loading import pipeline_of
@@ -305,7 +305,9 @@ class Job:
                 return
 
     def _started(self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool) -> StreamingQuery:
-        seconds = self.settings.streaming.trigger_s if flow.trigger_s is None else flow.trigger_s
+        streaming = self.settings.streaming
+        usual = streaming.commands_trigger_s if flow.kind == "commands" else streaming.trigger_s
+        seconds = usual if flow.trigger_s is None else flow.trigger_s
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
             from sinks.options import sink_options
@@ -406,15 +408,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load(given.config, given.set)
         logs.configure(settings.log)
         if given.part:  # two drivers may run in one folder
-            log = settings.streaming.spark_log
-            streaming = settings.streaming.model_copy(update={"spark_log": log.with_stem(f"{log.stem}-{given.part}")})
-            settings = settings.model_copy(update={"streaming": streaming})
+            settings = settings.model_copy(update={"streaming": _of_part(settings.streaming, given.part)})
         # It logs what a batch raised, with its traceback; the job says it in one line, and Spark's log has the rest.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         return _run(settings, pipeline_of(settings), given)
     except PulsebridgeError as e:
         _log.error(str(e))
         return 1
+
+
+def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
+    log = streaming.spark_log
+    profile = "commands" if part == "commands" and streaming.profile == "latency" else streaming.profile
+    return streaming.model_copy(update={"spark_log": log.with_stem(f"{log.stem}-{part}"), "profile": profile})
 
 
 def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:

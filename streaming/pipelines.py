@@ -81,7 +81,7 @@ class Flow:
     kind: Kind = "append"
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     trigger_s: float | None = None
-    """Seconds between micro-batches; None: ``streaming.trigger_s``."""
+    """Seconds between micro-batches; None: ``streaming.trigger_s``, of commands ``streaming.commands_trigger_s``."""
     keys: tuple[str, ...] = ()
     within: tuple[str, str] | None = None
     sequence_by: str | None = None
@@ -368,8 +368,7 @@ def commands(
     def declare(function: Query) -> Query:
         _pipeline().add_flow(
             Flow(
-                name or function.__name__, DEVICES, function, "commands", spark_conf or {},
-                0.0 if trigger_s is None else trigger_s,
+                name or function.__name__, DEVICES, function, "commands", spark_conf or {}, trigger_s
             )
         )  # fmt: skip
         return function

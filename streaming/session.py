@@ -1,7 +1,8 @@
 """Makes Spark sessions that know Delta, the source and the sinks: for the job, notebooks and tests.
 
 Settings that every deployment wants stand in ``conf/spark-defaults.conf``; what suits one small machine in
-``conf/spark-local.conf``, and large batches there in ``conf/spark-throughput.conf``.
+``conf/spark-local.conf``, and large batches or commands alone there in ``conf/spark-throughput.conf`` and
+``conf/spark-commands.conf``.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 def spark_settings(master: str, profile: Profile = "latency") -> dict[str, str]:
-    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, on one machine ``conf/spark-local.conf``, and for
-    throughput there ``conf/spark-throughput.conf``.
+    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, on one machine ``conf/spark-local.conf`` and the
+    file of the profile.
     """
     found = spark_defaults()
     if f"{master}[".startswith("local["):
-        found |= _pairs("spark-local.conf") | (_pairs("spark-throughput.conf") if profile == "throughput" else {})
+        found |= _pairs("spark-local.conf") | (_pairs(f"spark-{profile}.conf") if profile != "latency" else {})
     return found
 
 

@@ -6,12 +6,19 @@ Columns are written as SQL, for each function of pyspark is a call into the JVM,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.topic_patterns import Star
 from bridge.topic_templates import Filter
 
-__all__ = ["by_number", "captured", "ddl_of", "json_path", "literal", "matches", "once", "quoted", "same"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["apart", "by_number", "captured", "ddl_of", "json_path", "literal", "matches", "once", "quoted", "same"]
+
+
+_PARTITIONS: Final = 1_000_000
+"""More than any frame has."""
 
 
 def literal(text: str) -> str:
@@ -36,6 +43,15 @@ def once(sql: str) -> str:
     it: a payload would be parsed for them many times over.
     """
     return f"IF(spark_partition_id() < 0, NULL, {sql})"
+
+
+def apart(rows: DataFrame) -> DataFrame:
+    """Return rows behind a step that changes nothing, and at which Spark stops to look for projections to put together.
+
+    For each of its rules it goes from each projection down to the last one in a row: after five of them in a row a plan
+    takes longer than a small batch.
+    """
+    return rows.coalesce(_PARTITIONS)
 
 
 def matches(of: Filter) -> str:

@@ -12,7 +12,7 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, k
 
 __all__ = ["BUILT_IN", "BuiltIn", "Profile", "StreamingSettings"]
 
-Profile = Literal["latency", "throughput"]
+Profile = Literal["latency", "throughput", "commands"]
 """What Spark's settings on one machine are for: batches of hundreds of rows, or of a million."""
 
 BuiltIn = Literal["bronze", "readings", "gold", "device_latest", "alerts"]
@@ -65,6 +65,12 @@ class StreamingSettings(Section):
         description="Prefix of the names of the durable Pulsar subscriptions, one for each flow that reads topics.",
     )
     trigger_s: float = Field(0.5, ge=0, description="Time between micro-batches, in seconds; 0: as soon as possible.")
+    commands_trigger_s: float = Field(
+        0.2,
+        ge=0,
+        description="The same of flows that write commands. Each of their micro-batches takes a tenth of a second of CPU or "
+        "so, few rows or many: what they leave is there for the tables.",
+    )
     max_rows_per_trigger: int = Field(20_000, ge=1, description="Most messages of one micro-batch.")
     max_bytes_per_trigger: int = Field(
         64 * 1024 * 1024,
