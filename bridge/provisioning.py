@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -22,7 +24,7 @@ from bridge.contract import (
     partition_name,
     partition_names,
 )
-from bridge.errors import ContractError, DeniedError, TerminalError
+from bridge.errors import ContractError, DeniedError, TerminalError, TransientError
 from bridge.provisioning_plan import (
     COMPACTION,
     COMPACTION_THRESHOLD_BYTES,
@@ -30,6 +32,7 @@ from bridge.provisioning_plan import (
     Needs,
     Step,
     TopicNeed,
+    alerts_need,
     compact_step,
     grant_steps,
     group_needs,
@@ -51,6 +54,7 @@ __all__ = [
     "COMPACTION_THRESHOLD_BYTES",
     "CURSOR_HOLD",
     "Found",
+    "await_pulsar",
     "carry_out",
     "commands_ready",
     "create_topic",
@@ -58,6 +62,7 @@ __all__ = [
     "groups_ready",
     "look",
     "move_hold",
+    "provision_alerts",
     "provision_commands",
     "say_unchecked",
     "try_reading",
@@ -65,6 +70,7 @@ __all__ = [
     "verify",
 ]
 
+_WARN_S: Final = 20.0
 log = structlog.get_logger("provisioning")
 
 
@@ -115,6 +121,17 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
     return partitions
 
 
+def provision_alerts(settings: PulsarSettings, subscription: str) -> None:
+    """Let Pulsar keep all alerts until they are in the table, whose flow may start long after those that write them.
+
+    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow that.
+    """
+    if settings.provision == "create":
+        with PulsarAdmin(settings) as admin:
+            admin.provision_namespaces()
+            create_topic(admin, alerts_need(settings, subscription))
+
+
 def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
     """Create a topic with its holds and its compaction, as far as it is not there. Raises DeniedError."""
     topic, *rest = topic_steps(need)
@@ -129,6 +146,24 @@ def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
             admin.do(subscription_step(partition, name))
         if need.compacted:
             admin.do(compact_step(partition))
+
+
+def await_pulsar(settings: PulsarSettings, stop: threading.Event) -> None:
+    """Wait until Pulsar's admin answers: it may be started after the caller.
+
+    Returns early when a stop was requested. Raises RefusedError when the admin refuses access.
+    """
+    began, warned = time.monotonic(), False
+    with PulsarAdmin(settings) as admin:
+        while not stop.is_set():
+            try:
+                admin.cluster()
+                return
+            except TransientError as e:
+                if not warned and time.monotonic() - began > _WARN_S:
+                    warned = True
+                    log.warning("Pulsar does not answer yet. Action: start it", why=e.what)
+            stop.wait(0.25)
 
 
 def existing_commands(settings: PulsarSettings) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from bridge.contract import COMMAND_COLUMNS, MQTT_SINK_COLUMNS, TOPIC_SINK_COLUMNS
 from bridge.groups import GROUP_MEMBER_COLUMNS
 from sinks.option_names import COMMANDS, GROUPS, MQTT, NO_EFFECT, OPTIONS, TOPICS
-from sinks.rows import REQUIRED_COLUMNS
+from sinks.rows import ALERT, REQUIRED_COLUMNS
 
 __all__ = ["render"]
 
@@ -34,7 +34,7 @@ With MQTT 5 what is published carries the user property `pulsebridge-origin`, an
 }
 _COLUMNS: Final[Mapping[str, tuple[Mapping[str, Sequence[str]], Sequence[str]]]] = {
     TOPICS: (TOPIC_SINK_COLUMNS, ("value",)),
-    COMMANDS: ({name: (kind,) for name, kind in COMMAND_COLUMNS}, REQUIRED_COLUMNS),
+    COMMANDS: ({name: (kind,) for name, kind in (*COMMAND_COLUMNS, (ALERT, "binary"))}, REQUIRED_COLUMNS),
     GROUPS: (GROUP_MEMBER_COLUMNS, ("group", "device")),
     MQTT: (MQTT_SINK_COLUMNS, ("mqtt_topic", "payload")),
 }
@@ -51,6 +51,7 @@ _COMMAND_NOTES: Final[Mapping[str, str]] = {
     "mqtt_topic": "required with `device`; with `group` a template",
     "cause": "why it was written, at most 4,096 bytes in UTF-8",
     "group": "required without `device`",
+    "alert": "goes to the topic `alerts` of the system namespace; a row with it needs neither device nor group, and is no command then",
 }
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from bridge.settings import Settings
 
-__all__ = ["ALERTS", "ALERTS_SCHEMA", "declare_alerts", "hold_alerts"]
+__all__ = ["ALERTS", "ALERTS_SCHEMA", "declare_alerts"]
 
 ALERTS: Final = "alerts"
 ALERTS_SCHEMA: Final = (
@@ -104,21 +104,6 @@ def declare_alerts(settings: Settings) -> None:
         return rows.select(F.from_json(F.col("payload").cast("string"), struct_of(ALERTS_SCHEMA)).alias("one")).select(
             "one.*"
         )
-
-
-def hold_alerts(settings: Settings) -> None:
-    """Let Pulsar keep all alerts until they are in the table, though its flow may start long after those that write them.
-
-    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow that.
-    """
-    from bridge.provisioning import create_topic
-    from bridge.provisioning_plan import alerts_need
-    from bridge.pulsar_admin import PulsarAdmin
-
-    if settings.pulsar.provision == "create":
-        with PulsarAdmin(settings.pulsar) as admin:
-            admin.provision_namespaces()
-            create_topic(admin, alerts_need(settings.pulsar, settings.streaming.subscription_of(ALERTS)))
 
 
 def _check_tables(path: Path, rules: Sequence[AlertRule], pipeline: dp.Pipeline) -> None:

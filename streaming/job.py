@@ -46,11 +46,10 @@ if TYPE_CHECKING:
 
     from streaming.suites import Suite, Suites
 
-__all__ = ["Job", "await_pulsar", "main"]
+__all__ = ["Job", "main"]
 
 Part = Literal["commands", "tables"]
 _BACKOFF_S: Final = (1.0, 60.0)
-_PULSAR_WARN_S: Final = 20.0
 _log = structlog.get_logger("stream")
 
 
@@ -310,12 +309,12 @@ class Job:
         seconds = usual if flow.trigger_s is None else flow.trigger_s
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
+            from bridge.provisioning import provision_alerts
             from sinks.options import sink_options
-            from streaming.alerts import hold_alerts
 
-            if "alert" in rows.columns:
-                hold_alerts(self.settings)
             pulsar = self.settings.pulsar
+            if "alert" in rows.columns:
+                provision_alerts(pulsar, streaming.subscription_of("alerts"))
             writer = writer.format("pulsebridge_commands").options(**sink_options(pulsar, self.settings.max_name_bytes))
         else:
             writer = writer.foreachBatch(Batches(batches))
@@ -375,26 +374,6 @@ class Job:
         return f"{resolve_root(self.settings.streaming.root)}/checkpoints/{name}"
 
 
-def await_pulsar(settings: Settings, stop: threading.Event) -> None:
-    """Wait until Pulsar's admin answers: it may be started after the job.
-
-    Returns early when a stop was requested. Raises RefusedError when the admin refuses access.
-    """
-    from bridge.pulsar_admin import PulsarAdmin
-
-    began, warned = time.monotonic(), False
-    with PulsarAdmin(settings.pulsar) as admin:
-        while not stop.is_set():
-            try:
-                admin.cluster()
-                return
-            except TransientError as e:
-                if not warned and time.monotonic() - began > _PULSAR_WARN_S:
-                    warned = True
-                    _log.warning("Pulsar does not answer yet. Action: start it", why=e.what)
-            stop.wait(0.25)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     parser = argparse.ArgumentParser(prog="job.py", description="The pipeline of Pulsebridge.")
@@ -426,6 +405,7 @@ def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
 def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:
     from bridge.health import Health
     from bridge.metrics import serving
+    from bridge.provisioning import await_pulsar
     from bridge.stream_metrics import StreamMetrics
     from sources.progress import SourceProgress
     from sources.query_progress import QueryProgress
@@ -442,7 +422,7 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
     spark.streams.addListener(SourceProgress())
     try:
         with serving(settings.metrics, health):
-            await_pulsar(settings, stop)
+            await_pulsar(settings.pulsar, stop)
             if not stop.is_set():
                 job.prepare()
                 spark.streams.addListener(QueryProgress(metrics, health, job.names()))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.captured_output import printing_to
 from bridge.errors import ConfigError, MissingExtraError
+from bridge.niceness import stand_back
 from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
 
@@ -77,6 +78,7 @@ def job_session(settings: Settings) -> SparkSession:
         _register(spark)
     else:
         jars = delta_jars(settings.local.cache_dir)
+        stand_back(streaming.nice)
         more: dict[str, str | None] = {"spark.driver.memory": streaming.driver_memory}
         if "://" in streaming.root:
             more[_CHECKPOINTS] = None

@@ -66,7 +66,7 @@ class StreamingSettings(Section):
     )
     trigger_s: float = Field(0.5, ge=0, description="Time between micro-batches, in seconds; 0: as soon as possible.")
     commands_trigger_s: float = Field(
-        0.2,
+        0.4,
         ge=0,
         description="The same of flows that write commands. Each of their micro-batches takes a tenth of a second of CPU or "
         "so, few rows or many: what they leave is there for the tables.",
@@ -139,8 +139,16 @@ class StreamingSettings(Section):
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
     profile: Profile = Field(
         "latency",
-        description="Spark's settings where master is local: for small batches, or for large ones "
-        "(conf/spark-throughput.conf), such as a backlog with --available-now.",
+        description="Spark's settings where master is local: for small batches, for large ones "
+        "(conf/spark-throughput.conf), such as a backlog with --available-now, or for commands alone "
+        "(conf/spark-commands.conf), as with --part commands.",
+    )
+    nice: int = Field(
+        0,
+        ge=0,
+        le=19,
+        description="How far a driver on this machine stands back for other processes, 0 to 19, as nice does; without a "
+        "terminal its whole session does. 5 for --part tables beside --part commands.",
     )
     spark_log: Path = Field(
         Path("build/spark.log"),

@@ -23,7 +23,14 @@ __all__ = [
     "table_latencies",
 ]
 
-PARTS: Final = {"ingest": "ingest worker", "push": "push worker", "spark": "Spark driver", "pulsar": "Pulsar"}
+PARTS: Final = {
+    "ingest": "ingest worker",
+    "push": "push worker",
+    "spark": "Spark drivers",
+    "commands": "Spark driver of commands",
+    "tables": "Spark driver of tables",
+    "pulsar": "Pulsar",
+}
 """The parts that are killed, by the names in the events."""
 
 

@@ -145,7 +145,7 @@ def kills(scale: Scale, *, chaos: bool, more: Collection[str] = ()) -> tuple[Kil
     known = (
         Kill("ingest", "readings", unit),
         Kill("push", scale.push_after, 0.3 * unit),
-        Kill("spark", "commands", 2.5 * unit),
+        Kill("spark", "rows", 2.5 * unit),
         Kill("pulsar", "readings", 7 * unit),
     )
     return tuple(k for k in known if k.target in more or (chaos and k.target in scale.kills))

@@ -51,6 +51,7 @@ RESTARTS: Final = 3
 STOP_S: Final = 90.0
 """After so long a run that was asked to stop is ended."""
 _STEP_S: Final = 0.4
+_DRIVERS: Final = ("commands", "tables")
 _OUTPUTS: Final = {"ingest": "pulsar", "push": "receipted", "spark": "bronze", "pulsar": "pulsar"}
 """The count that moves when a killed part works again."""
 
@@ -129,9 +130,12 @@ class Demo:
 
     def _start_servers(self, settings: Settings) -> list[str]:
         self._children = make_children(self.folder, self.options)
-        # The JVM of the Spark job takes as long as the servers, so they start beside each other.
-        self._children["spark"].start()
-        self.progress.say("starting Pulsar, the MQTT broker, and beside them the Spark job")
+        # Spark's JVMs take as long as the servers, so they start beside each other.
+        for name in _DRIVERS:
+            self._children[name].start()
+        self.progress.say(
+            "starting Pulsar, the MQTT broker, and beside them Spark: a driver of commands, one of tables"
+        )
         with self.folder.stage("servers ready"):
             self._stack.start()
         self._check_stop()
@@ -217,14 +221,18 @@ class Demo:
         if target == "pulsar":
             self._stack.kill("pulsar")
         else:
-            killed = self._children[target].kill()
+            killed = sum(child.kill() for child in self._named(target))
             self.progress.say(f"{killed} process{'es' if killed > 1 else ''} gone; restarting {title}")
         self._killed[target] = (began, counters.read()[_OUTPUTS[target]])
         self.folder.note("restarted", target=target)
         if target == "pulsar":
             self._stack.restart("pulsar")
         else:
-            self._children[target].start()
+            for child in self._named(target):
+                child.start()
+
+    def _named(self, target: str) -> list[Child]:
+        return [self._children[name] for name in (_DRIVERS if target == "spark" else (target,))]
 
     def _see_recoveries(self, counts: Counts) -> None:
         for target, (began, count) in list(self._killed.items()):
@@ -242,12 +250,12 @@ class Demo:
         if not self.options.keep:
             for child in parts.values():
                 child.ask()
-            for name in ("ingest", "push"):  # what writes into Pulsar and to the devices
+            for name in ("ingest", "push", "commands"):  # what writes into Pulsar and to the devices
                 parts[name].wait()
             fleet.close()
         dump(read_live(settings.pulsar), self.folder.dump_file)
         if not self.options.keep:
-            parts["spark"].wait()
+            parts["tables"].wait()
             # Its data is not needed any more; removing it need not keep the audit waiting.
             ending = threading.Thread(target=self._stack.stop, name="end-stack")
             self._threads.append(ending)

@@ -126,7 +126,13 @@ def make_children(run: RunFolder, options: DemoOptions) -> dict[str, Child]:
         "PYTHONPATH": os.pathsep.join(filter(None, packages)),
         "PYTHONUNBUFFERED": "1",
     }
+    parts = {
+        "ingest": ("ingest",),
+        "push": ("push",),
+        "commands": ("stream", "--part", "commands"),
+        "tables": ("stream", "--part", "tables", "--set", "streaming.nice=5"),
+    }
     return {
-        name: Child(name, pulsebridge_command(command, *common), run.logs / f"{name}.log", environment)
-        for name, command in (("ingest", "ingest"), ("push", "push"), ("spark", "stream"))
+        name: Child(name, pulsebridge_command(*words, *common), run.logs / f"{name}.log", environment)
+        for name, words in parts.items()
     }

@@ -47,7 +47,15 @@ HIGH, LOW = 110.0, 60.0
 EVERY = 10
 LOOK_S = 1.0
 START_S = 300.0
-_TABLES = {"stream": ("--set", "streaming.built_in=[bronze,readings,alerts]")}
+_BUILT_IN = "streaming.built_in=[bronze,readings,alerts]"
+_PARTS = {
+    "ingest": ("ingest",),
+    "push": ("push",),
+    "commands": ("stream", "--part", "commands", "--set", _BUILT_IN),
+    "tables": ("stream", "--part", "tables", "--set", _BUILT_IN, "--set", "streaming.nice=5"),
+}
+"""The words of each process: a Spark driver for commands, and one for tables that stands back for it."""
+_TABLES = ("bronze", "measurements", "readings")
 HOP_S = 180.0
 """How long the first reading, and the command of it, may take from one hop to the next, in seconds."""
 
@@ -71,8 +79,8 @@ def _loaded(stack: LocalStack, folder: Path, config: Path) -> list[Figure]:
         way = _Way(stack, folder)
         fleet = Fleet(stack)
         run.callback(fleet.close)
-        for part in way.parts:
-            command = pulsebridge(part, "--config", str(config), *way.metrics(part), *_TABLES.get(part, ()))
+        for part, words in _PARTS.items():
+            command = pulsebridge(*words, "--config", str(config), *way.metrics(part))
             way.processes[part] = run.enter_context(running(command, folder / f"{part}.log", ready=lambda: True))
         way.await_up()
         fleet.start()
@@ -119,21 +127,19 @@ def config_of(stack: LocalStack, folder: Path) -> Path:
 class _Way:
     """The way of a reading through the processes, hop by hop: where the first one is, and where it gets no further."""
 
-    parts = ("ingest", "push", "stream")
-
     def __init__(self, stack: LocalStack, folder: Path) -> None:
         self.processes: dict[str, psutil.Process] = {}
         self._folder = folder
         self._pulsar = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
-        self._endpoints = dict(zip(self.parts, map(Endpoint, free_ports(len(self.parts))), strict=True))
+        self._endpoints = dict(zip(_PARTS, map(Endpoint, free_ports(len(_PARTS))), strict=True))
         self._reached = 0
         self._moved = self._looked = time.monotonic()
         self._hops: dict[str, Callable[[], float]] = {
             "ingest receives": partial(self._metric, "ingest", "pulsebridge_ingest_received_total"),
             "ingest stores": partial(self._metric, "ingest", "pulsebridge_ingest_stored_total"),
             **{
-                f"{query} reads": partial(self._metric, "stream", "pulsebridge_stream_rows_total", query=query)
-                for query in ("bronze", "measurements", "readings", "alerts-measurements")
+                f"{query} reads": partial(self._metric, part, "pulsebridge_stream_rows_total", query=query)
+                for part, query in (("commands", "alerts-measurements"), *(("tables", table) for table in _TABLES))
             },
             "Pulsar has commands": self._commands,
             "push pushes": partial(self._metric, "push", "pulsebridge_push_pushed_total"),
@@ -148,9 +154,9 @@ class _Way:
 
         def up() -> bool:
             self._look_for_ends()
-            return all(self._metric(part, "pulsebridge_build_info") for part in self.parts)
+            return all(self._metric(part, "pulsebridge_build_info") for part in _PARTS)
 
-        poll_for(up, START_S, "ingest, push and the Spark driver to answer", every=1.0)
+        poll_for(up, START_S, "ingest, push and the Spark drivers to answer", every=1.0)
         self._moved = time.monotonic()
 
     def _look_for_ends(self) -> None:

@@ -64,6 +64,8 @@ WARM_SECONDS: Final = 40
 SECONDS: Final = 30
 _READY: Final = {"ingest": "subscribed at the MQTT broker"}
 """What a tier has to say first: what is published while nobody is subscribed is lost."""
+_MORE: Final = {"stream": ("--only", "measurements")}
+"""More words for a tier."""
 
 
 def measure() -> tuple[list[Figure], list[str]]:
@@ -269,7 +271,7 @@ def _latencies(stack: LocalStack, folder: Path) -> list[Figure]:
     config = config_of(stack, folder)
     with ExitStack() as run:
         for part in ("ingest", "push", "stream"):
-            command = pulsebridge(part, "--config", str(config))
+            command = pulsebridge(part, "--config", str(config), *_MORE.get(part, ()))
             log = folder / f"{part}.log"
             ready = functools.partial(_says, log, _READY.get(part, ""))
             run.enter_context(running(command, log, ready=ready))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pulsebridge.audit.joins import Hop, findings
-from pulsebridge.audit.records import Records
+from pulsebridge.audit.records import Emitted, Records
 
 __all__ = ["Trial", "trials", "unnoticed"]
 
@@ -37,7 +37,11 @@ class Trial(NamedTuple):
 
 
 def unnoticed(records: Records) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return the trials in which the audit does not name every tampered message with a new finding at its hop."""
+    """Return the trials in which the audit does not name every tampered message with a new finding at its hop.
+
+    Of commands that were written again after a kill, perhaps all of them, the first copies count.
+    """
+    records = _once(records)
     before = frozenset(findings(records))
     return [
         (trial.hop, trial.act, trial.ids)
@@ -50,6 +54,7 @@ def unnoticed(records: Records) -> list[tuple[str, str, tuple[str, ...]]]:
 def trials(records: Records) -> list[Trial]:
     """Return three trials for each kind of record. Raises IndexError if the records have too few of a kind."""
     made = []
+    records = _once(records)
     for hop, kind, field, neighbours in _HOPS:
         everything, rows = getattr(records, kind), _candidates(records, kind)
         made += _removed_and_repeated(records, hop, kind, rows, new_position=hop in (Hop.PULSAR, Hop.COMMANDS))
@@ -74,6 +79,13 @@ def trials(records: Records) -> list[Trial]:
         )
     )
     return made
+
+
+def _once(records: Records) -> Records:
+    first: dict[str, Emitted] = {}
+    for one in sorted(records.emitted, key=lambda e: e.position):
+        first.setdefault(one.id, one)
+    return replace(records, emitted=tuple(first.values()))
 
 
 def _removed_and_repeated(

@@ -74,6 +74,7 @@ def test_the_wheel_has_the_packages_the_conf_and_nothing_else(wheel: Path) -> No
         "bridge/_conf/presets/zigbee2mqtt.yaml",
         "bridge/_conf/spark-defaults.conf",
         "bridge/_conf/spark-local.conf",
+        "bridge/_conf/spark-commands.conf",
         "bridge/_conf/spark-throughput.conf",
         "bridge/_conf/rules.yaml",
     } <= set(names)

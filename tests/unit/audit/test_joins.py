@@ -53,6 +53,14 @@ def test_whatever_is_removed_repeated_or_swapped_is_named(values: list[list[int]
     assert len(trials(whole)) == 27
 
 
+def test_it_is_named_where_a_kill_has_made_spark_write_all_commands_again() -> None:
+    whole = whole_run([DIP, DIP])
+    again = tuple(e._replace(position=e.position._replace(ledger=9)) for e in whole.emitted)
+    twice = replace(whole, emitted=whole.emitted + again)
+    assert unnoticed(twice) == []
+    assert len(trials(twice)) == 27
+
+
 def redelivered(whole: Records, count: int) -> Records:
     """Ingest was killed: the last ``count`` readings of device 0 come again, in order, after the rest."""
     mine = [s for s in whole.stored if s.device == "cgm-000"][-count:]

@@ -33,7 +33,7 @@ def test_one_machine_has_both_files(master: str) -> None:
     assert wanted.keys() > spark_defaults().keys()
 
 
-@pytest.mark.parametrize("file", ["spark-local.conf", "spark-throughput.conf"])
+@pytest.mark.parametrize("file", ["spark-local.conf", "spark-throughput.conf", "spark-commands.conf"])
 def test_each_line_of_the_other_files_has_its_reason(file: str) -> None:
     reason = False
     for line in conf_path(file).read_text(encoding="utf-8").splitlines():
