@@ -25,7 +25,8 @@ _LEFT: Final = (
     "(delta.deletedFileRetentionDuration)",
     "bounds of columns in the tables' logs, which may name the device, for 30 days (delta.logRetentionDuration)",
     "the state of alerts, until the device was offline for streaming.alert_state_days",
-    "Pulsar, system namespace: commands, receipts and dead letters of the device as long as its retention; the newest "
+    "what a driver of commands (--part commands) has yet to find in its messages: their alerts come after this",
+    "Pulsar, system namespace: commands, receipts, alerts and dead letters of the device as long as its retention; the newest "
     "record of each key of compacted topics without end",
 )
 

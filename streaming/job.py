@@ -81,6 +81,8 @@ class Job:
             if (not self.only or name in self.only)
             and self.part in (None, "commands" if flow.target == DEVICES else "tables")
         ]
+        if self.part and not self.only:
+            raise ConfigError(f"no flow writes {self.part}", remedy="leave --part out, or name flows that do by --only")
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
         self._upkeep = Upkeep(self)

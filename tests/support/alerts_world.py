@@ -168,11 +168,13 @@ def _remove(file: Path) -> None:
 
 
 def run(spark: SparkSession, settings: Settings) -> None:
-    """Run the flows of alerts to the present end."""
+    """Run the flows of alerts to the present end, as two drivers do."""
     pipeline = declared(settings)
-    job = Job(spark, settings, pipeline, [name for name in pipeline.flows if name.startswith("alerts")])
-    job.prepare()
-    job.run(threading.Event(), available_now=True)
+    alerts = [name for name in pipeline.flows if name.startswith("alerts")]
+    for part in ("commands", "tables") if alerts else ():
+        job = Job(spark, settings, pipeline, alerts, part)
+        job.prepare()
+        job.run(threading.Event(), available_now=True)
 
 
 def main() -> None:

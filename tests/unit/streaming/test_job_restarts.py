@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from bridge.errors import TerminalError, TransientError
+from bridge.errors import ConfigError, TerminalError, TransientError
 from bridge.settings import Settings
 from streaming import pipelines as dp
 from streaming.failures import Batches, Cause, cause_of
@@ -48,6 +48,15 @@ def test_a_flow_whose_server_is_away_when_it_starts_again_waits_for_it(job: _Wai
             assert ("t" in job._due) is (job.tries < 3)
     assert job.tries == 3
     assert [line["log_level"] for line in logs] == ["warning", "warning"]
+
+
+def test_a_part_has_the_flows_of_commands_or_those_into_tables(job: _Waiting) -> None:
+    with pytest.raises(ConfigError, match="no flow writes commands — leave --part out"):
+        Job(job.spark, job.settings, job.pipeline, part="commands")
+    with dp.declaring(job.pipeline):
+        dp.commands(job.pipeline.flows["t"].query, name="c")
+    for part, flows in (("commands", ["c"]), ("tables", ["t"]), (None, ["t", "c"])):
+        assert Job(job.spark, job.settings, job.pipeline, part=part).only == flows  # type: ignore[arg-type]
 
 
 def test_a_worker_that_is_late_on_a_busy_machine_ends_no_driver_and_another_failure_that_stays_does(
