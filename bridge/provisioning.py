@@ -124,12 +124,22 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
 def provision_alerts(settings: PulsarSettings, subscription: str) -> None:
     """Let Pulsar keep all alerts until they are in the table, whose flow may start long after those that write them.
 
-    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow that.
+    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow that, TerminalError when
+    ``verify`` misses it.
     """
-    if settings.provision == "create":
-        with PulsarAdmin(settings) as admin:
-            admin.provision_namespaces()
-            create_topic(admin, alerts_need(settings, subscription))
+    if settings.provision == "off":
+        return
+    need = alerts_need(settings, subscription)
+    with PulsarAdmin(settings) as admin:
+        if _held(admin, need.topic, subscription):
+            return
+        if settings.provision == "verify":
+            raise TerminalError(
+                f"{need.topic} is not there, or has no subscription {subscription!r} that keeps alerts for their table",
+                remedy="let an operator run what `pulsebridge provision --dry-run` prints, with streaming.rules set",
+            )
+        admin.provision_namespaces()
+        create_topic(admin, need)
 
 
 def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
@@ -187,13 +197,16 @@ def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int
 
     Provisioning ends with the subscription of the last partition, so two requests tell.
     """
-    commands = commands_topic or admin.settings.system_topic(COMMANDS_TOPIC)
-    partitions = admin.partition_count(commands)
+    return _held(admin, commands_topic or admin.settings.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
+
+
+def _held(admin: PulsarAdmin, topic: str, subscription: str) -> int:
+    """Return the number of partitions of a topic if a subscription is on the last of them, else 0."""
+    partitions = admin.partition_count(topic)
     if not partitions:
         return 0
-    last = partition_name(commands, partitions - 1)
-    names = admin.request("GET", f"/{rest_path(last)}/subscriptions", accept=(404,)) or []
-    return partitions if PUSH_SUBSCRIPTION in names else 0
+    path = f"/{rest_path(partition_name(topic, partitions - 1))}/subscriptions"
+    return partitions if subscription in (admin.request("GET", path, accept=(404,)) or []) else 0
 
 
 def groups_ready(admin: PulsarAdmin) -> bool:

@@ -85,8 +85,8 @@ def register(app: typer.Typer) -> None:
 
 _HELP = """Run the pipeline: the built-in flows, those of streaming.tables and presets, and those of streaming.modules.
 
-Commands come soonest from a driver of their own: run `--part commands` and `--part tables` as two processes, on one machine
-the second one under `nice`, each with a metrics.port of its own.
+Commands come soonest from a driver of their own: run `--part commands`, and `--part tables` as another process, on one machine
+with `--set streaming.nice=5`; each with a metrics.port of its own.
 
 Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only gold
 """

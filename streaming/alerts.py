@@ -6,11 +6,11 @@ into the table ``alerts``, each alert once by its id.
 The rules of each table have flows of their own, so that an edit of the rules file never changes what a flow reads: Spark
 refuses a checkpoint whose sources have changed.
 
-Rules without state (kind ``sql``, ``every: message``) of a table share one flow. All other rules of a table share one flow with state for each device, by Spark's ``transformWithState``. Spark keeps that
-state versioned by batch; the offsets and the watermark of a batch are fixed before it runs. So a batch that is run again
-sees the same rows, the same state and the same time, and gives the same commands (H19). All rows of a device are handled
-in one task, one after the other, so its commands leave in order (H22). The watermark is of arrival, and no row is dropped
-by it: it serves the timers alone.
+Rules without state (kind ``sql``, ``every: message``) of a table share one flow. Its other rules share one with state for
+each device, by Spark's ``transformWithState``. Spark keeps that state versioned by batch; the offsets and the watermark of a
+batch are fixed before it runs. So a batch that is run again sees the same rows, the same state and the same time, and gives
+the same commands (H19). All rows of a device are handled in one task, one after the other, so its commands leave in order
+(H22). The watermark is of arrival, and no row is dropped by it: it serves the timers alone.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, k
 __all__ = ["BUILT_IN", "BuiltIn", "Profile", "StreamingSettings"]
 
 Profile = Literal["latency", "throughput", "commands"]
-"""What Spark's settings on one machine are for: batches of hundreds of rows, or of a million."""
+"""What Spark's settings on one machine are for: batches of hundreds of rows, of a million, or commands alone."""
 
 BuiltIn = Literal["bronze", "readings", "gold", "device_latest", "alerts"]
 BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)

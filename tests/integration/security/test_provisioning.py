@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.contract import DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract import ALERTS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON, partition_name
 from bridge.errors import TerminalError
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning import carry_out, existing_commands, look, provision_commands, verify
-from bridge.provisioning_plan import ingest_needs, push_needs
+from bridge.provisioning import carry_out, existing_commands, look, provision_alerts, provision_commands, verify
+from bridge.provisioning_plan import ingest_needs, push_needs, rest_path
 from bridge.pulsar_admin import PulsarAdmin
 from bridge.pulsar_client import EARLIEST, PulsarClient
 from bridge.settings import IngestSettings, Settings
@@ -235,3 +235,17 @@ def test_no_output_of_any_command_shows_a_secret(
             if arguments[0] == "check":
                 mqtt = json.loads(done.stdout[done.stdout.index("{\n") :])["endpoints"][0]
                 assert "mqtt.password" in mqtt["remedy"]
+
+
+def test_alerts_are_kept_for_their_table_from_the_first_one_on(namespaces: PulsarSettings) -> None:
+    topic = namespaces.system_topic(ALERTS_TOPIC)
+    strict = namespaces.model_copy(update={"provision": "verify"})
+    with PulsarAdmin(namespaces) as admin:
+        provision_commands(admin)  # by push: the topic is there, and nothing holds it
+        with pytest.raises(TerminalError, match=f"{topic} is not there, or has no subscription 'pulsebridge-alerts'"):
+            provision_alerts(strict, "pulsebridge-alerts")
+        provision_alerts(namespaces, "pulsebridge-alerts")
+        for number in range(admin.partition_count(topic)):
+            path = f"/{rest_path(partition_name(topic, number))}/subscriptions"
+            assert admin.request("GET", path) == ["pulsebridge-alerts"]
+    provision_alerts(strict, "pulsebridge-alerts")
