@@ -62,10 +62,10 @@ class Job:
     pipeline: Pipeline
     only: Sequence[str] = ()
     """Names of the flows to run; empty: all."""
-    part: Part | None = None
-    """Of these the flows that write commands, or those into tables; None: both."""
     counted: Callable[[str, int, int], object] | None = None
     """Called with a table's name and the numbers of good and bad rows of each batch."""
+    part: Part | None = None
+    """Of these the flows that write commands, or those into tables; None: both."""
     queries: dict[str, list[StreamingQuery]] = field(default_factory=dict)
     _failures: dict[str, deque[tuple[float, bool]]] = field(default_factory=dict)
     """By flow: when it failed, and whether that counts against the budget."""
@@ -420,7 +420,7 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
     metrics = StreamMetrics()
     health = Health(settings.metrics.stuck_s)
     prepared = health.part("pipeline")
-    job = Job(spark, settings, pipeline, given.only, given.part, metrics.validated)
+    job = Job(spark, settings, pipeline, given.only, metrics.validated, given.part)
     spark.streams.addListener(SourceProgress())
     try:
         with serving(settings.metrics, health):

@@ -172,7 +172,7 @@ def run(spark: SparkSession, settings: Settings) -> None:
     pipeline = declared(settings)
     alerts = [name for name in pipeline.flows if name.startswith("alerts")]
     for part in ("commands", "tables") if alerts else ():
-        job = Job(spark, settings, pipeline, alerts, part)
+        job = Job(spark, settings, pipeline, alerts, part=part)
         job.prepare()
         job.run(threading.Event(), available_now=True)
 
