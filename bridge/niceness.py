@@ -12,9 +12,8 @@ __all__ = ["stand_back"]
 def stand_back(nice: int) -> None:
     """Be nicer by so much, 0 to 19.
 
-    Linux shares the processors out between sessions first, unless told otherwise, and looks at the niceness of processes
-    within one session alone (sched(7), autogroup). So a session without a terminal, which is a service's own, stands back as
-    a whole.
+    By default Linux shares the processors out between sessions first, and looks at the niceness of processes within one
+    session alone (sched(7), autogroup). So a session without a terminal, which is a service's own, stands back as a whole.
     """
     if not nice:
         return
