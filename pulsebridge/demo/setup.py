@@ -130,7 +130,7 @@ def make_children(run: RunFolder, options: DemoOptions) -> dict[str, Child]:
         "ingest": ("ingest",),
         "push": ("push",),
         "commands": ("stream", "--part", "commands"),
-        "tables": ("stream", "--part", "tables", "--set", "streaming.nice=5"),
+        "tables": ("stream", "--part", "tables"),
     }
     return {
         name: Child(name, pulsebridge_command(*words, *common), run.logs / f"{name}.log", environment)
