@@ -48,8 +48,7 @@ def once(sql: str) -> str:
 def apart(rows: DataFrame) -> DataFrame:
     """Return rows behind a step that changes nothing, and at which Spark stops to look for projections to put together.
 
-    For each of its rules it goes from each projection down to the last one in a row: after five of them in a row a plan
-    takes longer than a small batch.
+    For several of its rules it goes from each projection down to the last one in a row, so a long row takes long to plan.
     """
     return rows.coalesce(_PARTITIONS)
 
