@@ -11,6 +11,7 @@ source offset         ``sources``                              ``sources`` after
 commands topic        ``sinks``                                ``bridge`` (push)
 command cursors       ``bridge`` (push)                        ``bridge`` (push), the next owner
 command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
+alerts                ``sinks``                                ``streaming``, other programs
 group commands, …     ``sinks`` (members as well)              ``bridge`` (push)
 group roster          ``bridge`` (push)                        ``bridge`` (push), the next owner
 dead letters          ``bridge``, ``sinks``                    people, ``sources``
@@ -66,7 +67,7 @@ CURSORS_TOPIC: Final = "command-cursors"
 RECEIPTS_TOPIC: Final = "command-receipts"
 DEAD_LETTERS_TOPIC: Final = "dead-letters"
 ALERTS_TOPIC: Final = "alerts"
-"""What rules found, as JSON with the columns of the table ``alerts``, each at least once; keyed by the command's device."""
+"""What rules found, as JSON with the columns of the table ``alerts``, each at least once; keyed by the command's device, if any."""
 INSTANCES_TOPIC: Final = "protocol-instances"
 """What each running ingest process advertises: one partition, compacted, keyed by instance; see ``bridge.protocols``."""
 PARKED_TOPIC: Final = "parked-commands"

@@ -98,7 +98,9 @@ def messages_of(
     """Yield the messages of a task in the order of its rows: alerts for the topic ``alerts``, commands for the two others."""
     for found in read_rows(batches, max_name_bytes):
         if found.alert is not None:
-            yield _limited(PulsarMessage(found.number, alerts, found.alert, found.device, {}))
+            # The name of a bad command's device may have any length, and a message with it would fail the task.
+            key = found.command.device if isinstance(found.command, Command) else None
+            yield _limited(PulsarMessage(found.number, alerts, found.alert, key, {}))
         if isinstance(found.command, BadRow):
             yield _meant_for(found.command, groups)
         elif found.command is not None:
@@ -110,7 +112,6 @@ class Read(NamedTuple):
 
     number: int
     """Its number within the task."""
-    device: str | None
     alert: bytes | None
     command: Command | GroupCommand | BadRow | None
 
@@ -119,13 +120,13 @@ def read_rows(batches: Iterable[pa.RecordBatch], max_name_bytes: int = DEFAULT_M
     """Yield what each row of a task says, in order."""
     order = _DeviceOrder()
     for number, row, problem in rows_of(batches):
-        device, alert = readable(row.get("device")) or None, row.get(ALERT)
+        alert = row.get(ALERT)
         command: Command | GroupCommand | BadRow | None = None
         if problem is not None:
             command = _bad(number, row, problem)
-        elif alert is None or device is not None or row.get("group") is not None:
+        elif alert is None or row.get("device") is not None or row.get("group") is not None:
             command = _read_row(number, row, order, max_name_bytes)
-        yield Read(number, device, alert, command)
+        yield Read(number, alert, command)
 
 
 def _limited(alert: PulsarMessage) -> PulsarMessage | BadRow:

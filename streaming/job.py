@@ -32,7 +32,7 @@ from bridge.settings import Settings, StreamingSettings
 from bridge.settings.loading import load
 from streaming.failures import Batches, Cause, cause_of
 from streaming.loading import pipeline_of
-from streaming.pipelines import DEVICES, Flow, Pipeline
+from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
 from streaming.reading import QUARANTINE, Reader
 from streaming.tables import Table, configured, create, resolve_root, struct_of
@@ -79,7 +79,7 @@ class Job:
             name
             for name, flow in self.pipeline.flows.items()
             if (not self.only or name in self.only)
-            and self.part in (None, "commands" if flow.target == DEVICES else "tables")
+            and self.part in (None, "commands" if flow.kind == "commands" else "tables")
         ]
         if self.part and not self.only:
             raise ConfigError(f"no flow writes {self.part}", remedy="leave --part out, or name flows that do by --only")
@@ -213,7 +213,7 @@ class Job:
         return [self.pipeline.flows[name] for name in self.only]
 
     def _into_tables(self) -> list[Flow]:
-        return [flow for flow in self._chosen() if flow.target != DEVICES]
+        return [flow for flow in self._chosen() if flow.kind != "commands"]
 
     def _in_order(self) -> list[Flow]:
         """Return the flows, each after those into the tables that it reads."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from streaming.suites import Suite
 
-__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "id_of", "quarantined", "validated"]
+__all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "quarantined", "validated"]
 
 UNDECODABLE: Final = "undecodable"
 """Rule that a row fails when its payload did not decode; ``reason`` says why."""
@@ -126,7 +126,7 @@ class TableBatches:
         """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
         first = not self._into
         if first:
-            app = f"{self.flow}:{id_of(batch.sparkSession, self.checkpoint)}"
+            app = f"{self.flow}:{_id_of(batch.sparkSession, self.checkpoint)}"
             self._into = Appends(self.table, app), Appends(self.quarantine, f"{app}:quarantine")
         rows = validated(batch, self.declared, self.suite)
         splits = "_failed_rules" in rows.columns
@@ -310,7 +310,7 @@ def validated(batch: DataFrame, declared: Declared, suite: Suite | None) -> Data
     return rows.withColumn("_failed_rules", failed).withColumn("_failed_rules", F.expr(once("_failed_rules")))
 
 
-def id_of(spark: SparkSession, checkpoint: str) -> str:
+def _id_of(spark: SparkSession, checkpoint: str) -> str:
     """Return the id that Spark gave the query of a checkpoint: a new checkpoint starts with batch 0, and
     its batches are others.
     """

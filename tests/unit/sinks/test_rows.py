@@ -163,9 +163,17 @@ def test_a_row_is_an_alert_a_command_or_both() -> None:
     found = list(messages([group_batch(*rows).append_column("alert", alerts)]))
     assert [(one.row, one.topic, one.key, one.payload) for one in found] == [
         (0, "alerts", "d", b"both"), (0, "commands", "d", b"p"), (1, "alerts", None, b"alert"),
-        (2, "alerts", "d", b"bad command"), (2, "", None, b"p"), (3, "commands", "d", b"p"),
+        (2, "alerts", None, b"bad command"), (2, "", None, b"p"), (3, "commands", "d", b"p"),
     ]  # fmt: skip
     assert [type(one) for one in found].index(BadRow) == 4
+
+
+def test_an_alert_is_stored_though_the_device_of_its_command_has_a_name_of_megabytes() -> None:
+    rows = batch({"device": "d" * 5_000_000}).append_column("alert", pa.array([b"alert"], pa.binary()))
+    alert, command = messages([rows])
+    assert (alert.topic, alert.key, alert.payload) == ("alerts", None, b"alert")
+    assert isinstance(command, BadRow)
+    assert command.problem.field == "device"
 
 
 def test_an_alert_that_pulsar_would_not_store_is_a_bad_row_and_its_command_is_none() -> None:
