@@ -26,9 +26,7 @@ __all__ = [
 PARTS: Final = {
     "ingest": "ingest worker",
     "push": "push worker",
-    "spark": "Spark drivers",
-    "commands": "Spark driver of commands",
-    "tables": "Spark driver of tables",
+    "spark": "Spark driver",
     "pulsar": "Pulsar",
 }
 """The parts that are killed, by the names in the events."""

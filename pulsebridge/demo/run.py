@@ -51,7 +51,8 @@ RESTARTS: Final = 3
 STOP_S: Final = 90.0
 """After so long a run that was asked to stop is ended."""
 _STEP_S: Final = 0.4
-_DRIVERS: Final = ("commands", "tables")
+_READY: Final = {"ingest": "subscribed", "spark": "running"}
+"""What a part logs when it works. The devices wait for it: figures of a start say nothing about a running bridge."""
 _OUTPUTS: Final = {"ingest": "pulsar", "push": "receipted", "spark": "bronze", "pulsar": "pulsar"}
 """The count that moves when a killed part works again."""
 
@@ -130,12 +131,9 @@ class Demo:
 
     def _start_servers(self, settings: Settings) -> list[str]:
         self._children = make_children(self.folder, self.options)
-        # Spark's JVMs take as long as the servers, so they start beside each other.
-        for name in _DRIVERS:
-            self._children[name].start()
-        self.progress.say(
-            "starting Pulsar, the MQTT broker, and beside them Spark: a driver of commands, one of tables"
-        )
+        # The JVM of the Spark job takes as long as the servers, so they start beside each other.
+        self._children["spark"].start()
+        self.progress.say("starting Pulsar, the MQTT broker, and beside them the Spark job")
         with self.folder.stage("servers ready"):
             self._stack.start()
         self._check_stop()
@@ -148,13 +146,16 @@ class Demo:
         self.progress.say("starting ingest, push and the devices")
         for name in ("ingest", "push"):
             self._children[name].start()
-        with self.folder.stage("ingest and devices ready"):
+        with self.folder.stage("ingest, Spark and devices ready"):
             fleet.connect()
             deadline = time.monotonic() + READY_S
-            while "subscribed" not in self._children["ingest"].logged():
-                if time.monotonic() > deadline:
-                    raise TransientError("ingest is not subscribed", remedy=f"see {self.folder.logs}")
-                self._look(counters)
+            for name, line in _READY.items():
+                while line not in self._children[name].logged():
+                    if time.monotonic() > deadline:
+                        raise TransientError(
+                            f"the {PARTS[name]} is not ready", remedy=f"see {self._children[name].log}"
+                        )
+                    self._look(counters)
         replay = threading.Thread(target=fleet.replay, args=(sends, self._stop), name="replay")
         self._threads.append(replay)
         replay.start()
@@ -221,18 +222,14 @@ class Demo:
         if target == "pulsar":
             self._stack.kill("pulsar")
         else:
-            killed = sum(child.kill() for child in self._named(target))
+            killed = self._children[target].kill()
             self.progress.say(f"{killed} process{'es' if killed > 1 else ''} gone; restarting {title}")
         self._killed[target] = (began, counters.read()[_OUTPUTS[target]])
         self.folder.note("restarted", target=target)
         if target == "pulsar":
             self._stack.restart("pulsar")
         else:
-            for child in self._named(target):
-                child.start()
-
-    def _named(self, target: str) -> list[Child]:
-        return [self._children[name] for name in (_DRIVERS if target == "spark" else (target,))]
+            self._children[target].start()
 
     def _see_recoveries(self, counts: Counts) -> None:
         for target, (began, count) in list(self._killed.items()):
@@ -250,12 +247,12 @@ class Demo:
         if not self.options.keep:
             for child in parts.values():
                 child.ask()
-            for name in ("ingest", "push", "commands"):  # what writes into Pulsar and to the devices
+            for name in ("ingest", "push"):  # what writes into Pulsar and to the devices
                 parts[name].wait()
             fleet.close()
         dump(read_live(settings.pulsar), self.folder.dump_file)
         if not self.options.keep:
-            parts["tables"].wait()
+            parts["spark"].wait()
             # Its data is not needed any more; removing it need not keep the audit waiting.
             ending = threading.Thread(target=self._stack.stop, name="end-stack")
             self._threads.append(ending)

@@ -126,13 +126,7 @@ def make_children(run: RunFolder, options: DemoOptions) -> dict[str, Child]:
         "PYTHONPATH": os.pathsep.join(filter(None, packages)),
         "PYTHONUNBUFFERED": "1",
     }
-    parts = {
-        "ingest": ("ingest",),
-        "push": ("push",),
-        "commands": ("stream", "--part", "commands"),
-        "tables": ("stream", "--part", "tables"),
-    }
     return {
-        name: Child(name, pulsebridge_command(*words, *common), run.logs / f"{name}.log", environment)
-        for name, words in parts.items()
+        name: Child(name, pulsebridge_command(command, *common), run.logs / f"{name}.log", environment)
+        for name, command in (("ingest", "ingest"), ("push", "push"), ("spark", "stream"))
     }
