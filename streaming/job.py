@@ -15,8 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -414,8 +415,16 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
     from streaming.session import job_session
 
     stop = threading.Event()
+
+    def ask(*_: object) -> None:
+        # A service manager signals all processes of a service: that Spark's JVM ended first is printed and logged by
+        # pyspark and py4j.
+        sys.stderr = StringIO()
+        logging.disable()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, ask)
     spark = job_session(settings)
     metrics = StreamMetrics()
     health = Health(settings.metrics.stuck_s)
@@ -430,8 +439,12 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
                 spark.streams.addListener(QueryProgress(metrics, health, job.names()))
                 prepared.ready()
                 job.run(stop, available_now=given.available_now)
+    except Exception as e:
+        if isinstance(e, PulsebridgeError) or not stop.is_set():
+            raise  # else the JVM ended first: the next start goes on as after a kill
     finally:
-        spark.stop()
+        with suppress(Exception):
+            spark.stop()
     return 0
 
 

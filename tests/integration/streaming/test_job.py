@@ -115,7 +115,7 @@ class Driver:
 
     def end(self) -> int:
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
+        os.killpg(self._process.pid, signal.SIGTERM)  # all its processes, as a service manager does
         return self._process.wait(timeout=patient(120))
 
     def rows(self, table: str) -> list[dict[str, Any]]:
