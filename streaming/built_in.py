@@ -23,10 +23,7 @@ def declare(settings: Settings, names: Iterable[str]) -> None:
 
 
 def _bronze(settings: Settings) -> None:
-    @dp.table(
-        comment="Each message, as Pulsar stores it, once",
-        cluster_by=["device", "arrival_time"],
-    )
+    @dp.table(comment="Each message, as Pulsar stores it, once", cluster_by=["device", "arrival_time"])
     def bronze() -> DataFrame:
         from pyspark.sql import functions as F
 
@@ -81,9 +78,7 @@ def _gold(settings: Settings) -> None:
 
 def _device_latest(settings: Settings) -> None:
     dp.create_streaming_table(
-        "device_latest",
-        comment="The newest reading of each device and metric",
-        cluster_by=["device"],
+        "device_latest", comment="The newest reading of each device and metric", cluster_by=["device"]
     )
     dp.create_auto_cdc_flow(
         "device_latest",
@@ -100,10 +95,4 @@ def _alerts(settings: Settings) -> None:
     declare_alerts(settings)
 
 
-_DECLARE = {
-    "bronze": _bronze,
-    "readings": _readings,
-    "gold": _gold,
-    "device_latest": _device_latest,
-    "alerts": _alerts,
-}
+_DECLARE = {"bronze": _bronze, "readings": _readings, "gold": _gold, "device_latest": _device_latest, "alerts": _alerts}

@@ -86,7 +86,8 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
         found.schema  # noqa: B018 — Spark Connect analyses when it is asked
     except PySparkException as e:
         first = str(e).strip().splitlines()[0]
-        raise ConfigError(f"Spark refuses a decoding: {first}", remedy="correct its fields, columns or paths") from e
+        what = f"the decoding of {', '.join(one.filter for one in giving)}"
+        raise ConfigError(f"Spark refuses {what}: {first}", remedy="correct its fields, columns or paths") from e
     return found
 
 
@@ -162,10 +163,7 @@ def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
         "posexplode_outer(CASE WHEN _fault IS NULL THEN _items END) AS (_place, _text)",
     )
     return rows.selectExpr(
-        *kept,
-        "coalesce(payload, encode(_text, 'UTF-8')) AS payload",
-        "_text",
-        "coalesce(_place, 0) AS _element",
+        *kept, "coalesce(payload, encode(_text, 'UTF-8')) AS payload", "_text", "coalesce(_place, 0) AS _element"
     )
 
 

@@ -21,12 +21,7 @@ _NAMED: Final = re.compile(r"\[(?!FOREACH_BATCH|STREAM_FAILED)[A-Z0-9_.]+\] .*")
 """An error of Spark or Delta by its class, in the text of another one."""
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception)\b: .*")
 _BATCH: Final = re.compile(r"BatchFailed: (batch \d+)")
-_CUT: Final = (
-    "InterruptedException",
-    "InterruptedIOException",
-    "ClosedByInterruptException",
-    "cancelled job group",
-)
+_CUT: Final = ("InterruptedException", "InterruptedIOException", "ClosedByInterruptException", "cancelled job group")
 """What Spark says in a batch whose query is stopped."""
 
 

@@ -136,12 +136,12 @@ class Job:
                     self._start(flow, available_now=available_now)
                     if available_now and not self._watch(stop):
                         return
-                if available_now and quality is not None:
-                    quality.once()
-                elif flows and not available_now:
+                if flows:
                     if quality is not None:
-                        quality.start()
-                    _log.info("running", flows=", ".join(self.only), root=self.settings.streaming.root)
+                        (quality.once if available_now else quality.start)()
+                    state = "done" if available_now else "running"
+                    _log.info(state, flows=", ".join(self.only), root=resolve_root(self.settings.streaming.root))
+                if not available_now:
                     self._watch(stop)
             finally:
                 if quality is not None:

@@ -28,7 +28,7 @@ def import_module(name: str) -> None:
             path = Path(name).expanduser().absolute()
             spec = importlib.util.spec_from_file_location(path.stem, path)
             if spec is None or spec.loader is None or not path.is_file():
-                raise ConfigError(f"{where}: there is no such file", remedy="correct the path")
+                raise ConfigError(f"{where}: there is no file {path}", remedy="correct the path")
             module = importlib.util.module_from_spec(spec)
             sys.modules[path.stem] = module
             spec.loader.exec_module(module)

@@ -159,14 +159,22 @@ class Reader:
             return found
         self._made.add(name)
         declared = self.pipeline.tables[name]
+        schema = self._schema(declared)
+        keys = [*declared.keys, *(key for flow in self.pipeline.flows_of(name) for key in flow.keys)]
+        missing = {key.lower() for key in keys} - {column.lower() for column in schema.names}
+        if missing:
+            raise ConfigError(
+                f"table {name!r}: its key {min(missing)!r} is none of its columns",
+                remedy=f"name some of {', '.join(schema.names)}",
+            )
         create(
             self.spark,
             found,
-            self._schema(declared),
+            schema,
             comment=declared.comment,
             cluster_by=declared.cluster_by,
             partition_cols=declared.partition_cols,
-            keys=[*declared.keys, *(key for flow in self.pipeline.flows_of(name) for key in flow.keys)],
+            keys=keys,
             properties=declared.table_properties,
         )
         return found

@@ -53,6 +53,8 @@ def explanation_of(
         "outcome": "written",
     }
     outcome = found.outcome
+    if not subscribed and isinstance(outcome, Route | PerMessage):  # of the default rule, which subscribes to nothing then
+        return told | {"outcome": "not received", "rule": None, "captures": {}}
     if isinstance(outcome, Route):
         partitions = settings.pulsar.partitions
         told |= {
@@ -94,7 +96,7 @@ def explanation_of(
 def explanation_text(told: dict[str, Any]) -> str:
     """Return the explanation for people."""
     lines = [("MQTT topic", told["mqtt_topic"])]
-    lines.append(("subscribed by", ", ".join(told["subscribed_by"]) or "no filter: ingest does not receive it"))
+    lines.append(("subscribed by", ", ".join(told["subscribed_by"]) or "no filter"))
     lines.append(("outcome", told["outcome"] + (f", {told['why']}" if "why" in told else "")))
     if told["rule"]:
         lines.append(("rule", told["rule"] + (f" ({told['filter']})" if told["filter"] else "")))

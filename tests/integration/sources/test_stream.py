@@ -242,7 +242,7 @@ def test_h12_a_new_checkpoint_does_not_take_the_position_of_a_used_subscription(
     text = refused(lambda: query.run(checkpoint="other"))
     assert "subscription 'q' on" in text
     assert "belongs to a query that has committed batches already, and this checkpoint is new" in text
-    assert "give predefinedSubscription a new name" in text
+    assert "give predefinedSubscription (of `pulsebridge stream`: streaming.subscription) a new name" in text
     query.topic.publish(names("c", 5))
     query.run(checkpoint="reuse", reuseSubscription="position")
     assert query.values("reuse") == once(("c", 5)), "from where the subscription stood"

@@ -469,7 +469,7 @@ def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark
         ([], "no decoding is given"),
         ([{"filter": "a/+", "fields": "t int"}, {"filter": "a/+x", "fields": "t int"}], "two decodings have the filter a/+"),
         ([{"filter": "a", "fields": "t int"}, {"filter": "b"}], "with fields and without"),
-        ([{"filter": "a", "fields": "t nothing"}], "Spark refuses a decoding"),
+        ([{"filter": "a", "fields": "t nothing"}], "Spark refuses the decoding of a: "),
         ([{"filter": "a", "fields": "t int", "columns": {"x": "there_is_none + 1"}}], "there_is_none"),
         ([{"filter": "a", "fields": "device string"}], "column device exists already"),
         ([{"filter": "a", "fields": "t int"}, {"filter": "b", "fields": "t string"}], "column t is int and string"),

@@ -250,16 +250,17 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"modules": ["nowhere.py"]}, "streaming.modules: 'nowhere.py': there is no such file"),
+        ({"modules": ["nowhere.py"]}, "streaming.modules: 'nowhere.py': there is no file /"),
         ({"module": "import nothing_of_this_name\n"}, "cannot be imported: ModuleNotFoundError"),
         ({"module": MODULE.format("(suite='lost')", "dp.messages()")}, "there is no suite 'lost'"),
         ({"module": MODULE.format("(schema='a strng')", "dp.messages()")}, "table 'mine'"),
         pytest.param(
             {"module": MODULE.format("", "dp.messages('a/+', fields='x intt')")},
-            "Spark refuses a decoding",
+            "Spark refuses the decoding of ",
             marks=pytest.mark.long,
         ),
-        ({"module": MODULE.format("", "42")}, "returns int, which is no frame"),
+        ({"module": MODULE.format("(keys=['dev'])", "dp.messages()")}, "table 'mine': its key 'dev' is none of its"),
+        pytest.param({"module": MODULE.format("", "42")}, "returns int, which is no frame", marks=pytest.mark.long),
         ({"rule": {"name": "hot", "table": "nothing", "kind": "sql", "condition": "true"}}, "'nothing'"),
         pytest.param(
             {"rule": {"name": "hot", "table": "climate", "kind": "sql", "condition": "wet > 3"}},
@@ -272,7 +273,7 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
             marks=pytest.mark.long,
         ),
     ],
-    ids=["no file", "import", "suite", "schema", "fields", "no frame", "rule", "condition", "column"],
+    ids=["no file", "import", "suite", "schema", "fields", "key", "no frame", "rule", "condition", "column"],
 )
 def test_what_is_wrong_is_said_in_one_line_and_ends_it(driver: Driver, wrong: dict[str, Any], says: str) -> None:
     if "module" in wrong:
