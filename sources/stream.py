@@ -254,9 +254,9 @@ class StreamPlanner:
         raise TerminalError(
             _in_use(self._hold.name, partition, record, text),
             remedy=(
-                "start from the checkpoint that used it, or give predefinedSubscription (of `pulsebridge stream`: streaming.subscription) a new name, or delete the "
-                "subscription, or set reuseSubscription=position (go on where it stands) or =resolve (move it to "
-                "startingOffsets)"
+                "start from the checkpoint that used it, or give predefinedSubscription (of `pulsebridge stream`: "
+                "streaming.subscription) a new name, or delete the subscription, or set reuseSubscription=position (go on "
+                "where it stands) or =resolve (move it to startingOffsets)"
             ),
         )
 
