@@ -53,9 +53,9 @@ def explanation_of(
         "outcome": "written",
     }
     outcome = found.outcome
-    if not subscribed and isinstance(outcome, Route | PerMessage):  # of the default rule, which subscribes to nothing then
-        return told | {"outcome": "not received", "rule": None, "captures": {}}
-    if isinstance(outcome, Route):
+    if not subscribed and isinstance(outcome, Route | PerMessage):  # the default rule; it subscribes to nothing here
+        told |= {"outcome": "not received", "rule": None, "captures": {}}
+    elif isinstance(outcome, Route):
         partitions = settings.pulsar.partitions
         told |= {
             "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),

@@ -60,7 +60,7 @@ def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:
     found = re.search(r"const specs = (\{.*?\});\nconst data = (\{.*?\});\n", page, re.DOTALL)
     assert found is not None
     specs, data = map(json.loads, found.groups())
-    assert "kill -9 Spark drivers" in [kill["what"] for kill in data["kills"]]
+    assert "kill -9 Spark driver" in [kill["what"] for kill in data["kills"]]
     assert {"rates", "latency", "distribution", "readings", "commands"} <= {n for n, rows in data.items() if rows}
     for chart in ("rates", "latency", "distribution", "device"):
         assert f'id="{chart}"' in page
