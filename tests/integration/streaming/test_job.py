@@ -236,7 +236,7 @@ def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(driver: Driv
     with PulsarAdmin(namespaces) as admin:
         held = held_topics(admin, [namespaces.readings_topic("climate")])
     assert {of.subscription: (of.entries, of.committed) for of in held} == {
-        f"pulsebridge-{flow}": (0, True) for flow in ("bronze", "readings", "climate", "am2301", "alerts")
+        f"pulsebridge-{flow}": (0, True) for flow in ("bronze", "readings", "climate", "am2301", "alerts-readings")
     }
     versions = {name: DeltaTable(str(driver.root / name)).version() for name in tables}
     assert driver.ended("--available-now") == 0, driver.log.read_text()
