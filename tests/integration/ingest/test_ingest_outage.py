@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -134,7 +135,10 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
                 assert namespaces.readings_topic("fleet") in log.read_text()
                 process.terminate()
                 assert process.wait(patient(60)) == 0, log.read_text()
-        assert "unstored=250" in log.read_text()
+        # The rest is still with the MQTT broker, which the stop does not wait for.
+        unstored = re.search(r"ingest stops .*unstored=(\d+)", log.read_text())
+        assert unstored is not None
+        assert 0 < int(unstored[1]) <= 250, log.read_text()
         assert "did not end in time" not in log.read_text()
         with ingest_process(settings, tmp_path):
             poll_for(lambda: len(set(ids(namespaces, "fleet"))) == 300, 60, "all of them", every=0.5)

@@ -190,7 +190,7 @@ def test_what_ends_the_job_is_one_line_through_spark_connect(
     config["streaming"] |= {"on_bad_share": "stop", "bad_share_limit": 0.01, "bad_share_min_rows": 1}
     done = job(config, tmp_path / "stop", "--only", "comfort", SPARK_REMOTE=remote)
     assert done.returncode == 1, done.stdout[-6000:]
-    line = "comfort failed in batch 0: comfort: 3 of 13 rows of a batch failed a rule"
+    line = "comfort failed in batch 0: comfort: 3 of 15 rows of a batch failed a rule"
     assert line in done.stdout, done.stdout[:3000] + done.stdout[-3000:]
     assert "JVM stacktrace" not in done.stdout
     assert "Traceback" not in done.stdout
