@@ -1,3 +1,3 @@
-"""The bridge: MQTT into Apache Pulsar, and commands from Pulsar back to MQTT devices, without a JVM."""
+"""The bridge: writes MQTT messages to Apache Pulsar, and Pulsar's commands to MQTT devices, without a JVM."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""A dict whose keys are names that devices choose, bounded in bytes. Pure.
+"""A dict, bounded in bytes, whose keys are names that devices choose.
 
-Devices may invent names without end, so no map from names may grow with them (H35). What was put longest ago goes first.
+Devices may choose any number of names, so each map from names is bounded (H35). The oldest entry is dropped first.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["BoundedMap"]
 V = TypeVar("V")
 
 _ENTRY: Final = 160
-"""What an entry of an OrderedDict costs beside key and value, in bytes, roughly."""
+"""Approximate size of an entry of an OrderedDict without key and value, in bytes."""
 
 
 class BoundedMap(OrderedDict[str, V]):
     """Keeps at most ``most_bytes``. An entry counts ``each`` bytes, and ``copies`` times the size of its name.
 
-    A name that is put again becomes the youngest.
+    ``put`` of an existing name makes it the newest.
     """
 
     def __init__(self, most_bytes: int, each: int, copies: int = 1) -> None:
@@ -28,15 +28,15 @@ class BoundedMap(OrderedDict[str, V]):
         self._each = each + _ENTRY
         self._copies = copies
         self.bytes = 0
-        """What it holds, in bytes, roughly; never above its bound."""
+        """Approximate size of the map in bytes, never above its bound."""
 
     def _cost(self, name: str) -> int:
-        # Not sys.getsizeof: it grows when a C extension has asked for the UTF-8, and what is taken off must be what was added.
+        # Not sys.getsizeof: it grows if a C extension requests the UTF-8; a name must count the same at its removal.
         text = 49 + len(name) if name.isascii() else 76 + 4 * len(name)
         return self._each + self._copies * text
 
     def put(self, name: str, value: V) -> None:
-        """Put a value, and drop the oldest ones while there are too many bytes; also this one where it alone is too large."""
+        """Put a value, and drop the oldest entries until the map fits; also this one if it alone is too large."""
         if name in self:
             self.move_to_end(name)
         else:
@@ -47,10 +47,10 @@ class BoundedMap(OrderedDict[str, V]):
             self.bytes -= self._cost(oldest)
 
     def has_room(self, name: str) -> bool:
-        """Return whether ``name`` can be put and none is dropped for it."""
+        """Return whether ``put`` of ``name`` drops no entry."""
         return name in self or self.bytes + self._cost(name) <= self._most
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all entries."""
         super().clear()
         self.bytes = 0

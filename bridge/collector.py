@@ -1,4 +1,4 @@
-"""Python's collector of cycles, for processes that hold much and make few cycles."""
+"""Python's collector of cycles, for processes with many objects and few cycles."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["let_go", "look_seldom", "what_stays"]
+__all__ = ["excluded_objects", "let_go", "reduce_collections"]
 
 
-def look_seldom() -> None:
-    """Have the collector leave alone what is there now, and look seldom at what comes.
+def reduce_collections() -> None:
+    """Exclude all existing objects from collections, and make collections rare.
 
-    What is imported stays: it need not be looked at again. Messages come and go by the thousand without cycles, so a
-    small threshold would only have the collector walk over them, and over all that is parked. A walk over what came
-    lately is short, for everything waits for it.
+    Imported modules stay for the life of the process. Thousands of messages come and go without cycles. With a small
+    threshold the collector would only walk over them, and over all parked commands. Collections of young objects stay
+    short, because all threads wait for them.
     """
     gc.freeze()
     gc.set_threshold(20_000, 5, 200)
 
 
 @contextmanager
-def what_stays() -> Iterator[None]:
-    """Make much that stays, such as all that is parked in a partition: the collector need not look at that either. To walk
-    over what 100,000 devices left takes it 0.4 s, in which nothing else is done.
+def excluded_objects() -> Iterator[None]:
+    """Exclude the objects of the block from collections.
 
-    Does nothing in a process that has not called ``look_seldom``.
+    Such objects are all parked commands of a partition. A walk over the state of 100,000 devices takes 0.4 s, and
+    blocks all threads. Does nothing in a process that has not called ``reduce_collections``.
     """
     if gc.get_freeze_count():
-        gc.collect()  # what is garbage now would stay, too
+        gc.collect()  # otherwise the present garbage stays, too
     yield
     if gc.get_freeze_count():
         gc.freeze()
 
 
 def let_go() -> None:
-    """Much of what was to stay is not needed any more: collect it, once, and leave alone what is left.
+    """Collect excluded objects that are not used any more, and exclude the others.
 
-    Does nothing in a process that has not called ``look_seldom``.
+    Does nothing in a process that has not called ``reduce_collections``.
     """
     if gc.get_freeze_count():
         gc.unfreeze()

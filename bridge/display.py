@@ -1,8 +1,9 @@
-"""The one way to show text that devices, brokers or peers choose: topics, names, payloads, reasons, server errors.
+"""Shows text that devices, brokers or peers choose.
 
-Such text may hold line breaks, terminal sequences, marks that reverse the reading order, or characters without a
-width. Every place that shows it uses a function of this module: the log, tables, YAML comments, JSON, error lines.
-The result is for reading and is not meant to be decoded; exact values are in the output of ``--json``.
+Examples are topics, names, payloads, reasons and errors of servers. Such text may contain line breaks, terminal
+sequences, marks that reverse the reading order, or characters without a width. All output of such text uses this
+module: the log, tables, YAML comments, JSON, error lines. The result is for reading and is not meant to be decoded;
+exact values are in the output of ``--json``.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ __all__ = [
 TEXT_CHARACTERS: Final = 1_000
 """The maximum length of one shown value, in characters."""
 CELL_CHARACTERS: Final = 200
-"""The maximum length of a table's cell, which makes each line of the table as long."""
+"""The maximum length of a table's cell. The longest cell sets the length of all lines of the table."""
 _LINE_CHARACTERS: Final = 20_000
 _BEFORE_BRACKET: Final = re.compile(r"(\\*)(\[|\Z)")
 
 
 def printable(text: str, most: int = TEXT_CHARACTERS) -> str:
-    r"""Return ``text`` in one line of at most ``most`` characters, with ``…`` as the last one if it was longer.
+    r"""Return ``text`` in one line of at most ``most`` characters.
 
-    Characters that Unicode does not class as printable become escapes such as ``\n``, ``\x1b`` or ``\u202e``:
-    controls, line separators, format characters (reading order, zero width), surrogates, spaces other than U+0020.
+    The last character is ``…`` if the text was longer. Characters that Unicode does not class as printable become
+    escapes such as ``\n``, ``\x1b`` or ``\u202e``: controls, line separators, format characters (reading order, zero
+    width), surrogates, spaces other than U+0020.
     """
     if len(text) <= most and text.isprintable():
         return text
@@ -45,7 +47,7 @@ def printable(text: str, most: int = TEXT_CHARACTERS) -> str:
 
 
 def text_of(lines: Iterable[str]) -> str:
-    """Return ``lines`` as one text for a terminal. Each stays one line, whatever it contains."""
+    """Return ``lines`` as one text for a terminal. Each stays one line."""
     return "\n".join(printable(line, _LINE_CHARACTERS) for line in lines)
 
 
@@ -55,8 +57,8 @@ def markup(text: str) -> str:
 
 
 def _escaped_bracket(found: re.Match[str]) -> str:
-    # rich.markup.escape leaves a bracket that begins no tag, of which rich takes away a backslash all the same. Before a
-    # tag two backslashes show as one; so an empty one stands behind them.
+    # rich.markup.escape leaves a bracket that begins no tag, but rich removes a backslash before it. Before a tag rich
+    # shows two backslashes as one, so an empty tag follows them.
     slashes, bracket = found.groups()
     return (slashes * 2 + "[b][/b]" if slashes else "") + ("\\[" if bracket else "")
 
@@ -73,6 +75,6 @@ def _escaped(line: str) -> str:
 
 
 def accept_every_character() -> None:
-    """Let ``sys.stdout`` escape characters that its encoding lacks, such as all but ASCII in the locale C."""
+    """Let ``sys.stdout`` escape characters that its encoding lacks. The locale C has only ASCII."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

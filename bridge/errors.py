@@ -1,11 +1,16 @@
-"""The tree of errors. Each is Transient (try again) or Terminal (stop, and say what to do).
+"""The tree of errors. Each is Transient (retry) or Terminal (stop, with a remedy).
 
-The third-party clients' own errors become these in the one module that imports each client.
+Each third-party client is imported in one module, which converts the client's errors to these.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = [
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_USAGE",
     "ConfigError",
     "ContractError",
     "DataLossError",
@@ -19,6 +24,11 @@ __all__ = [
     "TransientError",
     "UnreachableError",
 ]
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+"""The exit codes of the command line, except 0: an error, wrong use or settings, Ctrl-C."""
 
 
 class PulsebridgeError(Exception):
@@ -39,47 +49,47 @@ def _rebuild(kind: type[PulsebridgeError], what: str, remedy: str | None) -> Pul
 
 
 class TransientError(PulsebridgeError):
-    """Raised when the same call can succeed later without anybody doing anything."""
+    """Raised if the same call can succeed later without an action of an operator."""
 
 
 class UnreachableError(TransientError):
-    """Raised when a server does not answer at all: it is down, or the way to it is closed."""
+    """Raised if a server does not answer: it is down, or the network to it is interrupted."""
 
 
 class TerminalError(PulsebridgeError):
-    """Raised when trying again cannot help: somebody has to change something first."""
+    """Raised if a retry cannot succeed until an operator changes something."""
 
 
 class ConfigError(TerminalError):
-    """Raised when settings are refused; all problems are listed at once, each with its field path."""
+    """Raised if settings are invalid. Lists all problems, each with its field path."""
 
 
 class ContractError(TerminalError):
-    """Raised when a message, row or offset does not have the shape that ``bridge.contract`` states."""
+    """Raised if a message, row or offset does not have the form that ``bridge.contract`` defines."""
 
 
 class RefusedError(TerminalError):
-    """Raised when a server refused one request for good: too large, not authorised, no such topic."""
+    """Raised if a server permanently refused one request: too large, not authorised, no such topic."""
 
 
 class DeniedError(RefusedError):
-    """Raised when a server does not let this client in, or does not let it do this: credentials, certificate, rights.
+    """Raised if a server refuses this client or its operation: credentials, certificate, rights.
 
-    It says nothing against a message that was under way: with other credentials the same message is taken.
+    The message in flight is valid: the server accepts it with other credentials.
     """
 
 
 class TerminatedError(RefusedError):
-    """Raised when a topic takes no message any more: it was terminated, and that cannot be undone."""
+    """Raised if a topic was terminated: it accepts no message, and that cannot be undone."""
 
 
 class FencedError(TerminalError):
-    """Raised when another process took over what this one owned; nothing may be acknowledged any more."""
+    """Raised if another process took over the ownership; this one must not acknowledge any more."""
 
 
 class DataLossError(TerminalError):
-    """Raised when entries that an offset promises are no longer in Pulsar."""
+    """Raised if Pulsar has deleted entries that an offset covers."""
 
 
 class MissingExtraError(TerminalError):
-    """Raised when an optional part is not installed; the remedy is the install line."""
+    """Raised if an optional part is not installed; the remedy is the install command."""

@@ -1,6 +1,6 @@
-"""Loggers of the modules that Spark's Python processes import: structlog is imported with their first event.
+"""Loggers for Spark's Python processes, which import structlog with their first event.
 
-With rich, which it imports where that is installed, it takes a quarter of a second of the start of each query.
+The import adds a quarter of a second to the start of each query, because structlog imports rich if it is installed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Logger", "configure_later", "get_logger"]
 
 _configure: list[Callable[[], None]] = []
-"""What is still to be done before the first event, once."""
+"""The configuration to apply once, before the first event."""
 _lock = threading.Lock()
 
 
 class Logger:
-    """A structlog logger, made when it is first used."""
+    """A structlog logger, created at its first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class Logger:
         return getattr(structlog.get_logger(self._name), level)
 
     def debug(self, event: str, **fields: Any) -> None:
-        """Log at DEBUG. A process that shows it has configured its log, and so imported structlog."""
+        """Log at DEBUG. A process that shows DEBUG has configured its log, so it has imported structlog."""
         if "structlog" in sys.modules:
             self.__getattr__("debug")(event, **fields)
 
@@ -45,9 +45,10 @@ def get_logger(name: str) -> Logger:
 
 
 def configure_later(settings: LogSettings) -> None:
-    """Configure the log of this process before its first event, ours or a library's, unless it is configured by then.
+    """Configure the log of this process before its first event.
 
-    At once where DEBUG is to be shown, or where structlog is imported already.
+    The event may be ours or a library's. A log that is configured by then stays as it is. Configures at once if the
+    level is DEBUG or structlog is imported already.
     """
 
     def configure() -> None:
@@ -66,13 +67,13 @@ def configure_later(settings: LogSettings) -> None:
 
 
 def _configure_now() -> None:
-    with _lock:  # another thread's event waits until its form is known
+    with _lock:  # an event of another thread waits for the configuration
         while _configure:
             _configure.pop()()
 
 
 class _First(logging.Handler):
-    """Has the log configured by the first event of a library, which is then logged as all later ones."""
+    """Configures the log at the first event of a library, and logs that event as later ones."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger().removeHandler(self)

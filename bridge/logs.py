@@ -1,9 +1,9 @@
-"""The log: structlog's events as lines on stdout, for people or as JSON for a collector.
+"""The log: structlog's events as lines on stdout, as text or as JSON.
 
-Tiers log with ``structlog.get_logger("ingest")``. Healthy running says nothing above INFO, a WARNING names the action
-to take, and one that repeats is shown now and then, with the number of those left out. Secrets are masked here once
-more, whatever a library or a server's answer put into a text. No text of a device or a server breaks a line or reaches a
-terminal as it is: an event is one line, and the lines of a traceback below it are indented.
+Tiers log with ``structlog.get_logger("ingest")``. A healthy process logs nothing above INFO. A WARNING names the action
+to take. A repeated WARNING is shown a few times a minute, with the number of omitted ones. Secrets are masked, also in
+texts of libraries and servers. Texts of devices and servers are escaped: an event is one line, and the lines of a
+traceback below it are indented.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from bridge.display import accept_every_character, printable
-from bridge.settings.log import LogSettings
+
+if TYPE_CHECKING:
+    from bridge.settings.log import LogSettings
 
 __all__ = ["Repeats", "configure", "masked"]
 
@@ -30,7 +32,7 @@ _KEY: Final = 500
 
 _CREDENTIALS = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|token:)\s*[\w.~+/=-]{8,}")
-# From the begin of a run of its characters on, so that each run is searched once: devices choose some of the texts.
+# Matches only at the begin of a run of its characters, so each run is searched once: devices choose some of the texts.
 _JWT = re.compile(r"(?<![\w-])(?=[\w-]*?\beyJ[\w-]{4})[\w-]+\.[\w-]{4,}\.[\w-]*")
 _SECRET_NAMES: Final = ("password", "token", "secret", "private_key", "authorization")
 
@@ -43,7 +45,7 @@ def masked(text: str) -> str:
 
 
 class Repeats:
-    """Which of many equal events are shown: the first few in a minute. Pure; the caller tells the time in seconds."""
+    """Selects the first few of equal events in each minute. The caller gives the time in seconds."""
 
     def __init__(self, shown: int = _REPEATS, window_s: float = _WINDOW_S, keys: int = _REMEMBERED) -> None:
         self._shown = shown
@@ -52,9 +54,10 @@ class Repeats:
         self._seen: OrderedDict[object, tuple[float, int]] = OrderedDict()
 
     def take(self, key: object, now: float, shown: int | None = None) -> int | None:
-        """Return how many events of ``key`` were left out before this one, None when this one is left out too.
+        """Return how many events of ``key`` were left out before this one.
 
-        ``shown`` is how many of this key are shown in a window, if not the usual number.
+        Returns None if this one is left out too. ``shown`` is the number of events of this key in a window, if it is
+        not the usual one.
         """
         most = self._shown if shown is None else shown
         since, count = self._seen.pop(key, (now, 0))
@@ -69,7 +72,7 @@ class Repeats:
 
 
 class _Stdout:
-    """Writes to what ``sys.stdout`` is at the time, so that redirection after the configuration works."""
+    """Writes to the current ``sys.stdout``, so that redirection after the configuration works."""
 
     def __init__(self, *name: Any) -> None:
         self.name = str(name[0]) if name else None
@@ -82,12 +85,12 @@ class _Stdout:
 
 
 class _Handler(logging.Handler):
-    """The standard library's log, written as ours is."""
+    """The standard library's log, in the form of ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             _Stdout().msg(self.format(record))
-        except Exception:  # noqa: BLE001 the standard library's own way with a record that cannot be written
+        except Exception:  # noqa: BLE001 the standard library handles every error of a record so
             self.handleError(record)
 
 
@@ -131,12 +134,12 @@ def _indented(text: str) -> str:
 
 
 class _Limit:
-    """Leaves out WARNINGs and ERRORs that repeat about the same thing.
+    """Leaves out repeated WARNINGs and ERRORs about the same subject.
 
-    An event with ``shown=1`` appears once a minute, however often a device provokes it.
+    An event with ``shown=1`` appears once a minute.
     """
 
-    # Values that tell one thing from another; what varies from one repeat to the next is none of them.
+    # Fields that identify the subject of an event; they do not vary between its repeats.
     _ABOUT: Final = ("link", "partition", "topic", "filter", "protocol", "subscription", "query")
 
     def __init__(self) -> None:
@@ -147,7 +150,7 @@ class _Limit:
         shown = event.pop("shown", None)
         if level not in ("warning", "error"):
             return event
-        # Devices choose some of these: their begin is enough, and keeps the memory bounded.
+        # Devices choose some of these, so only their first characters count: this bounds the memory.
         about = tuple(str(event.get(name, ""))[:_KEY] for name in self._ABOUT)
         key = (getattr(logger, "name", None), level, str(event.get("event"))[:_KEY], about)
         with self._lock:
@@ -187,7 +190,7 @@ def configure(settings: LogSettings) -> None:
         logger_factory=_Stdout,
         cache_logger_on_first_use=False,
     )
-    # Third-party libraries: only what a person has to act on, in the same form.
+    # Third-party libraries: only events that need an action of an operator, in the same form.
     handler = _Handler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -1,7 +1,7 @@
-"""Shows a process over HTTP: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for who starts it and routes to it.
+"""Serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for an orchestrator over HTTP.
 
-What is counted stands in the tiers that count; what health means is decided in ``bridge.health``. Names begin with
-``pulsebridge_``, in base units, counters instead of rates, with no device and no topic as label.
+The tiers define their metrics; ``bridge.health`` decides the health. Names of metrics begin with ``pulsebridge_``.
+They have base units, counters instead of rates, and no device or topic as label.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from io import BufferedIOBase
 from socketserver import ThreadingMixIn
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -26,8 +26,10 @@ from prometheus_client.registry import Collector
 
 from bridge.errors import TerminalError
 from bridge.health import Health
-from bridge.settings.metrics import MetricsSettings
 from bridge.unreadable import left_out
+
+if TYPE_CHECKING:
+    from bridge.settings.metrics import MetricsSettings
 
 __all__ = ["Endpoint", "HealthCollector", "serving"]
 
@@ -37,14 +39,14 @@ _StartResponse: TypeAlias = Callable[..., Any]
 _App: TypeAlias = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
 
 _REQUEST_S: Final = 10.0
-"""How long a client may be silent, in seconds, so that it does not keep a thread for ever."""
+"""How long a client may be silent, in seconds; it occupies a thread."""
 _MAX_CONNECTIONS: Final = 32
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _NO_ROOM_S: Final = 0.5
 
 
 class HealthCollector(Collector):
-    """Shows the verdicts as metrics, so that an alert needs no second probe."""
+    """Exports the verdicts as metrics, so that an alert needs no other probe."""
 
     def __init__(self, health: Health) -> None:
         self._health = health
@@ -62,25 +64,25 @@ class HealthCollector(Collector):
         )
         yield GaugeMetricFamily(
             "pulsebridge_healthy",
-            "1 while the process works or can come back by itself, as /healthz says.",
+            "1 while the process works or can recover by itself, as /healthz reports.",
             value=float(verdict.healthy),
         )
         yield GaugeMetricFamily(
             "pulsebridge_ready",
-            "1 while the process serves, as /readyz says.",
+            "1 while the process serves, as /readyz reports.",
             value=float(verdict.ready),
         )
 
 
 class Endpoint:
-    """The WSGI application: three paths, everything else is 404."""
+    """The WSGI application with three paths; all others are 404."""
 
     def __init__(self, health: Health, registry: CollectorRegistry = REGISTRY) -> None:
         self._health = health
         self._metrics: _App = make_wsgi_app(registry)
 
     def __call__(self, environ: dict[str, Any], start_response: _StartResponse) -> Iterable[bytes]:
-        """Answer one request. Triggered on a thread of its own for each."""
+        """Answer one request. Each request has its own thread."""
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             return self._metrics(environ, start_response)
@@ -118,7 +120,7 @@ def _answer(start_response: _StartResponse, status: str, body: Mapping[str, obje
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, ``_MAX_CONNECTIONS`` at most: a new one ends the oldest, as probes take little time."""
+    """A server with a thread for each connection. Beyond ``_MAX_CONNECTIONS`` a new one closes the oldest."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -129,7 +131,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*args)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; without a free descriptor rest a little, for the connection stays in the queue."""
+        """Accept a connection. Without a free descriptor it waits a little; the connection stays in the queue."""
         try:
             return super().get_request()
         except OSError:
@@ -154,7 +156,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what ended a connection; a client that goes away is no news."""
+        """Log the error of a connection at DEBUG, because clients disconnect at any time."""
         log.debug("a request for metrics or health failed", why=repr(sys.exc_info()[1]))
 
 
@@ -163,7 +165,7 @@ class _Server6(_Server):
 
 
 class _Head:
-    """Reads lines of a request up to ``_MAX_HEAD_BYTES``; after them it ends."""
+    """Reads lines of a request up to ``_MAX_HEAD_BYTES``; then it reports the end of the input."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self._file = file
@@ -182,12 +184,12 @@ class _Quiet(WSGIRequestHandler):
     timeout = _REQUEST_S
 
     def setup(self) -> None:
-        """Bound what a client can make us hold."""
+        """Bound the memory that a client can use."""
         super().setup()
         self.rfile = _Head(self.rfile)  # type: ignore[assignment]
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a probe every few seconds is no news."""
+        """Log nothing, because probes arrive every few seconds."""
 
 
 @contextmanager
@@ -197,9 +199,9 @@ def serving(
     registry: CollectorRegistry = REGISTRY,
     more: Iterable[Collector] = (),
 ) -> Iterator[None]:
-    """Serve the endpoint while the block runs; port 0 serves none. ``more`` is shown beside what was counted.
+    """Serve the endpoint while the block runs, unless the port is 0. ``more`` are further collectors.
 
-    Raises TerminalError when the port is taken.
+    Raises TerminalError if the port is not available.
     """
     if settings.port == 0:
         yield

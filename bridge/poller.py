@@ -1,4 +1,4 @@
-"""What a loop thread waits for: its socket, a wake-up from another thread, or the time-out."""
+"""Waits for a socket, a wake-up from another thread, or a time-out."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Poller:
 
     def wake(self) -> None:
         """End the present wait, or the next one, at once."""
-        if not self._woken:  # what is done before this call is seen by the turn after the wait
+        if not self._woken:  # the loop sees all changes before this call after the wait
             self._woken = True
-            with suppress(OSError):  # enough wake-ups wait already, or the link is closed
+            with suppress(OSError):  # the pipe is full of wake-ups, or the link is closed
                 self._wake_w.send(b"\0")
 
     def wait(self, sock: _HasFile | None, timeout: float, *, read: bool, write: bool) -> bool:
@@ -42,9 +42,9 @@ class Poller:
                 readable = readable or bool(events & selectors.EVENT_READ)
                 continue
             with suppress(BlockingIOError):
-                self._wake_r.recv(65536)  # should more wait, the next turn comes at once
-            # Not before the pipe is empty: a byte sent in between would be taken with the others, and the flag would
-            # stay up with nothing behind it. Who finds it up in between is seen by the turn that follows.
+                self._wake_r.recv(65536)  # if more bytes are in the pipe, the next wait returns at once
+            # Not before the pipe is empty: recv would also read a byte that is sent in between. Then the flag would
+            # stay set without a byte in the pipe. The loop sees the changes of a thread that finds the flag set.
             self._woken = False
         return readable
 
@@ -61,7 +61,7 @@ class Poller:
             self._selector.modify(fd, wanted)
 
     def forget(self, sock: _HasFile) -> None:
-        """Stop watching a socket; call it before it is closed. One that is closed already is watched no more."""
+        """Stop watching a socket; call this before the close. A closed socket is already unregistered."""
         fd = sock.fileno()
         if fd >= 0 and fd in self._selector.get_map():
             self._selector.unregister(fd)

@@ -1,9 +1,9 @@
-"""Signals that stop a tier, and the end of patience: a stop ends within its ``drain_s`` and ``CLOSE_S``, whatever blocks.
+"""Stops a tier at a signal, within ``drain_s`` and ``CLOSE_S``, also if a call blocks.
 
-One signal drains, the second kills. Python runs a signal's handler only between two steps of the main thread, which may
-stand in a call of Pulsar's client at that time, or hold the lock of the very event that a handler would set; so a thread
-of its own reads the signal from a socket that the C level of Python writes to, asks for the stop, and ends the process
-when the time is over. What was not acknowledged until then comes again.
+The first signal drains, the second kills. Python runs a signal's handler only between two steps of the main thread.
+That thread may block in a call of Pulsar's client, or own the lock of the event that the handler would set. So a
+separate thread reads the signal from a socket, to which the C level of Python writes. It requests the stop, and kills
+the process after the time limit. Unacknowledged messages are then resent.
 """
 
 from __future__ import annotations
@@ -24,48 +24,50 @@ import structlog
 __all__ = ["CLOSE_S", "stopping_on_signals"]
 
 CLOSE_S: Final = 5.0
-"""How long a stop may take after ``drain_s``, in seconds: producers, connections, threads."""
+"""Time after ``drain_s`` to close producers, connections and threads, in seconds."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def stopping_on_signals(tier: str, stop: Callable[[], None], patience_s: float) -> Iterator[None]:
-    """Call ``stop`` at the first signal, on a thread of its own; end the process with code 0 ``patience_s`` seconds later.
+    """Call ``stop`` at the first signal, on a separate thread; kill the process with code 0 ``patience_s`` seconds
+    later.
 
-    ``tier`` is named in the log. The end of patience holds beyond the block, until the process has ended.
+    ``tier`` is the name in the log. The time limit applies also after the block, until the process has ended.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         for one in _SIGNALS:
             signal.signal(one, signal.SIG_DFL)
 
-    told, tells = socket.socketpair()
-    tells.setblocking(False)
-    given = (told, tier, stop, patience_s)
-    threading.Thread(target=_end, args=given, name=f"{tier}-patience", daemon=True).start()
-    signal.set_wakeup_fd(tells.fileno())  # first: a signal that is handled and not told would be lost
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    arguments = (reader, tier, stop, patience_s)
+    threading.Thread(target=_end, args=arguments, name=f"{tier}-patience", daemon=True).start()
+    signal.set_wakeup_fd(writer.fileno())  # before the handlers: otherwise a signal in between is lost
     before = {one: signal.signal(one, handle) for one in _SIGNALS}
     try:
         yield
     finally:
         signal.set_wakeup_fd(-1)
-        tells.close()
+        writer.close()
         for one, handler in before.items():
             signal.signal(one, handler)
 
 
-def _end(told: socket.socket, tier: str, stop: Callable[[], None], patience_s: float) -> None:
-    with told:
-        while signals := told.recv(1):
+def _end(reader: socket.socket, tier: str, stop: Callable[[], None], patience_s: float) -> None:
+    with reader:
+        while signals := reader.recv(1):
             if signals[0] in _SIGNALS:
                 break
         else:
-            return  # it ended by itself
+            return  # the block has ended without a signal
         stop()
         time.sleep(patience_s)
         structlog.get_logger(tier).warning(
-            f"{tier} did not end in time and is ended, what it had not acknowledged comes again; see what does not answer",
+            f"{tier} did not stop in time and is killed; unacknowledged messages are resent. "
+            "Action: find the server that does not answer",
             after_s=round(patience_s, 1),
         )
         sys.stdout.flush()

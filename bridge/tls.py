@@ -1,7 +1,7 @@
-"""TLS contexts made of the files that the settings name, and what a failed handshake means in words.
+"""Makes TLS contexts from the files in the settings, and explains failed handshakes.
 
-It decides what a certificate problem is called, which setting it belongs to, and whether trying again can help. A
-context is made for each connection, so that files which were replaced count from the next one on.
+It decides the error of a certificate problem, its setting, and whether a retry can help. Each connection has a new
+context, so replaced files apply from the next connection on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OURS_REFUSED: Final = (
 
 
 class TlsFiles(Protocol):
-    """What a section of the settings says about TLS."""
+    """The TLS files of a section of the settings."""
 
     @property
     def tls_ca(self) -> Path | None:
@@ -51,9 +51,9 @@ class TlsFiles(Protocol):
 
 
 def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True) -> ssl.SSLContext:
-    """Return a context of what the files hold now. ``section`` is the settings' name for errors: mqtt, pulsar.
+    """Return a context with the current content of the files. ``section`` is the one in errors: mqtt, pulsar.
 
-    Raises ConfigError naming the setting whose file cannot be used.
+    Raises ConfigError with the setting whose file cannot be used.
     """
     ca, certificate, key = files.tls_ca, files.tls_certificate, files.tls_private_key
     try:
@@ -67,7 +67,7 @@ def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True
     if certificate is None or key is None:
         return context
     try:
-        # An answer instead of a question on the terminal, should the key have a passphrase.
+        # With a password, OpenSSL does not ask for one on the terminal if the key has a passphrase.
         context.load_cert_chain(str(certificate), str(key), password=b"")
     except OSError as e:
         raise ConfigError(
@@ -78,10 +78,10 @@ def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True
 
 
 def handshake_problem(error: BaseException, files: TlsFiles, section: str, where: str) -> DeniedError | None:
-    """Return what somebody has to change when a TLS connection failed with ``error``, None for anything else.
+    """Return the error for an operator if ``error`` is a failed TLS handshake, else None.
 
-    It looks through the causes of ``error`` as well. ``where`` is the server's address, ``files`` what we
-    gave: some servers call a certificate bad that was not given at all.
+    It searches the causes of ``error`` as well. ``where`` is the server's address. ``files`` are those of this client:
+    some servers report a missing certificate as a bad one.
     """
     for cause in _chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -96,19 +96,19 @@ def _theirs(error: ssl.SSLCertVerificationError, section: str, where: str) -> De
     if code in _OTHER_NAME:
         what, remedy = (
             f"the certificate of {where} names another host: {text}",
-            f"give the host by a name in its certificate ({_address_setting(section)}), or have one issued for it",
+            f"give a host name of the certificate ({_address_setting(section)}), or get a certificate for this host",
         )
     elif code in _EXPIRED:
         what, remedy = (
             f"the certificate of {where} has expired",
-            "renew the server's certificate; or set this machine's clock right",
+            "renew the server's certificate, or correct this machine's clock",
         )
     elif code in _NOT_YET:
-        what, remedy = f"the certificate of {where} is not yet valid", "set the clocks of both machines right"
+        what, remedy = f"the certificate of {where} is not yet valid", "correct the clocks of both machines"
     elif code in _NO_ISSUER:
         what, remedy = (
             f"the certificate of {where} is signed by an authority that is not trusted here: {text}",
-            f"name the authority's PEM file in {section}.tls_ca",
+            f"set {section}.tls_ca to the authority's PEM file",
         )
     else:
         what, remedy = (
@@ -121,18 +121,18 @@ def _theirs(error: ssl.SSLCertVerificationError, section: str, where: str) -> De
 def _of_reason(reason: str, given: bool, section: str, where: str) -> DeniedError | None:
     if reason in _NO_TLS:
         return DeniedError(
-            f"{where} does not speak TLS",
-            remedy=f"name its TLS port, or take TLS off ({_tls_setting(section)})",
+            f"{where} does not use TLS",
+            remedy=f"give its TLS port, or turn TLS off ({_tls_setting(section)})",
         )
     if any(reason.endswith(end) for end in (_OURS_WANTED if given else _OURS_WANTED + _OURS_REFUSED)):
         return DeniedError(
-            f"{where} wants a certificate of this client ({reason})",
+            f"{where} requires a certificate of this client ({reason})",
             remedy=f"set {section}.tls_certificate and {section}.tls_private_key",
         )
     if any(reason.endswith(end) for end in _OURS_REFUSED):
         return DeniedError(
             f"{where} does not accept this client's certificate ({reason})",
-            remedy=f"renew {section}.tls_certificate, or have the server trust the authority that signed it",
+            remedy=f"renew {section}.tls_certificate, or let the server trust the authority that signed it",
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Names and counts records that cannot be read and are left out, in any process and of any topic."""
+"""Logs and counts unreadable records that are left out, in any process, of any topic."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _count = 0
 
 
 def leave_out(topic: str, why: str, *, position: str = "", key: str = "") -> None:
-    """Count a record of ``topic`` that is left out, and name it, at most once a minute for each topic."""
+    """Count and log a record of ``topic`` that is left out. The log shows one record of a topic a minute."""
     global _count
     with _lock:
         _count += 1
     log.warning(
-        "a record cannot be read and is left out. Action: see which client, or which other release of Pulsebridge, writes "
-        "to this topic",
+        "a record cannot be read and is left out. Action: find the client, or the other release of Pulsebridge, that "
+        "writes to this topic",
         topic=topic,
         position=position,
         key=repr(key)[:_SHOWN],

@@ -1,1 +1,1 @@
-"""The front door: the demo, the audit of its records, and what the notebooks call."""
+"""The user's entry: the demo, the audit of its records, and the notebooks' classes."""

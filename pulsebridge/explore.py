@@ -1,7 +1,7 @@
-"""What the notebooks start: servers, ingest, a Spark session, and devices that send real readings.
+"""A lab for notebooks: servers, ingest, a Spark session, and devices that send real readings.
 
-A ``Lab`` takes the servers that the settings name, or starts a local stack of its own; it ends what it started. What is
-read and computed stands in the notebooks, as PySpark; how it is shown, in ``pulsebridge.plots``.
+A ``Lab`` uses the servers that the settings name, or starts a local stack; it stops everything that it started. The
+notebooks contain the reads and computations as PySpark. ``pulsebridge.plots`` displays the results.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pulsebridge.plots import Chart, data_docs, plot_commands, show_both
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from bridge.local.stack import LocalStack
+    from pulsebridge.cli.lab import CommandDesk
     from pulsebridge.demo.recordings import VirtualDevice
-    from pulsebridge.lab_commands import CommandDesk
+    from pulsebridge.local.stack import LocalStack
     from pulsebridge.processes import Child
 
 __all__ = ["Chart", "Feed", "Lab", "data_docs", "plot_commands"]
@@ -40,17 +40,17 @@ __all__ = ["Chart", "Feed", "Lab", "data_docs", "plot_commands"]
 _SERVERS: Final = "PULSEBRIDGE_PULSAR__SERVICE_URL"
 _WAIT_S: Final = 120.0
 _SESSION_S: Final = 60
-"""How long a broker keeps the session of a lab that is gone, in seconds."""
+"""Time for which a broker keeps the session of a closed lab, in seconds."""
 
 
 class Lab:
     """Servers, ingest and Spark for a notebook.
 
-    ``config`` is the reader's own settings file. Without one the lab has those of ``conf/demo``: its topics, its table
-    ``measurements`` with a suite, its alert rules. Servers that neither the file nor the environment names are started
-    on this machine. Where the file names Pulsar, a Pulsebridge runs there already: only Spark is started.
+    ``config`` is the reader's own settings file. The default is ``conf/demo``: its topics, its table ``measurements``
+    with a suite, its alert rules. Servers that neither the file nor the environment names are started on this machine.
+    If the file names Pulsar, a Pulsebridge is running for it, and only Spark is started.
 
-    While the lab is there, ``pipelines.read`` finds its tables.
+    Until the lab is closed, ``pipelines.read`` finds its tables.
     """
 
     def __init__(self, config: str | Path | None = None) -> None:
@@ -60,7 +60,7 @@ class Lab:
         self._desk: CommandDesk | None = None
         self._spark: SparkSession | None = None
         self._feeds: list[Feed] = []
-        self._holds: list[str] = []
+        self._subscriptions: list[str] = []
         self._config_before = os.environ.get(CONFIG_VARIABLE)
         self.folder = Path(tempfile.mkdtemp(prefix="pulsebridge-lab-"))
         (self.folder / "owner.pid").write_text(str(os.getpid()), encoding="ascii")  # as the local stack does
@@ -68,7 +68,7 @@ class Lab:
         self.settings = Settings()
 
     def start(self) -> Lab:
-        """Start what is missing. Raises ConfigError for settings that will not do, and what the local stack raises."""
+        """Start the missing parts. Raises ConfigError for invalid settings, and the errors of the local stack."""
         logs.configure(LogSettings(level="warning"))
         show_both()
         try:
@@ -87,7 +87,7 @@ class Lab:
         return self
 
     def close(self) -> None:
-        """End what this lab started, and remove its folder."""
+        """Stop the parts that this lab started, and remove its folder."""
         for feed in self._feeds:
             feed.stop()
         if self._desk is not None:
@@ -99,7 +99,7 @@ class Lab:
         if self._ingest is not None:
             self._ingest.ask()
             self._ingest.wait()
-        theirs = self._stack is None
+        running_before = self._stack is None
         if self._stack is not None:
             self._stack.stop()
         self._desk = self._spark = self._ingest = self._stack = None
@@ -108,16 +108,16 @@ class Lab:
         else:
             os.environ[CONFIG_VARIABLE] = self._config_before
         shutil.rmtree(self.folder, ignore_errors=True)
-        if theirs and self._holds:
-            self._drop_holds()
+        if running_before and self._subscriptions:
+            self._delete_subscriptions()
 
     @property
     def spark(self) -> SparkSession:
-        """The notebook's Spark session: of this process, or with SPARK_REMOTE that of a Spark Connect server."""
+        """The notebook's Spark session: of this process, or with SPARK_REMOTE of Spark Connect."""
         if self._spark is None:
             from streaming.session import job_session, local_session
 
-            # An error names the cell's line that it comes of.
+            # With this setting an error names the line of its cell.
             lines = {"spark.python.sql.dataFrameDebugging.enabled": "true"}
             remote = "SPARK_REMOTE" in os.environ
             self._spark = job_session(self.settings) if remote else local_session("notebook", more=lines)
@@ -126,36 +126,36 @@ class Lab:
     @property
     def source(self) -> dict[str, str]:
         """Options of ``format("pulsebridge")``: the servers, the credentials, and all topics of readings."""
-        from bridge.pulsar_admin import PulsarAdmin
-        from bridge.readings_topics import topics_to_read
+        from bridge.pulsar.admin import PulsarAdmin
+        from bridge.routing.readings_topics import topics_to_read
 
         with PulsarAdmin(self.settings.pulsar) as admin:
             return self._options(",".join(topics_to_read(self.settings, admin.topics)))
 
     def messages(self, filter: str = "#", **declared: Any) -> DataFrame:
-        """Return the stream of the MQTT messages that a filter matches, from the first that Pulsar has, decoded as
-        ``pipelines.messages`` of a module does. Its subscription goes with the lab.
+        """Return the stream of MQTT messages that match a filter, from Pulsar's first one. They are decoded as
+        ``pipelines.messages`` of a module does. Closing the lab deletes the stream's subscription.
         """
         from streaming.reading import Reader
 
-        hold = f"notebook-{uuid.uuid4().hex[:8]}"
-        self._holds.append(hold)
-        streaming = self.settings.streaming.model_copy(update={"subscription": hold})
+        subscription = f"notebook-{uuid.uuid4().hex[:8]}"
+        self._subscriptions.append(subscription)
+        streaming = self.settings.streaming.model_copy(update={"subscription": subscription})
         settings = self.settings.model_copy(update={"streaming": streaming})
         return Reader(self.spark, settings).messages(filter, declared)
 
     @property
     def root(self) -> str:
-        """Folder or URI of the tables that no schema holds."""
+        """Folder or URI of the tables that are not in a schema."""
         from streaming.tables import resolve_root
 
         return resolve_root(self.settings.streaming.root)
 
     @property
     def desk(self) -> CommandDesk:
-        """The way of commands, started when it is first asked for (see ``pulsebridge.lab_commands``)."""
+        """The command path, started at its first use (see ``pulsebridge.cli.lab``)."""
         if self._desk is None:
-            from pulsebridge.lab_commands import CommandDesk
+            from pulsebridge.cli.lab import CommandDesk
 
             desk = CommandDesk(self.settings, self._file, _environment(), lambda: self.spark, self._options)
             try:
@@ -175,17 +175,17 @@ class Lab:
     def publish(self, topic: str, *payloads: bytes | str) -> int:
         """Publish payloads on an MQTT topic. Return how many the broker acknowledged.
 
-        Raises TransientError when the broker did not take them all.
+        Raises TransientError if the broker did not acknowledge all of them.
         """
         return self._feed((topic, _bytes(payload)) for payload in payloads).wait()
 
     def replay(
         self, wearables: int = 2, buoys: int = 0, readings: int = 288, fault_every: int = 0, rate: float = 0
     ) -> Feed:
-        """Publish real readings over MQTT as some devices, in the background: glucose every five minutes (288 are a day)
-        and the sea's temperature every half an hour. ``rate``: readings per second, 0: as fast as the broker takes them.
-        After each ``fault_every`` of a device follows a faulty one: a value that no sensor measures, none at all, or JSON
-        that was cut.
+        """Publish real readings over MQTT as some devices, in the background. Glucose is every five minutes (288 are a
+        day) and sea temperature every half hour. ``rate``: readings per second; 0: as fast as the broker accepts them.
+        A faulty reading follows each ``fault_every`` readings of a device: a value that no sensor measures, no value,
+        or truncated JSON.
 
         Raises MissingExtraError without the recordings.
         """
@@ -200,9 +200,9 @@ class Lab:
         return self._feed(_messages(devices, readings, fault_every), rate)
 
     def process(self, *flows: str, at_least: int = 0) -> None:
-        """Run flows of the pipeline, or all, on what has arrived, until bronze has ``at_least`` rows.
+        """Run flows of the pipeline, or all, until bronze has ``at_least`` rows.
 
-        Raises TransientError when they do not arrive within two minutes.
+        Raises TransientError if they do not arrive within two minutes.
         """
         from streaming.job import Job
         from streaming.loading import pipeline_of
@@ -220,27 +220,27 @@ class Lab:
             if time.monotonic() > deadline:
                 raise TransientError(f"{stored} of {at_least} messages arrived", remedy=f"see {self.folder}/ingest.log")
 
-    # --- what the lab runs on ---
+    # --- the parts of the lab ---
 
     def _own_settings(self) -> dict[str, dict[str, Any]]:
-        from pulsebridge.lab_commands import PRESENCE
+        from pulsebridge.cli.lab import PRESENCE
 
         file = conf_path("demo/pulsebridge.yaml") if self._config is None else Path(self._config)
         body: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         streaming = body.setdefault("streaming", {})
         streaming.setdefault("root", str(self.folder / "lakehouse"))
         if self._config is None:
-            shutil.copytree(conf_path("demo/gx"), self.folder / "gx")  # its Data Docs are written beside it
+            shutil.copytree(conf_path("demo/gx"), self.folder / "gx")  # GX writes its Data Docs there
             streaming["expectations"] = str(self.folder / "gx")
             streaming["rules"] = str(conf_path("demo/rules.yaml"))
-        # A session of its own at the broker, which does not keep messages for a lab that is gone.
+        # A separate session at the broker, which expires soon after the lab is closed.
         mqtt = {"client_id": f"lab-{uuid.uuid4().hex[:8]}", "session_expiry_s": _SESSION_S}
         body["mqtt"] = body.get("mqtt", {}) | mqtt
         body.setdefault("push", {}).setdefault("presence", [{"filter": PRESENCE}])
         return body
 
     def _start_servers(self, body: dict[str, dict[str, Any]]) -> None:
-        from bridge.local.stack import LocalStack
+        from pulsebridge.local.stack import LocalStack
 
         self._stack = LocalStack(Settings().local)
         self._stack.start()
@@ -251,9 +251,9 @@ class Lab:
                 body.setdefault(section, {})[name] = value
 
     def _start_ingest(self) -> None:
-        from bridge.provisioning import provision_commands
-        from bridge.pulsar_admin import PulsarAdmin
-        from bridge.readings_topics import topics_to_read
+        from bridge.pulsar.admin import PulsarAdmin
+        from bridge.pulsar.provisioning import provision_commands
+        from bridge.routing.readings_topics import topics_to_read
         from pulsebridge.processes import Child, pulsebridge_command
 
         with PulsarAdmin(self.settings.pulsar, timeout_s=30.0) as admin:
@@ -264,11 +264,11 @@ class Lab:
         self._ingest = Child("ingest", command, self.folder / "ingest.log", _environment())
         self._ingest.start()
 
-    def _drop_holds(self) -> None:
-        """Delete the subscriptions of this notebook: they would retain messages that nothing reads."""
-        from bridge.pulsar_admin import PulsarAdmin
-        from bridge.readings_topics import topics_to_read
-        from sources.subscriptions import delete, held_topics
+    def _delete_subscriptions(self) -> None:
+        """Delete the subscriptions of this notebook, because they would retain messages without a reader."""
+        from bridge.pulsar.admin import PulsarAdmin
+        from bridge.routing.readings_topics import topics_to_read
+        from sources.subscriptions import delete, retained_topics
 
         # A query that has just ended may still be connected.
         patient = Retrying(
@@ -277,10 +277,10 @@ class Lab:
         )  # fmt: skip
         with PulsarAdmin(self.settings.pulsar) as admin:
             topics = topics_to_read(self.settings, admin.topics)
-            for hold in self._holds:
-                for held in held_topics(admin, topics, hold):
-                    patient(delete, admin, [held])
-        self._holds.clear()
+            for subscription in self._subscriptions:
+                for topic in retained_topics(admin, topics, subscription):
+                    patient(delete, admin, [topic])
+        self._subscriptions.clear()
 
     def _options(self, topics: str) -> dict[str, str]:
         from sources import connection_options
@@ -289,7 +289,7 @@ class Lab:
         return {**connection_options(self.settings.pulsar), "topics": topics}
 
     def _check_servers(self) -> None:
-        """Raise TransientError that names a server of the lab's own which ended by itself."""
+        """Raise TransientError that names a server of this lab that ended by itself."""
         if self._stack is not None:
             self._stack.check()
 
@@ -300,7 +300,7 @@ class Lab:
         return feed
 
     def _await_ingest(self) -> None:
-        """Wait until ingest has subscribed: what is published before is not for it."""
+        """Wait until ingest has subscribed, because it does not receive earlier publishes."""
         if self._ingest is None:
             return
         deadline = time.monotonic() + _WAIT_S
@@ -314,7 +314,7 @@ class Lab:
 
 
 class Feed:
-    """Messages that are being published, from a thread of its own."""
+    """Messages that a separate thread publishes."""
 
     def __init__(self, settings: Settings, messages: Iterable[tuple[str, bytes]], rate: float) -> None:
         self._mqtt = settings.mqtt
@@ -329,7 +329,7 @@ class Feed:
     def wait(self) -> int:
         """Wait until all are sent. Return how many the broker acknowledged.
 
-        Raises TransientError when it did not take them all.
+        Raises TransientError if it did not acknowledge all of them.
         """
         self._thread.join()
         if self._failure is not None:
@@ -337,7 +337,7 @@ class Feed:
         return self._sent
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._stop.set()
         self._thread.join()
 
@@ -354,14 +354,14 @@ class Feed:
                 self._sent += 1
             if not client.flush(_WAIT_S):
                 raise TransientError("the MQTT broker did not acknowledge all readings")
-        except Exception as e:  # noqa: BLE001 — raised again in the thread that waits
+        except Exception as e:  # noqa: BLE001 — re-raised in the waiting thread
             self._failure = e
         finally:
             client.close()
 
 
 def _messages(devices: Iterable[VirtualDevice], readings: int, fault_every: int) -> Iterator[tuple[str, bytes]]:
-    """Yield topic and payload of each reading, the devices in turn."""
+    """Yield topic and payload of each reading, alternating between the devices."""
     from pulsebridge.demo.recordings import FAULTS, encode, encode_fault
 
     chosen = list(devices)

@@ -1,11 +1,11 @@
-"""Packs Pulsebridge with its dependencies into one file for a cluster: a PEX, which finds its interpreter by itself.
+"""Packs Pulsebridge with its dependencies into one file for a cluster. The file is a PEX that finds its interpreter.
 
-Driver and executors run it as their Python: ``./pulsebridge.pex`` stands for ``python``. It needs a CPython of the
-same minor version on each machine, and nothing installed there. Spark's own pyspark is not in it: the cluster's is
-used, which comes by the PYTHONPATH that Spark sets.
+Driver and executors run it as their Python: ``./pulsebridge.pex`` replaces ``python``. Each machine needs a CPython of
+the same minor version and no other installation. The file has no pyspark. It uses the cluster's pyspark, by the
+PYTHONPATH that Spark sets.
 
-Versions are those of the environment that packs, taken from there without a download. Unpacking goes to ``PEX_ROOT``,
-once for each machine.
+All packages are copied from the packing environment, without a download. Each machine unpacks the file once, to
+``PEX_ROOT``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bridge.errors import MissingExtraError, TerminalError
 __all__ = ["EXTRAS", "build_wheel", "needs_of", "pack", "pex_arguments", "requirements", "submit_words"]
 
 EXTRAS = ("spark", "avro")
-"""The extras that executors need; the jobs of ``pulsebridge stream`` need quality on the driver, too."""
+"""The extras that executors need. The driver of ``pulsebridge stream`` also needs quality."""
 _DISTRIBUTION = "pulsebridge"
 _NOT_PACKED = ("pyspark", "delta-spark")
 
 
 def requirements(extras: Sequence[str], metadata: Iterable[str]) -> list[str]:
-    """Return what these extras need, from the lines of a distribution's ``Requires-Dist``; never a Spark."""
+    """Return the requirements of these extras, from a distribution's ``Requires-Dist`` lines, without Spark."""
     found = []
     for line in metadata:
         need, _, marker = line.partition(";")
@@ -47,8 +47,8 @@ def requirements(extras: Sequence[str], metadata: Iterable[str]) -> list[str]:
 def pex_arguments(
     out: Path, wanted: Sequence[str], *, environment: Path, code: Path | None = None, compress: bool = True
 ) -> list[str]:
-    """Return the arguments of pex. ``environment`` is the virtual environment that everything is taken from, ``code``
-    a folder with packages of our own that are not installed there.
+    """Return the arguments of pex. ``environment`` is the virtual environment with all packages. ``code`` is a folder
+    with our own packages that are not installed in it.
     """
     return [
         *wanted,
@@ -57,7 +57,7 @@ def pex_arguments(
         *(("--sources-directory", str(code)) if code is not None else ()),
         "--sh-boot",
         "--venv",
-        # PYTHONPATH counts: by it Spark's own Python packages come, and nothing else does on a machine of a cluster.
+        # PYTHONPATH must be used: it has Spark's own Python packages, and nothing else on a machine of a cluster.
         "--non-hermetic-venv-scripts",
         "--output-file",
         str(out),
@@ -66,8 +66,8 @@ def pex_arguments(
 
 
 def submit_words(pex: Path, master: str, jars: Sequence[Path]) -> list[str]:
-    """Return the words of a submission to a standalone cluster, less the job and its arguments, for the folder of the
-    packed file. The Python is named in the environment: Spark's discovery of formats looks nowhere else.
+    """Return the command of a submission to a standalone cluster, without the job. It is for the folder of the
+    packed file. The environment names the Python, because Spark's discovery of formats reads it only from there.
     """
     return [
         "env", f"PYSPARK_PYTHON=./{pex.name}",
@@ -80,7 +80,7 @@ def submit_words(pex: Path, master: str, jars: Sequence[Path]) -> list[str]:
 def pack(out: Path, *, extras: Sequence[str] = EXTRAS, compress: bool = True) -> Path:
     """Write the PEX and return its path.
 
-    Raises MissingExtraError without pex, TerminalError when it fails or Pulsebridge is not installed here.
+    Raises MissingExtraError without pex, TerminalError if pex fails or Pulsebridge is not installed here.
     """
     if find_spec("pex") is None:
         raise MissingExtraError("packing needs pex", remedy="pip install 'pulsebridge[package]'")
@@ -106,7 +106,7 @@ def _metadata() -> list[str]:
 
 
 def needs_of(extras: Sequence[str]) -> list[str]:
-    """Return what these extras need beside the core's own. Raises TerminalError when Pulsebridge is not installed."""
+    """Return the additional requirements of these extras. Raises TerminalError if Pulsebridge is not installed."""
     core = set(requirements((), _metadata()))
     return [need for need in requirements(extras, _metadata()) if need not in core]
 
@@ -114,13 +114,13 @@ def needs_of(extras: Sequence[str]) -> list[str]:
 def build_wheel(folder: Path) -> Path:
     """Write this project's wheel into a folder and return its path.
 
-    Raises TerminalError where the packages are installed, not used from a checkout: then there is one already.
+    Raises TerminalError if the packages are installed and not used from a checkout, because then a wheel exists.
     """
     root = Path(__file__).resolve().parents[1]
     if not (root / "pyproject.toml").is_file():
         raise TerminalError(
-            "these packages are installed from a wheel already",
-            remedy="give that wheel: pip download pulsebridge",
+            "these packages were installed from a wheel",
+            remedy="use that wheel: pip download pulsebridge",
         )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pulsebridge-wheel-") as empty:
@@ -132,7 +132,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def _checkout_code(folder: Path) -> Path | None:
-    """Return the packages as a wheel has them, where they are used from a checkout; None where they are installed."""
+    """Return the packages of a checkout as in a wheel, None if they are installed."""
     if not (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file():
         return None
     wheel = build_wheel(folder)

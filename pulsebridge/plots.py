@@ -1,6 +1,6 @@
-"""How the notebooks show things: charts that follow a stream or a choice, Data Docs, the way of commands.
+"""Displays of the notebooks: charts of streams and choices, Data Docs, the path of commands.
 
-Charts are altair's. Each is shown interactive where that is possible, and as a picture elsewhere.
+Charts are altair's. They are interactive in a front end that supports this, and pictures elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _WIDTH: Final = 700
 
 
 class Chart:
-    """A chart below its choices, drawn again when one changes; with a query each second while it runs, beside a button
-    that stops the query.
+    """A chart below its choices, redrawn when a choice changes. With a query it is redrawn each second while the query
+    runs, and has a button that stops the query.
 
-    ``draw`` is called with each choice by its name, and returns the chart. A choice is a list, any widget with a value, or a
-    function that returns a list: it is called at each drawing, since devices come while a stream runs, with the choices
-    before it by their names.
+    ``draw`` is called with each choice by its name, and returns the chart. A choice is a list, any widget with a value,
+    or a function that returns a list. The function is called at each drawing, because new devices appear during a
+    stream. Its arguments are the earlier choices by their names.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Chart:
             self._thread.start()
 
     def redraw(self) -> None:
-        """Draw it again."""
+        """Redraw the chart."""
         with self._drawing:
             self._ask()
             self._shown.update(self._drawn())
 
     def stop(self) -> None:
-        """Stop the query, as the button does, and draw what it left. Raises the error of a query that failed."""
+        """Stop the query, as the button does, and draw its last state. Raises the error of a failed query."""
         self._stopped.set()
         if self._query is not None:
             self._query.stop()
@@ -101,7 +101,7 @@ class Chart:
             self.redraw()
 
     def _ask(self) -> None:
-        """Bring the lists up to date, without a drawing for each."""
+        """Update the lists, without a drawing for each."""
         self._choosing = True
         try:
             before: dict[str, Any] = {}
@@ -120,9 +120,9 @@ class Chart:
 
 
 def data_docs(project: str | Path, height: int = 600) -> Any:
-    """Return the newest page of a Great Expectations project's Data Docs, to be shown inline, without scripts and pictures.
+    """Return the newest page of a project's Data Docs for inline display. It has no scripts and pictures.
 
-    Raises ConfigError when no checkpoint has run.
+    Raises ConfigError if no checkpoint has run.
     """
     from IPython import display
 
@@ -136,7 +136,7 @@ def data_docs(project: str | Path, height: int = 600) -> Any:
 
 
 def plot_commands(receipts: pd.DataFrame) -> alt.LayerChart:
-    """Return the way of each command: when it was written, when push sent it, when it was confirmed."""
+    """Return a chart of each command's times: emitted, pushed, confirmed."""
     import altair as alt
 
     y = alt.Y("command_id:N", title=None, sort=list(receipts["command_id"]))
@@ -155,7 +155,7 @@ def plot_commands(receipts: pd.DataFrame) -> alt.LayerChart:
 
 
 def show_both() -> None:
-    """Let charts show themselves as what JupyterLab draws, and as a picture for those that draw nothing."""
+    """Register a renderer that outputs both JupyterLab's chart and a picture for other front ends."""
     import altair as alt
 
     if "both" not in alt.renderers.names():
@@ -167,5 +167,5 @@ def _both(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
     import vl_convert
 
     picture = base64.b64encode(vl_convert.vegalite_to_png(spec, scale=1.0)).decode()
-    # JupyterLab 4 knows Vega-Lite 5 by this name; what these charts use is the same in 6.
+    # JupyterLab 4 knows Vega-Lite 5 by this name. These charts use nothing that differs in Vega-Lite 6.
     return {"application/vnd.vegalite.v5+json": spec, "image/png": picture, "text/plain": "a chart"}

@@ -1,6 +1,6 @@
-"""The processes of a run: started with a log each, killed with all their children, stopped in order.
+"""The processes of a run, with logs; they are killed with all their children.
 
-Each is owned by a guardian (``bridge.local.processes``), so that none outlives the demo, however that ends.
+A guardian owns each of them (``pulsebridge.local.processes``), so that none outlives the demo, even if that is killed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 import psutil
 
 from bridge.errors import TransientError
-from bridge.local.processes import Server, last_lines
+from pulsebridge.local.processes import Server, last_lines
 
 __all__ = ["Child", "pulsebridge_command", "stop_all"]
 
 
 def pulsebridge_command(*arguments: str) -> list[str]:
-    """Return the command line of ``pulsebridge`` in this very Python."""
-    return [sys.executable, "-c", "from bridge.cli import main; main()", *arguments]
+    """Return the command line of ``pulsebridge`` in this Python."""
+    return [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments]
 
 
 class Child:
-    """One process of the run, started again after a kill with the same command and log."""
+    """One process of the run. After a kill it is restarted with the same command and log."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
@@ -38,7 +38,7 @@ class Child:
         self._server: Server | None = None
 
     def start(self) -> None:
-        """Start it. Raises TransientError when the command cannot be run."""
+        """Start it. Raises TransientError if the command cannot be run."""
         self._server = Server(
             self.name,
             self._command,
@@ -50,15 +50,15 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether it was started and has ended by itself."""
+        """Whether it was started and has ended."""
         return self._server is not None and not self._server.alive()
 
     def logged(self) -> str:
-        """Return what is in its log so far."""
+        """Return its log so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def failure(self) -> TransientError:
-        """Return what to say about a process that has ended by itself: its exit code and the end of its log."""
+        """Return the error of an ended process: its exit code and last log lines."""
         code = None if self._server is None else self._server.exit_code
         return TransientError(
             f"{self.name} ended with exit code {code}; the end of {self.log}:\n{last_lines(self.log, 8)}",
@@ -66,11 +66,11 @@ class Child:
         )
 
     def kill(self) -> int:
-        """Kill -9 the process and every descendant. Returns how many processes that were."""
+        """Kill -9 the process and every descendant. Returns the number of killed processes."""
         if self._server is None:
             return 0
         tree = _tree(self._server.pid)
-        for process in tree:  # pyspark's daemon leaves the process group: each is killed by itself
+        for process in tree:  # each one, because pyspark's daemon leaves the process group
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
@@ -80,12 +80,12 @@ class Child:
         return len(tree)
 
     def ask(self) -> None:
-        """Ask it to end in order (SIGTERM), without waiting."""
+        """Send SIGTERM, without waiting."""
         if self._server is not None:
             self._server.ask()
 
     def wait(self) -> None:
-        """Wait until it has ended, killing it and what it left behind when its grace is over."""
+        """Wait until it has ended. After its grace period, kill it and its remaining children."""
         if self._server is None:
             return
         tree = _tree(self._server.pid)
@@ -107,7 +107,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def stop_all(children: Iterable[Child]) -> float:
-    """Ask all to end, then wait for each. Returns the seconds it took."""
+    """Send SIGTERM to all, then wait for each. Returns the duration in seconds."""
     began = time.monotonic()
     listed = list(children)
     for child in listed:

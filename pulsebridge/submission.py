@@ -1,7 +1,7 @@
-"""What goes beside the packed file for each kind of cluster, and the line that submits the jobs there.
+"""Additional files and the submit command for each kind of cluster.
 
-Texts are made by pure functions; ``write_beside`` writes them. Only standalone clusters are tested (with a master and two
-workers as processes); for the others the line is what Spark's and Databricks' documents ask for.
+``write_files`` writes the files. Only standalone clusters are tested (with a master and two workers as processes). The
+other commands follow the documents of Spark and Databricks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pulsebridge.packing import submit_words
 
-__all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_beside"]
+__all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_files"]
 
 JOB: Final = "pulsebridge_job.py"
 _SCRIPT: Final = '''"""The job of Pulsebridge, for spark-submit."""
@@ -40,7 +40,7 @@ _JOBS_OWN: Final = (
     "spark.sql.python.filterPushdown.enabled",
     "spark.sql.redaction.options.regex",
 )
-"""What the jobs count on; the rest of conf/spark-defaults.conf is size, and Delta's set-up."""
+"""Settings that the jobs need. The rest of conf/spark-defaults.conf is sizes, and Delta's set-up."""
 
 
 class Target(str, Enum):
@@ -53,7 +53,7 @@ class Target(str, Enum):
 
     @property
     def master(self) -> str:
-        """The master of a submission, with what is to be filled in in capitals."""
+        """The master of a submission; words in capitals must be replaced."""
         return {
             Target.standalone: "spark://HOST:7077",
             Target.yarn: "yarn",
@@ -94,9 +94,9 @@ def line(target: Target, pex: Path, master: str, jars: Sequence[Path]) -> str:
 
 
 def dockerfile(pex: Path) -> str:
-    """Return how an image with the jobs is made from one of Spark; it must have the packing Python's version."""
+    """Return the Dockerfile of an image with the jobs. Its Spark image must have the packing Python's version."""
     return (
-        "# SPARK_IMAGE: one of Spark 4 with a CPython of the same minor version as the one that packed.\n"
+        "# SPARK_IMAGE: an image of Spark 4 with a CPython of the packing Python's minor version.\n"
         "ARG SPARK_IMAGE\n"
         "FROM ${SPARK_IMAGE}\n"
         f"COPY {pex.name} {JOB} {_SETTINGS} {_IN_IMAGE}/\n"
@@ -105,8 +105,8 @@ def dockerfile(pex: Path) -> str:
 
 
 def databricks_job(wheel: str, needs: Iterable[str], defaults: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of ``databricks jobs create``. ``needs``: what the wheel's extras need; ``defaults``: the pairs of
-    conf/spark-defaults.conf. Databricks brings its own Delta, Python and pyspark, so no packed file goes there.
+    """Return the body of ``databricks jobs create``. ``needs``: the requirements of the wheel's extras; ``defaults``:
+    the pairs of conf/spark-defaults.conf. Databricks has its own Delta, Python and pyspark, so it needs no packed file.
     """
     volume = "/Volumes/CATALOG/SCHEMA/VOLUME"
     libraries: list[dict[str, Any]] = [{"whl": f"{volume}/{wheel}"}]
@@ -136,26 +136,24 @@ def databricks_job(wheel: str, needs: Iterable[str], defaults: Mapping[str, str]
 
 
 def notes(target: Target) -> list[str]:
-    """Return what to do before the line, and what was not tried."""
-    found = [
-        f"{_SETTINGS}: your settings, beside these files; streaming.root and the tables where all machines reach them"
-    ]
+    """Return the steps before the command, and the test status."""
+    found = [f"{_SETTINGS}: your settings, in the same folder; all machines must reach streaming.root and the tables"]
     if target is Target.standalone:
         return [*found, "tested: a master and two workers as processes, client mode"]
     if target is Target.k8s:
         found.append("first: docker build --build-arg SPARK_IMAGE=… -t IMAGE . in this folder, and push it")
     if target is Target.databricks:
         found.append(
-            "first: copy the wheel, the script and the settings into the volume; RUNTIME is one with Spark 4 and "
+            "first: copy the wheel, the script and the settings into the volume; RUNTIME must have Spark 4 and "
             "a Python from 3.10 on; then: databricks jobs create --json @databricks-job.json"
         )
-    return [*found, "not tested here: no such cluster was at hand"]
+    return [*found, "not tested on such a cluster"]
 
 
-def write_beside(
+def write_files(
     target: Target, artefact: Path, *, jars: Sequence[Path], properties: Path, job: Mapping[str, Any]
 ) -> list[Path]:
-    """Write what goes beside the packed file, or the wheel, into its folder; return the files. ``properties`` is
+    """Write the additional files into the folder of the packed file or wheel; return them. ``properties`` is
     conf/spark-defaults.conf, ``job`` the body for Databricks.
     """
     folder = artefact.parent

@@ -1,6 +1,6 @@
-"""The Spark sinks: rows to Pulsar topics, to devices and groups of them as commands, or to an MQTT broker.
+"""The Spark sinks: rows to Pulsar topics, to devices and groups as commands, or MQTT.
 
-``sinks.register(spark)`` makes their formats known; pyspark is imported only then.
+``sinks.register(spark)`` registers their formats and imports pyspark only then.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.errors import MissingExtraError
-from bridge.formats import joined
+from bridge.spark.formats import joined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,10 +17,10 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``pulsebridge`` (for writing), ``pulsebridge_commands``, ``pulsebridge_groups`` and
-    ``pulsebridge_mqtt`` known to this session.
+    """Register the formats ``pulsebridge`` (for writing), ``pulsebridge_commands``, ``pulsebridge_groups`` and
+    ``pulsebridge_mqtt`` in this session.
 
-    Raises MissingExtraError when pyspark or pyarrow is not installed.
+    Raises MissingExtraError if pyspark or pyarrow is not installed.
     """
     try:
         from sinks.commands import CommandsSink
@@ -29,7 +29,7 @@ def register(spark: SparkSession) -> None:
         from sinks.topics import NoReading, TopicSink
     except ModuleNotFoundError as e:
         raise MissingExtraError(
-            f"the sinks need {e.name}", remedy="pip install 'pulsebridge[spark]' beside your Spark"
+            f"the sinks need {e.name}", remedy="pip install 'pulsebridge[spark]' where your Spark runs"
         ) from e
     spark.dataSource.register(joined(TopicSink.name(), "write", TopicSink, NoReading))
     spark.dataSource.register(CommandsSink)

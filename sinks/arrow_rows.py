@@ -1,8 +1,8 @@
-"""Rows of Spark's Arrow record batches as plain values, none of which can end the task. Pure.
+"""Rows of Spark's Arrow record batches as plain values that cannot fail the task.
 
-``to_pylist`` alone raises for what Spark holds without complaint: text that is not UTF-8, which ``cast(… as string)``
-makes of any bytes, times beyond the years that Python's datetime has, and times in zones that pyarrow does not know
-(``Z``, ``GMT+03:00``, ``PST``). It decides how such a value is given; what becomes of its row, its callers do.
+``to_pylist`` alone raises for some values that Spark accepts. One is text that is not UTF-8, as ``cast(… as string)``
+makes it of any bytes. Others are times outside the years of Python's datetime, or in zones that pyarrow does not know
+(``Z``, ``GMT+03:00``, ``PST``). This module decides how to represent such values. Its callers decide about the row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from bridge.commands import Problem
+from bridge.contract.commands import Problem
 
 __all__ = ["Row", "is_time", "readable", "rows_of"]
 
@@ -20,20 +20,20 @@ _SHOWN: Final = 40
 
 
 class Row(NamedTuple):
-    """One row of a task. Times are µs since the epoch, whatever the session's time zone."""
+    """One row of a task. Times are µs since the epoch in any time zone of the session."""
 
     number: int
     """Its number within the task."""
     values: dict[str, Any]
-    """By column. Text that is not UTF-8 stands as its bytes; within a map, an array or a struct it stands escaped."""
+    """By column. Text that is not UTF-8 is represented by its bytes, or escaped within a map, an array or a struct."""
     problem: Problem | None
-    """The first column that holds such text, None when there is none."""
+    """The first column with such text, None without one."""
 
 
 def rows_of(
     batches: Iterable[pa.RecordBatch], columns: Container[str] | None = None, *, first: int = 0
 ) -> Iterator[Row]:
-    """Yield the rows of a task in order, with these columns of it, or all; ``first`` is the number of the first."""
+    """Yield the rows of a task in order, with these columns or all. ``first`` is the number of the first row."""
     number = first
     for batch in batches:
         names = [name for name in batch.schema.names if columns is None or name in columns]
@@ -47,18 +47,18 @@ def rows_of(
 
 
 def is_time(batch: pa.RecordBatch, column: str) -> bool:
-    """Whether a column is there and holds times, which ``Row.values`` has as numbers."""
+    """Whether a column exists and contains times. ``Row.values`` has these as numbers."""
     return column in batch.schema.names and pa.types.is_timestamp(batch.schema.field(column).type)
 
 
 def readable(value: str | bytes | None) -> str:
-    """Return text to show or to file under, whatever a column of text holds; empty for null."""
+    """Return a text column's value for display or as a key; empty for null."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value or ""
 
 
 def _values(column: pa.Array) -> tuple[list[Any], dict[int, bytes]]:
-    """Return a column's values, and by place the text that is not UTF-8."""
-    if pa.types.is_timestamp(column.type):  # Spark's are in µs, and its zone is but how they are shown
+    """Return a column's values, and by index the text that is not UTF-8."""
+    if pa.types.is_timestamp(column.type):  # Spark's times are in µs; their zone affects only the display
         return column.view(pa.int64()).to_pylist(), {}
     try:
         return column.to_pylist(), {}
@@ -81,7 +81,7 @@ def _one_by_one(column: pa.Array) -> tuple[list[Any], dict[int, bytes]]:
 
 
 def _without_text(kind: pa.DataType) -> pa.DataType:
-    """Return a type of the same layout whose text is bytes, into which a cast looks at none of them."""
+    """Return a type of the same layout with bytes for text. A cast to it does not check the text."""
     if pa.types.is_map(kind):
         return pa.map_(_without_text(kind.key_type), _without_text(kind.item_type))
     if pa.types.is_list(kind):
@@ -107,5 +107,5 @@ def _problem(column: str, raw: bytes) -> Problem:
     shown = f"{raw[:_SHOWN]!r}{'…' if len(raw) > _SHOWN else ''}"
     return Problem(
         column,
-        f"{shown} is no UTF-8; make text of bytes with decode(…, its charset), not with a cast to string",
+        f"{shown} is not UTF-8; convert bytes to text with decode(…, its charset), not with a cast to string",
     )

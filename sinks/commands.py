@@ -1,8 +1,8 @@
-"""``format("pulsebridge_commands")``: the data source that Spark calls for batch and streaming writes of commands.
+"""``format("pulsebridge_commands")``: Spark's data source for batch and streaming writes of commands.
 
-It decides, on the driver, whether options and schema will do, and that the topics and the push tier's subscription
-stand before the first command. Commands are at-least-once in Pulsar; ``command_id`` is the identity by which push
-gives the device no second one, whatever Spark replays (H19, H21, H22).
+On the driver it checks options, schema, and that the topics and the push tier's subscription exist before the first
+command. Commands are at-least-once in Pulsar. By ``command_id`` push delivers each command to its device once, also
+if Spark replays it (H19, H21, H22).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSource
 from bridge.contract import ALERTS_TOPIC, GROUP_COMMANDS_TOPIC
 from bridge.errors import ContractError
 from bridge.killpoints import reach
-from bridge.provisioning import commands_ready, groups_ready, provision_commands
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import commands_ready, groups_ready, provision_commands
 from sinks.messages import BadRow, PulsarMessage
 from sinks.option_names import COMMANDS
 from sinks.options import SinkOptions, read_options
@@ -41,16 +41,16 @@ class CommandsSink(DataSource):
         return COMMANDS
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Triggered by ``df.write…save()``, on the driver, once per write. What it raises fails the write.
+        """Called for ``df.write…save()``, on the driver, once per write. An exception fails the write.
 
-        Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or save mode, ConfigError for invalid options.
         """
         return BatchWriter(appending("commands", overwrite, lambda: self._task(schema, stream=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
+        """Called for ``df.writeStream…start()``, on the driver. An exception fails the query.
 
-        Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or output mode, ConfigError for invalid options.
         """
         return StreamWriter(appending("commands", overwrite, lambda: self._task(schema, stream=True)))
 
@@ -73,7 +73,7 @@ def _prepare(options: SinkOptions, *, groups: bool, alerts: bool) -> None:
         if ready or (options.provision and provision_commands(admin, options.topic)):
             return
     raise ContractError(
-        f"{options.topic} is not there, or without the push tier's subscription",
+        f"{options.topic} does not exist, or lacks the push tier's subscription",
         remedy="start `pulsebridge push` once, or set the option provision to true",
     )
 

@@ -1,13 +1,13 @@
-"""From the columns of a DataFrame to memberships of groups: what a row must be, and what becomes of one that is not. Pure."""
+"""Converts rows of a DataFrame to memberships of groups or to bad rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.commands import Problem
-from bridge.groups import GROUP_MEMBER_COLUMNS, MEMBER, member_key
-from bridge.names import DEFAULT_MAX_NAME_BYTES, name_problem
+from bridge.contract.commands import Problem
+from bridge.contract.groups import GROUP_MEMBER_COLUMNS, MEMBER, member_key
+from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
@@ -27,7 +27,7 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 def read_rows(
     batches: Iterable[pa.RecordBatch], topic: str, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
 ) -> Iterator[PulsarMessage | BadRow]:
-    """Yield each row of a task as a membership, or its end, for ``topic``, or as a bad row; in order."""
+    """Yield a task's rows in order: memberships, their removals, or bad rows."""
     for number, row, problem in rows_of(batches):
         if problem is None:
             yield _read_row(number, row, topic, max_name_bytes)
@@ -52,5 +52,5 @@ def _why_not(name: str | None, max_name_bytes: int) -> str | None:
     if name is None:
         return "is null"
     if "\0" in name:
-        return f"is {name[:80]!r}, and a name has no U+0000"
+        return f"is {name[:80]!r}, and a name must not contain U+0000"
     return name_problem(name, max_name_bytes)

@@ -1,7 +1,7 @@
-"""``format("pulsebridge_groups")``: the data source that Spark calls for writes of who is in which group.
+"""``format("pulsebridge_groups")``: Spark's data source for writes of group memberships.
 
-It decides, on the driver, whether options and schema will do, and that the topics stand. The last row for a device of a
-group counts, however often it is written.
+On the driver it checks options, schema, and that the topics exist. The last row for a device of a group counts,
+also if it is written several times.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from bridge.errors import ContractError
-from bridge.provisioning import groups_ready, provision_commands
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import groups_ready, provision_commands
 from sinks.group_rows import check_schema, read_rows
 from sinks.option_names import GROUPS
 from sinks.options import SinkOptions, read_group_options
@@ -29,7 +29,7 @@ __all__ = ["GroupsSink"]
 
 
 class GroupsSink(DataSource):
-    """The sink ``pulsebridge_groups``. Its columns are ``bridge.groups.GROUP_MEMBER_COLUMNS``."""
+    """The sink ``pulsebridge_groups``. Its columns are ``bridge.contract.groups.GROUP_MEMBER_COLUMNS``."""
 
     @classmethod
     def name(cls) -> str:
@@ -37,16 +37,16 @@ class GroupsSink(DataSource):
         return GROUPS
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Triggered by ``df.write…save()``, on the driver, once per write. What it raises fails the write.
+        """Called for ``df.write…save()``, on the driver, once per write. An exception fails the write.
 
-        Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or save mode, ConfigError for invalid options.
         """
         return BatchWriter(appending("groups", overwrite, lambda: self._task(schema, stream=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
+        """Called for ``df.writeStream…start()``, on the driver. An exception fails the query.
 
-        Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or output mode, ConfigError for invalid options.
         """
         return StreamWriter(appending("groups", overwrite, lambda: self._task(schema, stream=True)))
 
@@ -63,7 +63,7 @@ def _prepare(options: SinkOptions) -> None:
             return
         if not options.provision:
             raise ContractError(
-                f"{options.topic} and the topics beside it are not all there",
+                f"{options.topic} or a topic that it needs does not exist",
                 remedy="start `pulsebridge push` once, or set the option provision to true",
             )
         provision_commands(admin)

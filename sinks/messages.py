@@ -1,4 +1,4 @@
-"""What a row of a task becomes, a message to Pulsar or a bad row, and whether a DataFrame's columns will do. Pure."""
+"""Results of a row of a task: a Pulsar message or a bad row. Also checks a DataFrame's columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bridge.commands import Problem
+from bridge.contract.commands import Problem
 from bridge.errors import ContractError
 
 __all__ = ["BadRow", "PulsarMessage", "check_columns"]
@@ -15,7 +15,7 @@ __all__ = ["BadRow", "PulsarMessage", "check_columns"]
 
 @dataclass(frozen=True, slots=True)
 class PulsarMessage:
-    """A message for one topic; its key, or where it has none its row, decides the partition."""
+    """A message for one topic. Its key decides the partition; without a key, its row does."""
 
     row: int
     """Its number within the task."""
@@ -30,13 +30,13 @@ class PulsarMessage:
     ordering_key: str | None = None
 
     def refused(self, problem: Problem) -> BadRow:
-        """Return the bad row that this message is, for a reason that only Pulsar knows."""
+        """Return this message as a bad row, for a reason that only Pulsar reports."""
         return BadRow(self.row, problem, self.payload or b"", self.key or "", self.topic, self.key, self.properties)
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be written: its number within the task, what is wrong, and what is known of it."""
+    """A row that cannot be written: its number, the problem, and its known values."""
 
     row: int
     problem: Problem
@@ -44,14 +44,14 @@ class BadRow:
     device: str
     """Key of its dead letter."""
     topic: str = ""
-    """Pulsar topic that it was meant for, empty for the one of the options."""
+    """Its Pulsar topic, empty for the topic of the options."""
     key: str | None = None
-    """The key that it was meant to have there, None where that is the device."""
+    """Its key in that topic, None if that is the device."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
-        """The reason as it stands in the dead letter."""
+        """The reason, as in the dead letter."""
         return f"row {self.row} of the task, {self.problem}"
 
 
@@ -64,9 +64,9 @@ def check_columns(
     *,
     strangers: str = "",
 ) -> None:
-    """Check a DataFrame's columns (name, Spark SQL type) against those that the format ``name`` wants.
+    """Check a DataFrame's columns (name, Spark SQL type) against those of the format ``name``.
 
-    ``also`` are columns that may be there and are not written; ``strangers`` says where else an unknown one belongs.
+    ``also`` are columns that may exist and are not written; ``strangers`` is the remedy for an unknown column.
     Raises ContractError that lists every missing, repeated, unknown and wrongly typed column with the remedy.
     """
     columns = list(columns)
@@ -76,7 +76,7 @@ def check_columns(
     for one, times in Counter(one for one, _ in columns).items():
         if times > 1:
             problems.append(
-                f"column {one} is there {times} times, and one of them would count: rename or drop the others"
+                f"column {one} occurs {times} times, and the sink would use one of them: rename or drop the others"
             )
     for one, kind in found.items():
         if one not in known:
@@ -88,5 +88,5 @@ def check_columns(
             cast = f".withColumn('{one}', col('{one}').cast('{known[one][0]}'))"
             problems.append(f"column {one} is {kind}, wanted {' or '.join(known[one])}: {cast}")
     if problems:
-        told = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in wanted.items())
-        raise ContractError(f"{name}: " + "; ".join(problems), remedy="columns: " + told)
+        expected = ", ".join(f"{one} {' or '.join(kinds)}" for one, kinds in wanted.items())
+        raise ContractError(f"{name}: " + "; ".join(problems), remedy="columns: " + expected)

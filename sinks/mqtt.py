@@ -1,8 +1,8 @@
-"""``format("pulsebridge_mqtt")``: rows straight to an MQTT broker, for those who need no log between.
+"""``format("pulsebridge_mqtt")``: rows straight to an MQTT broker, without a log between.
 
-It decides, on the driver, whether options and schema will do. Rows are at-least-once at the broker: a task that is
-tried again, or a micro-batch that is replayed, publishes its rows again, and no identity tells the repeat. Commands
-that must come once go through ``pulsebridge_commands``.
+On the driver it checks options and schema. Rows are at-least-once at the broker. A retried task or a replayed
+micro-batch repeats its publishes, and no identity marks the duplicates. Use ``pulsebridge_commands`` for commands that
+must arrive once.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class MqttSink(DataSource):
         return MQTT
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Triggered by ``df.write…save()``, on the driver, once per write. What it raises fails the write.
+        """Called for ``df.write…save()``, on the driver, once per write. An exception fails the write.
 
-        Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or save mode, ConfigError for invalid options.
         """
         return BatchWriter(appending("an MQTT broker", overwrite, lambda: self._task(schema)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
+        """Called for ``df.writeStream…start()``, on the driver. An exception fails the query.
 
-        Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or output mode, ConfigError for invalid options.
         """
         return StreamWriter(appending("an MQTT broker", overwrite, lambda: self._task(schema)))
 

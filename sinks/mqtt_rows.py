@@ -1,6 +1,6 @@
-"""From the columns of a DataFrame to publishes for an MQTT broker.
+"""Converts rows of a DataFrame to publishes for an MQTT broker, or to bad rows.
 
-Pure: Arrow record batches in, publishes and bad rows out. Section numbers are those of MQTT 5.
+Section numbers are those of MQTT 5.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.commands import Problem, publish_topic_problem, text_problem
 from bridge.contract import MQTT_SINK_COLUMNS, ORIGIN_PROPERTY, ORIGIN_SINK
+from bridge.contract.commands import Problem, publish_topic_problem, text_problem
 from bridge.errors import ContractError
 from bridge.mqtt.fitting import misfit, publish_size
 from bridge.mqtt.types import Connected, PublishProperties
@@ -35,7 +35,7 @@ _SHOWN: Final = 200
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for all rows of a write."""
+    """Options that are the same for all rows of a write."""
 
     topic: str | None
     """For rows without one."""
@@ -55,12 +55,12 @@ class Publish:
     properties: PublishProperties | None
 
     def refused(self, problem: Problem) -> BadRow:
-        """Return the bad row that this publish is, for a reason that only the broker knows."""
+        """Return this publish as a bad row, for a reason that only the broker reports."""
         return BadRow(self.row, problem, self.payload, "", self.topic)
 
     def misfit(self, broker: Connected) -> BadRow | None:
-        """Return the bad row that this publish is at a broker that said it takes none such, None where it may."""
-        size = len(self.payload) - (0 if self.qos else 2)  # at QoS 0 without the two bytes of a packet identifier
+        """Return this publish as a bad row if it exceeds the broker's limits, else None."""
+        size = len(self.payload) - (0 if self.qos else 2)  # QoS 0 lacks the two bytes of a packet identifier
         properties = self.properties or PublishProperties()
         why = misfit(broker, self.topic, size, self.qos, retain=self.retain, properties=properties)
         if why is None:
@@ -81,13 +81,13 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
     newer = [name for name in _OF_MQTT_5 if name in found]
     if newer and not plan.mqtt_5:
         raise ContractError(
-            f"pulsebridge_mqtt: the columns {', '.join(newer)} exist in MQTT 5 alone",
+            f"pulsebridge_mqtt: the columns {', '.join(newer)} need MQTT 5",
             remedy="set mqtt.protocol to 5, or drop them",
         )
 
 
 def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Publish | BadRow]:
-    """Yield each row of a task as a publish or as a bad row, in order."""
+    """Yield each row of a task in order, as a publish or a bad row."""
     for number, row, problem in rows_of(batches):
         if problem is None:
             yield _read_row(number, row, plan)
@@ -96,35 +96,35 @@ def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[Publish
 
 
 def letter_room(topic: str, broker: Connected, plan: Plan) -> int:
-    """Return how many bytes a letter may have on this topic at a broker that said what it takes."""
+    """Return a letter's size limit on this topic, by the limits that the broker announced."""
     most = broker.maximum_packet_size or _MAX_PACKET_BYTES
-    # Its length tells in one byte what is empty, in four what is as large as can be.
+    # Its length field has one byte in an empty packet, four in the largest.
     return most - 3 - publish_size(topic, 0, _letter_properties(plan) or PublishProperties())
 
 
 def letter_of(row: BadRow, plan: Plan, room: int = _MAX_PACKET_BYTES) -> tuple[bytes, PublishProperties | None]:
     """Return payload and properties of a bad row for the topic of dead letters.
 
-    What has more than ``room`` bytes is cut: the payload to its head, beside its length and SHA-256, and a long topic.
-    It is larger than ``room`` all the same where that is too small for reason, field and row.
+    A letter above ``room`` bytes is cut: a long topic, and the payload to its head. Length and SHA-256 are added.
+    It is still larger than ``room`` if reason, field and row do not fit.
     """
-    told: dict[str, object] = {
+    letter_fields: dict[str, object] = {
         "reason": row.reason,
         "row": row.row,
         "field": row.problem.field,
         "mqtt_topic": row.topic,
         "payload_base64": _base64(row.payload),
     }
-    letter = _json(told)
+    letter = _json(letter_fields)
     if len(letter) > room:
-        told |= {
+        letter_fields |= {
             "mqtt_topic": row.topic[:_SHOWN],
             "payload_bytes": len(row.payload),
             "payload_sha256": hashlib.sha256(row.payload).hexdigest(),
             "cut": ["payload_base64", *(["mqtt_topic"] if len(row.topic) > _SHOWN else [])],
         }
-        head = max(0, room - len(_json(told | {"payload_base64": ""}))) // 4 * 3
-        letter = _json(told | {"payload_base64": _base64(row.payload[:head])})
+        head = max(0, room - len(_json(letter_fields | {"payload_base64": ""}))) // 4 * 3
+        letter = _json(letter_fields | {"payload_base64": _base64(row.payload[:head])})
     return letter, _letter_properties(plan)
 
 
@@ -136,8 +136,8 @@ def _base64(payload: bytes) -> str:
     return base64.b64encode(payload).decode("ascii")
 
 
-def _json(told: Mapping[str, object]) -> bytes:
-    return json.dumps(told, ensure_ascii=False).encode()
+def _json(letter_fields: Mapping[str, object]) -> bytes:
+    return json.dumps(letter_fields, ensure_ascii=False).encode()
 
 
 def _read_row(number: int, row: Mapping[str, Any], plan: Plan) -> Publish | BadRow:
@@ -163,14 +163,14 @@ def _bytes(payload: bytes | str | None) -> bytes | None:
 
 def _problem(topic: str | None, payload: bytes | None, qos: int) -> Problem | None:
     if topic is None:
-        return Problem("mqtt_topic", "is null; give the option topic for such rows")
+        return Problem("mqtt_topic", "is null; set the option topic for such rows")
     why = publish_topic_problem(topic)
     if why is not None:
         return Problem("mqtt_topic", why)
     if payload is None:
         return Problem("payload", "is null; an empty payload clears a retained message")
     if len(payload) + _MAX_TEXT_BYTES > _MAX_PACKET_BYTES:
-        return Problem("payload", f"has {len(payload)} bytes, MQTT takes {_MAX_PACKET_BYTES - _MAX_TEXT_BYTES}")
+        return Problem("payload", f"has {len(payload)} bytes, MQTT allows {_MAX_PACKET_BYTES - _MAX_TEXT_BYTES}")
     if qos not in (0, 1, 2):
         return Problem("qos", f"is {qos}, wanted 0, 1 or 2")
     return None

@@ -1,14 +1,14 @@
-"""One task's connection to an MQTT broker: publishes in their order, and which of them the broker closes it at.
+"""One task's connection to an MQTT broker. It publishes in order and finds publishes that break the connection.
 
-A broker before MQTT 5, and many a later one, says nothing of its limits: at a packet that is too large for it, or on a
-topic that it does not allow, it closes the connection, with all that is under way on it. That packet would come first on
-each new connection, and nothing behind it would be taken any more.
+A broker before MQTT 5, and many a later one, announces no limits. At a packet that is too large, or on a topic that is
+not allowed, it closes the connection. All unconfirmed publishes are lost with it. That packet would be the first on
+each new connection, and would block all later ones.
 
-So after such an end what was under way is suspect, and suspects go out one at a time, in their order, each once the one
-before is confirmed. The publish at which the broker closes the connection ``CLOSES`` more times in a row, each within
-``AT_ONCE_S`` of sending it alone, is given back to whoever sent it, and the others go on. An attempt to connect that fails
-in between acquits it: then it is the broker that was in trouble. What that costs is for the sender to bound. A publish
-of QoS 0 is done when it was handed to the socket, so it is lost where it is the one.
+So after such a disconnect all unconfirmed publishes are suspects. The client sends suspects one at a time, in their
+order, and waits for each confirmation. The broker may close the connection at one publish ``CLOSES`` more times in
+a row, each within ``AT_ONCE_S`` of sending it alone. Then the client returns it to the sender and continues.
+A failed connection attempt in between resets the count, because then the broker itself had a fault. The sender bounds
+the cost. A publish of QoS 0 is done when it is handed to the socket, so one that breaks the connection is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSES: Final = 2
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """One publish, until it is confirmed or given back. Both callbacks run on the link's thread and must not block."""
+    """One publish, until it is confirmed or returned. Both callbacks run on the link's thread and must not block."""
 
     topic: str
     payload: bytes
@@ -40,21 +40,21 @@ class Sending:
     properties: PublishProperties | None
     confirmed: Callable[[Confirmation], None]
     given_back: Callable[[str], None]
-    """The broker closes the connection at it; takes how it did so."""
+    """The broker closes the connection at this publish; the argument is the reason."""
     suspect: bool = False
     closes: int = 0
-    """Ends of the connection in a row at which it went out alone."""
+    """Disconnects in a row at which it was sent alone."""
     sent_at: float = 0.0
 
 
 class RowClient(DeviceClient):
-    """An MQTT client that sends again what a lost connection left unconfirmed, but not for ever what broke it."""
+    """An MQTT client that resends unconfirmed publishes, but not forever one that breaks the connection."""
 
     def __init__(self, settings: MqttSettings, client_id: str, *, window: int) -> None:
         super().__init__(settings, client_id, window=window)
         self._window = window
         self._waiting: deque[Sending] = deque()
-        # In the order of sending. This one and all below belong to the link's thread.
+        # In the order of sending. Only the link's thread uses it.
         self._under_way: dict[Sending, None] = {}
 
     def send(self, one: Sending) -> None:
@@ -65,7 +65,7 @@ class RowClient(DeviceClient):
     # --- on the link's thread ---
 
     def on_turn(self, now: float) -> None:
-        """Hand over what may be under way now."""
+        """Hand over the publishes that the window allows."""
         super().on_turn(now)
         while self.link.connected and self._waiting and self._may_go(self._waiting[0]):
             one = self._waiting.popleft()
@@ -81,12 +81,12 @@ class RowClient(DeviceClient):
             )
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Find out whether the broker closes at one of those under way; the others go again."""
+        """Find out whether the broker closes the connection at an unconfirmed publish; resend the others."""
         super().on_disconnected(event)
-        self.link.abandon()  # what is sent again is decided here
+        self.link.abandon()  # this class decides about resending
         ended, self._under_way = list(self._under_way), {}
         if perhaps_for_a_packet(event):
-            ended = self._judged(ended, event.why)
+            ended = self._to_resend(ended, event.why)
         else:
             for one in ended:
                 one.closes = 0
@@ -104,13 +104,13 @@ class RowClient(DeviceClient):
         def done(confirmation: Confirmation) -> None:
             del self._under_way[one]
             one.confirmed(confirmation)
-            if self._waiting and not one.qos:  # told after this turn's end
+            if self._waiting and not one.qos:  # the link reports this after the end of its turn
                 self.link.wake()
 
         return done
 
-    def _judged(self, ended: list[Sending], why: str) -> list[Sending]:
-        """Return which of those at which the broker closed the connection go again."""
+    def _to_resend(self, ended: list[Sending], why: str) -> list[Sending]:
+        """Return the publishes to resend, after the broker closed the connection."""
         if len(ended) != 1 or not ended[0].suspect:
             for one in ended:
                 one.suspect = True

@@ -1,6 +1,6 @@
 """Prints sinks/OPTIONS.md: the options and the columns of all sinks.
 
-``python -m sinks.option_docs > sinks/OPTIONS.md``; a test holds the file true.
+``python -m sinks.option_docs > sinks/OPTIONS.md``; a test compares the file with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from bridge.contract import COMMAND_COLUMNS, MQTT_SINK_COLUMNS, TOPIC_SINK_COLUMNS
-from bridge.groups import GROUP_MEMBER_COLUMNS
+from bridge.contract.groups import GROUP_MEMBER_COLUMNS
 from sinks.option_names import COMMANDS, GROUPS, MQTT, NO_EFFECT, OPTIONS, TOPICS
 from sinks.rows import ALERT, REQUIRED_COLUMNS
 
@@ -17,20 +17,20 @@ __all__ = ["render"]
 
 _HEAD: Final = """# Options and columns of the sinks
 
-Printed by `python -m sinks.option_docs`. Names of options compare without case. An unknown option or column is refused with the nearest known name, and all problems are told at once, before anything is written.
-All take `.mode("append")`, streams the output modes `append` and `update`; what would replace what was sent is refused. A task has succeeded when everything it wrote is confirmed; one that is tried again writes its rows again.
-A row that cannot be written goes to the dead letters with its number within the task, the field and the reason, and the others go on; the driver's log says how many. With `badRows=fail` it fails the task instead.
+Printed by `python -m sinks.option_docs`. Option names are case-insensitive. A sink rejects an unknown option or column and suggests the nearest known name. It reports all problems at once, before it writes anything.
+All sinks accept `.mode("append")`, streams the output modes `append` and `update`. Other modes are rejected, because sent rows cannot be replaced. A task succeeds when everything that it wrote is confirmed. A retried task repeats its rows.
+A row that cannot be written goes to the dead letters with its number within the task, the field and the reason. The other rows are written. The driver's log has the number of such rows. With `badRows=fail` the row fails the task instead.
 """
 _ABOUT: Final[Mapping[str, str]] = {
-    TOPICS: """Rows into Pulsar topics; what `format("pulsebridge")` reads can be written as it is. With a key, a message goes to the partition that Murmur3 gives it, as Pulsar's own clients can (`Murmur3_32Hash`); without one the partitions take turns.
-The option `topic` counts before the column `__topic`. `__eventTime` is kept in ms. When `value` and `payload` are both there they must be equal. The source's other columns may be there and are not written: they say where a row was, or repeat what stands in `__messageProperties`.
-No row may name a topic of the system namespace. A query that writes to a topic it reads never ends: give `topic`.""",
-    COMMANDS: """Commands to devices, which `pulsebridge push` delivers. `command_id` is the identity: however often a command is written, its device gets it once (push remembers a device's last 256 ids, and up to 4,096 of a week: `push.remembered_ids`). To keep a device's order, repartition by `device` and sort within partitions by `emitted_at`.
-A row is for one device (`device` and `mqtt_topic`) or for all devices of a group (`group`): its payload is stored once, and each member gets a command of its own under an id made of `command_id` and device. Group commands keep their order among themselves. With the device's own commands the order is that of arrival in its queue: one that is written after a group command may come before it, unless its writer waits for the receipt `expanded`. There `mqtt_topic` is a template with `{device}`, or null for `push.group_topic`; without `expires_at`, or beyond it, `push.group_expiry_s` counts. Until then devices that join get it too. An unknown group is refused by push: dead letter, receipt `rejected`; once it has members, `pulsebridge dead-letters replay` gives it to them. The receipt `expanded` has the number of members, and those of the members name `group` and `group_command_id`.""",
-    GROUPS: """Who is in which group, for commands with a `group`; devices that `push.groups` names are in it besides. A row puts a device into a group, or with `member` false takes it out; rows for the same device of a group count in their order, so repartition by `group` and `device` and sort where both may come. Whoever was written before a command was gets it, whoever joins later until it expires. What a device has got, or is about to get, it keeps when it leaves.""",
-    MQTT: """Rows straight to an MQTT broker, without a log between: QoS 1 by default, each confirmed before the task succeeds, in the order of the task as far as the broker keeps it (of one QoS alone). A task that is tried again publishes its rows again, and nothing tells the repeat: commands that must come once go through `pulsebridge_commands`.
-With MQTT 5 a refusal that is about one row (topic not allowed, topic or format not valid) makes it a bad row; earlier versions cannot say so. A row that the broker says it does not take (its Maximum Packet Size, Maximum QoS, Retain Available) is a bad row, too, and so is one at which a broker that says nothing of its limits closes the connection, found by sending what was under way one by one: three ends of the connection for each such row, and the task fails at more than 100 of them; with `qos` 0 such a row is lost. A letter is JSON: `reason`, `row`, `field`, `mqtt_topic`, `payload_base64`; where it would be larger than the broker takes, the payload is cut to its head, and `cut`, `payload_bytes` and `payload_sha256` say so.
-With MQTT 5 what is published carries the user property `pulsebridge-origin`, and ingest takes it for no reading unless `allowLoopback` is true; with earlier versions, keep these topics out of ingest's filters.""",
+    TOPICS: """Rows to Pulsar topics. Rows that `format("pulsebridge")` reads can be written unchanged. The Murmur3 hash of the key selects the partition, as Pulsar's own clients can (`Murmur3_32Hash`). Rows without a key go to the partitions in turn.
+The option `topic` overrides the column `__topic`. `__eventTime` is stored in ms. If `value` and `payload` are both present, they must be equal. The source's other columns may be present and are not written: they describe a row's position, or repeat `__messageProperties`.
+No row may name a topic of the system namespace. A query that writes to a topic that it reads never ends: set `topic`.""",
+    COMMANDS: """Commands to devices, which `pulsebridge push` delivers. `command_id` is the identity: a device receives a command once, even if it is written several times. Push remembers a device's last 256 ids, and up to 4,096 of a week (`push.remembered_ids`). To keep a device's order, repartition by `device` and sort within partitions by `emitted_at`.
+A row is for one device (`device` and `mqtt_topic`) or for all devices of a group (`group`). A group command's payload is stored once. Push creates a command for each member, with an id made of `command_id` and device. Group commands keep their order among themselves. Relative to a device's own commands, the order is that of arrival in the device's queue. A command that is written after a group command may arrive before it, unless its writer waits for the receipt `expanded`. In a group command, `mqtt_topic` is a template with `{device}`, or null for `push.group_topic`. Without `expires_at`, or if `expires_at` is later, `push.group_expiry_s` applies. Devices that join before the expiry receive the command as well. Push rejects an unknown group: dead letter, receipt `rejected`. Once the group has members, `pulsebridge dead-letters replay` sends the command to them. The receipt `expanded` contains the number of members. The members' receipts name `group` and `group_command_id`.""",
+    GROUPS: """Memberships of groups, for commands with a `group`. Devices that `push.groups` names are members as well. A row adds a device to a group, or with `member` false removes it. Rows for the same device of a group apply in their order: if there may be several, repartition by `group` and `device` and sort. A device receives a command if its membership was written before the command, or if it joins before the command expires. A device that leaves keeps the commands that it has received or is about to receive.""",
+    MQTT: """Rows straight to an MQTT broker, without a log between: QoS 1 by default. A task succeeds only if each row is confirmed. Rows of one QoS keep the task's order as far as the broker keeps it. A retried task repeats its publishes, and nothing marks the duplicates: use `pulsebridge_commands` for commands that must arrive once.
+With MQTT 5 a refusal of one row (topic not allowed, topic or format not valid) makes it a bad row. Earlier versions cannot report such a refusal. A row that exceeds the limits that the broker announces (Maximum Packet Size, Maximum QoS, Retain Available) is a bad row. So is a row at which a broker without announced limits closes the connection. The sink finds it by sending the unconfirmed publishes one by one. Each such row costs three disconnects, and more than 100 of them fail the task. With `qos` 0 such a row is lost. A dead letter is JSON: `reason`, `row`, `field`, `mqtt_topic`, `payload_base64`. If it would exceed the broker's limit, the payload is cut to its head, and `cut`, `payload_bytes` and `payload_sha256` are added.
+With MQTT 5 publishes carry the user property `pulsebridge-origin`, and ingest leaves them out unless `allowLoopback` is true. With earlier versions, exclude these topics from ingest's filters.""",
 }
 _COLUMNS: Final[Mapping[str, tuple[Mapping[str, Sequence[str]], Sequence[str]]]] = {
     TOPICS: (TOPIC_SINK_COLUMNS, ("value",)),
@@ -42,16 +42,16 @@ _NOTES: Final[Mapping[str, str]] = {
     "value": ", or `payload`; null is a tombstone",
     "__topic": "required without the option `topic`",
     "__eventTime": "a number is ms since the epoch",
-    "mqtt_topic": " where there is no option `topic`",
-    "member": "true where it is null or absent",
+    "mqtt_topic": " without the option `topic`",
+    "member": "true if it is null or absent",
 }
 
 _COMMAND_NOTES: Final[Mapping[str, str]] = {
     "device": "required without `group`",
     "mqtt_topic": "required with `device`; with `group` a template",
-    "cause": "why it was written, at most 4,096 bytes in UTF-8",
+    "cause": "reason for the command, at most 4,096 bytes in UTF-8",
     "group": "required without `device`",
-    "alert": "goes to the topic `alerts` of the system namespace; a row with it needs neither device nor group, and is no command then",
+    "alert": "sent to the topic `alerts` of the system namespace; a row with it needs neither device nor group, and without them contains no command",
 }
 
 
@@ -73,7 +73,7 @@ def _lines() -> Iterator[str]:
             ),
         )
         yield "\n"
-        yield from _table(("option", "meaning"), ((f"`{one}`", told) for one, told in options.items()))
+        yield from _table(("option", "meaning"), ((f"`{one}`", meaning) for one, meaning in options.items()))
         if name == TOPICS:
             yield "\nAccepted for StreamNative's connector, without effect: "
             yield ", ".join(f"`{one}`" for one in NO_EFFECT) + ".\n"

@@ -1,12 +1,12 @@
-"""The names of the sinks' options with their meaning, by format. Data only; ``sinks.options`` gives the values types."""
+"""Names and meanings of the sinks' options, by format. ``sinks.options`` gives the values types."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from bridge.connection_options import CONNECTION_OPTIONS
 from bridge.settings.mqtt import MqttSettings
+from bridge.spark.connection_options import CONNECTION_OPTIONS
 
 __all__ = ["COMMANDS", "GROUPS", "MQTT", "MQTT_SETTINGS", "NO_EFFECT", "OPTIONS", "TOPICS"]
 
@@ -20,10 +20,10 @@ _PULSAR: Final[Mapping[str, str]] = {
     "tenant": "Tenant of the system namespace; default public.",
     "system.namespace": "Namespace of commands and dead letters; default pulsebridge-system.",
     "partitions": "Partitions of a topic that is created; default 4.",
-    "provision": "Whether what is missing of them is created, true (default) or false.",
-    "badRows": "deadletter (default): a row that cannot be written goes to the dead letters with row, field and reason, and the others go on; fail: it fails the task.",
-    "sendTimeoutMs": "How long a task waits without any receipt of Pulsar before it fails, in ms (default 60000).",
-    "maxNameBytes": "Longest device, group, command id and key, in bytes of UTF-8 (default 1024); a row with a longer one is bad. Give max_name_bytes of the other tiers.",
+    "provision": "Whether missing topics and namespaces are created, true (default) or false.",
+    "badRows": "deadletter (default): a row that cannot be written goes to the dead letters with row, field and reason, and the other rows are written; fail: it fails the task.",
+    "sendTimeoutMs": "How long a task waits without any receipt from Pulsar before it fails, in ms (default 60000).",
+    "maxNameBytes": "Longest device, group, command id and key, in bytes of UTF-8 (default 1024); a row with a longer one is bad. Use max_name_bytes of the other tiers.",
 }
 
 MQTT_SETTINGS: Final = (
@@ -34,39 +34,39 @@ MQTT_SETTINGS: Final = (
 
 OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     TOPICS: {
-        "topic": "The topic to write to, for all rows; it has to be there. Without it the column __topic names each row's.",
+        "topic": "The topic for all rows; it must exist. Without this option the column __topic names each row's topic.",
         **_PULSAR,
         "keyEncoding": "text (default: __key is stored as it is); base64: __key is binary and stored as base64, which the source reads with the same option.",
-        "pulsar.producer.batchingEnabled": "Whether messages are sent in batches (default true); false for consumers of type Key_Shared, to which a batch goes whole.",
-        "pulsar.producer.chunkingEnabled": "Whether payloads above Pulsar's limit are sent in chunks (default false: such rows are bad); no batches then.",
+        "pulsar.producer.batchingEnabled": "Whether messages are sent in batches (default true); false for consumers of type Key_Shared, because one consumer receives a whole batch.",
+        "pulsar.producer.chunkingEnabled": "Whether payloads above Pulsar's limit are sent in chunks (default false: such rows are bad); this disables batches.",
     },
     COMMANDS: {
-        "topic": "Commands topic: commands (default), in the system namespace, or its full name where a push with another one reads it. Any other topic is refused, since push reads none.",
+        "topic": "Commands topic: commands (default), in the system namespace, or its full name if a push with another namespace reads it. Any other topic is refused, because push does not read it.",
         **_PULSAR,
-        "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
+        "namespace": "Namespace of the readings, created with the system namespace; default pulsebridge.",
     },
     GROUPS: {
         **_PULSAR,
-        "namespace": "Namespace of the readings, created with the others; default pulsebridge.",
+        "namespace": "Namespace of the readings, created with the system namespace; default pulsebridge.",
     },
     MQTT: {
-        "topic": "MQTT topic for the rows whose mqtt_topic is null, or which have no such column.",
+        "topic": "MQTT topic for rows without mqtt_topic (null, or no such column).",
         **{
             f"mqtt.{name}": f"{field.description} Default: {field.default}."
             if (field := MqttSettings.model_fields[name]).default is not None
             else str(field.description)
             for name in MQTT_SETTINGS
         },
-        "mqtt.password_file": "File of the password, read anew at each connect, on the executors.",
+        "mqtt.password_file": "File of the password, read at each connect, on the executors.",
         "mqtt.client_id": "Beginning of the client ids; each task adds its own. Default pb-sink.",
-        "window": "Most publishes of a task that are sent and not confirmed; default 1000. Beside it no more than 64 MiB of payloads.",
-        "sendTimeoutMs": "How long a task waits without any confirmation of the broker before it fails, in ms (default 60000).",
-        "badRows": "deadletter (default): a row that cannot be published, or that the broker refuses, is published to deadLetterTopic with row, field and reason, and the others go on; fail: it fails the task.",
+        "window": "Most unconfirmed publishes of a task; default 1000. Their payloads have at most 64 MiB.",
+        "sendTimeoutMs": "How long a task waits without any confirmation from the broker before it fails, in ms (default 60000).",
+        "badRows": "deadletter (default): a row that cannot be published, or that the broker refuses, is published to deadLetterTopic with row, field and reason, and the other rows are published; fail: it fails the task.",
         "deadLetterTopic": "MQTT topic of the bad rows, JSON at QoS 1; default pulsebridge/dead-letters.",
-        "allowLoopback": "Whether ingest may read what is published here (default false: with MQTT 5 it is marked and left out).",
+        "allowLoopback": "Whether ingest may read these publishes (default false: with MQTT 5 the sink marks them, and ingest leaves them out).",
     },
 }
-"""Every option of each format with its meaning and unit; the names as they are documented, compared without case."""
+"""Every option of each format with its meaning and unit. Names are as documented, and compare case-insensitively."""
 
 NO_EFFECT: Final[Mapping[str, str]] = {
     f"pulsar.producer.{name}": "tunes the Java client"
@@ -75,4 +75,4 @@ NO_EFFECT: Final[Mapping[str, str]] = {
         "maxPendingMessages", "maxPendingMessagesAcrossPartitions", "producerName", "sendTimeoutMs",
     )
 }  # fmt: skip
-"""Producer options of StreamNative's connector that are accepted and change nothing."""
+"""Producer options of StreamNative's connector that are accepted without effect."""

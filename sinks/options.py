@@ -1,7 +1,7 @@
-"""The options of the sinks: types, defaults, and what is refused.
+"""The options of the sinks: types, defaults, and checks.
 
-Names compare without case, as Spark's own do; an unknown one is refused with the nearest known name. All names stand
-in ``sinks.option_names``.
+Names are case-insensitive, as Spark's own. An unknown name is rejected with the nearest known name.
+``sinks.option_names`` has all names.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from pydantic import SecretStr, ValidationError
 
-from bridge.commands import publish_topic_problem
-from bridge.connection_options import OptionReader, connection_options, pulsar_settings
 from bridge.contract import COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, full_name
+from bridge.contract.commands import publish_topic_problem
+from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES
 from bridge.errors import ConfigError
-from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
+from bridge.spark.connection_options import OptionReader, connection_options, pulsar_settings
 from sinks.option_names import COMMANDS, GROUPS, MQTT, MQTT_SETTINGS, NO_EFFECT, OPTIONS, TOPICS
 
 __all__ = [
@@ -35,14 +35,14 @@ __all__ = [
     "sink_options",
 ]
 
-# What Spark itself passes to a sink.
+# Options that Spark itself passes to a sink.
 _SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "mergeschema")
 _NO_EFFECT: Final = {name.lower() for name in NO_EFFECT}
 
 
 @dataclass(frozen=True)
 class PulsarTarget:
-    """How a task writes to Pulsar. ``send_timeout_s`` is in seconds. Secrets do not show in ``repr``."""
+    """Connection and settings of a task's writes to Pulsar. Times are in seconds; ``repr`` hides secrets."""
 
     pulsar: PulsarSettings
     send_timeout_s: float = 60.0
@@ -53,11 +53,11 @@ class PulsarTarget:
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """Options of a write to Pulsar that were checked."""
+    """Checked options of a write to Pulsar."""
 
     target: PulsarTarget
     topic: str | None
-    """Full name; None where each row names its own."""
+    """Full name; None if each row names its own."""
     provision: bool = True
     base64_keys: bool = False
     max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
@@ -70,7 +70,7 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class MqttOptions:
-    """Options of a write to an MQTT broker that were checked. ``send_timeout_s`` is in seconds."""
+    """Checked options of a write to an MQTT broker. ``send_timeout_s`` is in seconds."""
 
     mqtt: MqttSettings
     topic: str | None
@@ -82,7 +82,7 @@ class MqttOptions:
 
 
 def sink_options(pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_BYTES) -> dict[str, str]:
-    """Return the options of ``pulsebridge_commands`` that these settings stand for; secrets included."""
+    """Return the options of ``pulsebridge_commands`` for these settings, secrets included."""
     return connection_options(pulsar) | {
         "tenant": pulsar.tenant,
         "namespace": pulsar.namespace,
@@ -100,11 +100,11 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     max_name = _max_name(reader)
     topic = reader.text("topic") or COMMANDS_TOPIC
     try:
-        # Push reads no other: what is written elsewhere would be taken, confirmed and never delivered.
+        # Pulsar would confirm a command on another topic, but push would not deliver it.
         if full_name(topic).rpartition("/")[2] != COMMANDS_TOPIC:
             reader.problems.append(
-                f"topic={topic!r}: push reads the topic {COMMANDS_TOPIC} alone; leave topic out and name its namespace "
-                'with tenant and system.namespace, or write with format("pulsebridge") what another program reads'
+                f"topic={topic!r}: push reads only the topic {COMMANDS_TOPIC}; leave topic out and set its namespace "
+                'with tenant and system.namespace, or write with format("pulsebridge") for another program'
             )
     except ValueError as e:
         reader.problems.append(str(e))
@@ -165,7 +165,7 @@ def read_mqtt_options(options: Mapping[str, str]) -> MqttOptions:
 
 
 def _reader(name: str, options: Mapping[str, str]) -> OptionReader:
-    """Return the options by their names in lower case; those that are none are its first problems."""
+    """Return the options by lower-case name, with unknown options as the first problems."""
     given = {option.lower(): value for option, value in options.items()}
     known = {option.lower(): option for option in OPTIONS[name]}
     problems = []
@@ -222,7 +222,7 @@ def _mqtt(reader: OptionReader) -> MqttSettings | None:
     file = reader.text("mqtt.password_file")
     if file is not None:
         if "password" in values:
-            reader.problems.append("mqtt.password and mqtt.password_file: give one of them")
+            reader.problems.append("mqtt.password and mqtt.password_file: set one of them")
         try:
             values["password"] = SecretFile(file)
         except (OSError, ValueError) as e:

@@ -1,4 +1,4 @@
-"""Counts what was sent and what was answered, and lets one thread wait for the answers."""
+"""Counts sent messages and their confirmations, and makes the writing thread wait for confirmations."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.errors import PulsebridgeError, TransientError
-from bridge.pulsar_client import OK, MessageId
-from bridge.pulsar_errors import as_our_error
+from bridge.pulsar.client import OK, MessageId
+from bridge.pulsar.errors import as_our_error
 
 __all__ = ["MAX_PENDING_BYTES", "Pending", "Receipts"]
 
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
-"""What one task sends at most before it waits for answers, in bytes: a thousand of the largest rows would be 5 GB."""
+"""Most unconfirmed bytes of one task, because a thousand of the largest rows would be 5 GB."""
 
 
 class Pending:
-    """What is under way in one task. Answers come on threads of the client's own; the first error is the last word."""
+    """Unconfirmed messages of one task. Confirmations arrive on the client's threads; the first error is final."""
 
     def __init__(self, what: str, *, remedy: str, why: Callable[[], str] = lambda: "") -> None:
-        """``what`` names what is sent, in the plural; ``why`` adds to the error what is known when none is answered."""
+        """``what`` names the messages, in the plural. ``why`` adds known causes to the error after a timeout."""
         self._what = what
         self._remedy = remedy
         self._why = why
@@ -31,13 +31,13 @@ class Pending:
         self._error: PulsebridgeError | None = None
 
     def sent(self, size: int = 0) -> None:
-        """Count one more, of so many bytes; call it before the send."""
+        """Count one more message, of this size in bytes. Call it before the send."""
         with self._changed:
             self._pending += 1
             self._bytes += size
 
     def done(self, error: PulsebridgeError | None = None, size: int = 0) -> None:
-        """Take the answer to what was sent with that size. Called on any thread; it does not raise."""
+        """Count the confirmation of a message of this size, or its error. Called on any thread; it does not raise."""
         with self._changed:
             self._pending -= 1
             self._bytes -= size
@@ -47,9 +47,10 @@ class Pending:
             self._changed.notify_all()
 
     def wait(self, at_most: int, timeout_s: float, room: int = 0) -> None:
-        """Wait until at most ``at_most`` answers are missing, and ``room`` bytes more may be under way.
+        """Wait until at most ``at_most`` messages are unconfirmed, and ``room`` more bytes may be sent.
 
-        What is larger than all that may be under way goes alone. Raises the first error that was answered, TransientError when no answer came for ``timeout_s`` seconds.
+        A message above the limit in bytes goes alone. Raises the first reported error, or TransientError after
+        ``timeout_s`` seconds without a confirmation.
         """
         with self._changed:
             while self._error is None and (
@@ -72,9 +73,9 @@ class Receipts(Pending):
     def __init__(self) -> None:
         super().__init__(
             "messages have no receipt from Pulsar",
-            remedy="Spark retries the task; see that Pulsar is up, or raise sendTimeoutMs",
+            remedy="Spark retries the task; check that Pulsar is up, or raise sendTimeoutMs",
         )
 
     def answered(self, result: object, _id: MessageId, size: int = 0) -> None:
-        """Take the receipt of so many bytes. Called by Pulsar's client on a thread of its own; must not raise."""
+        """Count a receipt for this many bytes. Pulsar's client calls it on its own thread; it must not raise."""
         self.done(None if result == OK else as_our_error(result, "writing a row"), size)

@@ -1,9 +1,10 @@
-"""Commands beside their receipts: one row per command, with its last state and its times, in batch or as a stream.
+"""Joins commands with their receipts: one row per command, in batch or as a stream.
 
-A command is its id and its device: push takes one id for several devices for as many commands.
+A row has the command's last state and its times. A command is identified by its id and its device: to push, one id for
+several devices is several commands.
 
-It decides which of a command's receipts counts: the last one in its partition, where Pulsar keeps a device's receipts
-in order, but never ``duplicate``, which tells of another copy of the command, as long as there is another one.
+The last receipt in a command's partition counts, where Pulsar keeps the order of a device's receipts. ``duplicate``
+reports another copy of the command, so it counts only without another receipt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _KEPT: Final = tuple(
     for name, kind in COMMAND_COLUMNS
     if name not in ("command_id", "emitted_at", "payload")
 )
-_TOLD: Final = (
+_RECEIPT_FIELDS: Final = (
     ("state", "string"), ("reason", "string"), ("position", "string"), ("attempts", "int"),
     ("pushed_at", "bigint"), ("confirmed_at", "bigint"),
 )  # fmt: skip
@@ -36,9 +37,9 @@ _ORDER: Final = (
     ("entry_id", "bigint"),
     ("batch_index", "int"),
 )
-"""What makes one receipt later than another."""
+"""Fields that order the receipts of a command."""
 _TIMES: Final = ("expires_at", "pushed_at", "confirmed_at")
-"""They are µs since the epoch until the last step: JSON would keep ms."""
+"""They are µs since the epoch until the last step, because JSON would keep only ms."""
 _NEEDED: Final = {
     "commands": ("command_id",),
     "receipts": ("value", "ledger_id", "entry_id", "batch_index"),
@@ -52,49 +53,52 @@ def with_receipts(
     within_s: float = 3600.0,
     mode: Literal["append", "update"] = "append",
 ) -> DataFrame:
-    """Return a row for each command: its columns but the payload; ``state``, ``reason``, ``position``, ``attempts``,
-    ``pushed_at`` and ``confirmed_at`` of its last receipt; and how many ``copies`` and ``receipts`` of it there are.
+    """Return one row for each command, joined with its last receipt.
 
-    ``commands`` has the columns of ``pulsebridge_commands``, each command once or several times; ``receipts`` is the
-    topic command-receipts as ``format("pulsebridge")`` reads it. One id for several devices is as many commands, as it
-    is to push, and so as many rows; without a column ``device`` the id alone counts. Without a receipt ``state`` is null:
-    the command is under way, or its device is away. A command that ``pulsebridge commands resend`` sent again has the state of the last
-    of its copies, ``ID~2`` and so on; where these stand among the commands they have rows of their own as well.
+    A row has the command's columns but the payload. It has ``state``, ``reason``, ``position``, ``attempts``,
+    ``pushed_at`` and ``confirmed_at`` of its last receipt; and its numbers of ``copies`` and ``receipts``.
 
-    Both may be streams. Then commands need ``emitted_at``, and a command is followed until both have told of one that is
-    emitted ``within_s`` seconds later, so that neither has to keep pace with the other: with the output mode ``append``
-    its row comes then, once; with ``update`` whenever it has changed until then. A receipt that comes later is not seen
-    by the stream; a batch sees it. Where ``spark.sql.streaming.noDataMicroBatches.enabled`` is false a row waits for the
-    next batch that has data, and ``spark.sql.streaming.multipleWatermarkPolicy`` is to be ``min``, as Spark has it.
+    ``commands`` has the columns of ``pulsebridge_commands``, each command once or several times. ``receipts`` is the
+    topic command-receipts as ``format("pulsebridge")`` reads it. One id for several devices is several commands, and so
+    several rows. Without a column ``device`` only the id counts. ``state`` is null without a receipt: the command is
+    in flight, or its device is offline. A command that ``pulsebridge commands resend`` repeated has the state of the
+    last of its copies, ``ID~2`` and so on. Copies that are among the commands have their own rows as well.
 
-    Raises ContractError when a column is missing, or when one is a stream and the other is not.
+    Both may be streams. Then commands need ``emitted_at``. A command is kept until both streams contain one that is
+    emitted ``within_s`` seconds later, so either may be slower. With the output mode ``append`` its row is emitted
+    then, once; with ``update`` at each change until then. The stream ignores later receipts; a batch includes them. If
+    ``spark.sql.streaming.noDataMicroBatches.enabled`` is false, a row waits for the next batch with data.
+    ``spark.sql.streaming.multipleWatermarkPolicy`` must be ``min``, Spark's default.
+
+    Raises ContractError if a column is missing, or if one is a stream and the other is not.
     """
     _check(commands, receipts)
     sides = [_of_commands(commands), _of_receipts(receipts, by_device="device" in commands.columns)]
     if commands.isStreaming:
-        # On each side: one for both would follow the faster one, and drop what is late beside that.
+        # One watermark for both would follow the faster side, and drop late rows of the slower.
         sides = [side.withWatermark("emitted_at", f"{within_s} seconds") for side in sides]
     both = sides[0].unionByName(sides[1], allowMissingColumns=True)
     return _shown(_followed(both, mode) if commands.isStreaming else _grouped(both))
 
 
 def by_group(receipts: DataFrame) -> DataFrame:
-    """Return how many devices are in which ``state`` for each command to a group: the columns ``group``,
-    ``group_command_id``, ``state`` and ``devices``. The receipt ``expanded`` of the group command itself says how many
-    there are to be (``members``), not counting who joined later. A member to which ``pulsebridge commands resend`` sent
-    its command again counts once, by the last of the copies.
+    """Return the number of devices in each ``state`` by command to a group, in batch.
 
-    ``receipts`` is the topic command-receipts as ``format("pulsebridge")`` reads it, in batch.
+    Its columns are ``group``, ``group_command_id``, ``state`` and ``devices``. The receipt ``expanded`` of the group
+    command has the expected number (``members``), without devices that joined later. If ``pulsebridge commands resend``
+    repeated a member's command, the member counts once, by the last copy.
+
+    ``receipts`` is the topic command-receipts as ``format("pulsebridge")`` reads it.
     """
     from pyspark.sql import functions as F
 
-    told = _parsed(receipts).where("r.device != '' AND (r.group != '' OR r.resend_of LIKE 'g-%')")
+    of_devices = _parsed(receipts).where("r.device != '' AND (r.group != '' OR r.resend_of LIKE 'g-%')")
     own, first = F.col("r.command_id"), F.col("r.resend_of")
     whose = _struct((name, F.col(f"r.{name}")) for name in ("group", "group_command_id"))
-    # A copy that sends a member's command again counts for that one; it may be a plain command, without the group.
-    last = told.groupBy(F.when(first != "", first).otherwise(own).alias("first"), "r.device").agg(
+    # A resent copy counts for the member's first command. It may be a plain command, without the group.
+    last = of_devices.groupBy(F.when(first != "", first).otherwise(own).alias("first"), "r.device").agg(
         F.max(F.when(F.col("r.group") != "", whose)).alias("of"),
-        F.max_by("r.state", _place()).alias("state"),
+        F.max_by("r.state", _order()).alias("state"),
     )
     named = last.where("of IS NOT NULL")
     return named.groupBy("of.group", "of.group_command_id", "state").agg(F.count("*").alias("devices"))
@@ -107,15 +111,15 @@ def _parsed(receipts: DataFrame) -> DataFrame:
     return receipts.select(F.from_json(F.col("value").cast("string"), schema).alias("r"), *_NEEDED["receipts"][1:])
 
 
-def _place() -> Column:
+def _order() -> Column:
     from pyspark.sql import functions as F
 
-    places = [(name, F.col(name)) for name, _ in _ORDER[1:]]
-    return _struct([(_ORDER[0][0], F.col("r.state") != "duplicate"), *places])
+    position = [(name, F.col(name)) for name, _ in _ORDER[1:]]
+    return _struct([(_ORDER[0][0], F.col("r.state") != "duplicate"), *position])
 
 
 def _struct(fields: Iterable[tuple[str, Column]]) -> Column:
-    """Return a struct of these fields. Spark 4.0 forgets the alias of an expression in ``struct``, here and there."""
+    """Return a struct of these fields. Spark 4.0 sometimes drops the alias of an expression in ``struct``."""
     from pyspark.sql import functions as F
 
     return F.named_struct(*(part for name, value in fields for part in (F.lit(name), value)))
@@ -133,8 +137,8 @@ def _check(commands: DataFrame, receipts: DataFrame) -> None:
             )
     if commands.isStreaming != receipts.isStreaming:
         raise ContractError(
-            "with_receipts: commands and receipts are to be both streams, or both not",
-            remedy="use readStream for both, or read",
+            "with_receipts: commands and receipts must both be streams, or neither",
+            remedy="use readStream for both, or read for both",
         )
 
 
@@ -151,13 +155,13 @@ def _of_commands(commands: DataFrame) -> DataFrame:
     return commands.select(
         "command_id",
         _whose(F.col("device") if "device" in commands.columns else F.lit(None)),
-        F.when(F.unix_micros(emitted) > 0, emitted).alias("emitted_at"),  # the sink knows none before
+        F.when(F.unix_micros(emitted) > 0, emitted).alias("emitted_at"),  # the sink ignores earlier times
         command.alias("command"),
     )
 
 
 def _whose(device: Column) -> Column:
-    """Return the device as a part of a command's identity; empty for a command to a group, as in its receipts."""
+    """Return the device as a part of a command's identity. It is empty for a group command, as in its receipts."""
     from pyspark.sql import functions as F
 
     return F.coalesce(device.cast("string"), F.lit("")).alias("whose")
@@ -168,19 +172,19 @@ def _of_receipts(receipts: DataFrame, *, by_device: bool) -> DataFrame:
 
     read = _parsed(receipts)
 
-    def told(name: str) -> Column:
+    def value(name: str) -> Column:
         micros = F.col(f"r.{name}_us") if name in _TIMES else F.col(f"r.{name}")
         return F.when(micros > 0, micros) if name in _TIMES else micros
 
     emitted, own, first = F.col("r.emitted_at_us"), F.col("r.command_id"), F.col("r.resend_of")
-    # What became of a command that was sent again became of the first one, too.
+    # The receipt of a resent command counts for the first command, too.
     ids = F.when(first != "", F.array(own, first)).otherwise(F.array(own))
     return read.where("r.command_id IS NOT NULL").select(
         F.explode(ids).alias("command_id"),
         _whose(F.col("r.device") if by_device else F.lit(None)),
         F.when(emitted > 0, F.timestamp_micros(emitted)).alias("emitted_at"),
-        _struct((name, told(name)) for name, _ in _TOLD).alias("told"),
-        _place().alias("place"),
+        _struct((name, value(name)) for name, _ in _RECEIPT_FIELDS).alias("receipt"),
+        _order().alias("order"),
     )
 
 
@@ -190,9 +194,9 @@ def _grouped(both: DataFrame) -> DataFrame:
     return both.groupBy("command_id", "whose").agg(
         F.max(F.when(F.col("command").isNotNull(), F.col("emitted_at"))).alias("emitted_at"),
         F.first("command", ignorenulls=True).alias("command"),
-        F.max_by("told", "place").alias("told"),
+        F.max_by("receipt", "order").alias("receipt"),
         F.count("command").alias("copies"),
-        F.count("told").alias("receipts"),
+        F.count("receipt").alias("receipts"),
     )
 
 
@@ -208,12 +212,12 @@ def _followed(both: DataFrame, mode: Literal["append", "update"]) -> DataFrame:
         "emitted_at",
         F.coalesce(F.unix_micros("emitted_at"), F.lit(0)).alias("emitted_us"),
         F.to_json("command").alias("command"),
-        F.to_json("told").alias("told"),
-        F.to_json("place").alias("place"),
+        F.to_json("receipt").alias("receipt"),
+        F.to_json("order").alias("order"),
     )
     found = rows.groupBy("command_id", "whose").applyInPandasWithState(
         latest(final=mode == "append"),
-        outputStructType="command_id string, emitted_us bigint, command string, told string, copies bigint, receipts bigint",
+        outputStructType="command_id string, emitted_us bigint, command string, receipt string, copies bigint, receipts bigint",
         stateStructType="seen string",
         outputMode=mode,
         timeoutConf="EventTimeTimeout",
@@ -222,15 +226,17 @@ def _followed(both: DataFrame, mode: Literal["append", "update"]) -> DataFrame:
         "command_id",
         F.timestamp_micros("emitted_us").alias("emitted_at"),
         F.from_json("command", struct(_KEPT)).alias("command"),
-        F.from_json("told", struct(_TOLD)).alias("told"),
+        F.from_json("receipt", struct(_RECEIPT_FIELDS)).alias("receipt"),
         "copies",
         "receipts",
     )
 
 
 def latest(*, final: bool) -> Callable[..., Iterator[pd.DataFrame]]:
-    """Return the function that Spark calls for each command of a micro-batch, on an executor, with its new rows, and
-    once more when the watermark has passed the command. ``final``: a row comes only then.
+    """Return the function that Spark calls on executors for each command of a micro-batch.
+
+    Its input is the command's new rows. After the watermark has passed the command, Spark calls it a last time. With
+    ``final`` it emits a row only then.
     """
 
     def call(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -240,8 +246,8 @@ def latest(*, final: bool) -> Callable[..., Iterator[pd.DataFrame]]:
             "command": None,
             "emitted": 0,
             "at": 0,
-            "told": None,
-            "place": [],
+            "receipt": None,
+            "order": [],
             "copies": 0,
             "receipts": 0,
         }
@@ -255,16 +261,16 @@ def latest(*, final: bool) -> Callable[..., Iterator[pd.DataFrame]]:
                 for row in chunk.itertuples(index=False):
                     _take(seen, row)
             state.update((json.dumps(seen),))
-            # Rows that are not late may stand at the watermark itself, and a time-out must lie behind it.
+            # Rows that are not late may be at the watermark itself, and a time-out must be after it.
             state.setTimeoutTimestamp(max(seen["at"] // 1000, state.getCurrentWatermarkMs()) + 1)
         if seen["command"] is not None and ended == final:
             found = pd.DataFrame(
                 {
                     "command_id": [key[0]],
-                    **{name: [seen[name]] for name in ("command", "told", "copies", "receipts")},
+                    **{name: [seen[name]] for name in ("command", "receipt", "copies", "receipts")},
                 }
             )
-            # A float, which pandas makes of a number that may be null, has not all microseconds.
+            # pandas makes a float of a nullable number, and a float loses microseconds.
             found.insert(1, "emitted_us", pd.array([seen["emitted"] or None], dtype="Int64"))
             yield found
 
@@ -277,12 +283,12 @@ def _take(seen: dict[str, Any], row: Any) -> None:
         seen["command"] = seen["command"] or row.command
         seen["emitted"] = max(seen["emitted"], int(row.emitted_us))
         seen["copies"] += 1
-    if isinstance(row.told, str):
+    if isinstance(row.receipt, str):
         seen["receipts"] += 1
-        told = json.loads(row.place)
-        place = [told[name] for name, _ in _ORDER]
-        if place >= seen["place"]:
-            seen["told"], seen["place"] = row.told, place
+        fields = json.loads(row.order)
+        order = [fields[name] for name, _ in _ORDER]
+        if order >= seen["order"]:
+            seen["receipt"], seen["order"] = row.receipt, order
 
 
 def _shown(found: DataFrame) -> DataFrame:
@@ -296,7 +302,7 @@ def _shown(found: DataFrame) -> DataFrame:
         "command_id",
         "emitted_at",
         *(column("command", name) for name, _ in _KEPT),
-        *(column("told", name) for name, _ in _TOLD),
+        *(column("receipt", name) for name, _ in _RECEIPT_FIELDS),
         "copies",
         "receipts",
     )

@@ -1,7 +1,4 @@
-"""From the columns of a DataFrame to commands: what a row must be, and what becomes of a row that is not.
-
-Pure: Arrow record batches in, commands and bad rows out. Where they are written is the writer's business.
-"""
+"""Converts rows of a DataFrame to commands and alerts, or to bad rows. The writer decides where to write them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.commands import MAX_COMMAND_BYTES, Command, Problem, command_problem, encode_command
 from bridge.contract import (
     C_CAUSE,
     C_DEVICE,
@@ -22,8 +18,9 @@ from bridge.contract import (
     C_TOPIC,
     COMMAND_COLUMNS,
 )
-from bridge.groups import GroupCommand, encode_group_command, group_problem
-from bridge.names import DEFAULT_MAX_NAME_BYTES
+from bridge.contract.commands import MAX_COMMAND_BYTES, Command, Problem, command_problem, encode_command
+from bridge.contract.groups import GroupCommand, encode_group_command, group_problem
+from bridge.contract.names import DEFAULT_MAX_NAME_BYTES
 from sinks.arrow_rows import readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
@@ -33,10 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["ALERT", "REQUIRED_COLUMNS", "check_schema", "message_of", "messages_of", "read_rows"]
 
 ALERT: Final = "alert"
-"""Column of what goes to the topic of alerts, binary; a row with it alone is no command."""
+"""Binary column for the topic of alerts. A row with only this column contains no command."""
 
 REQUIRED_COLUMNS: Final = ("command_id", "payload")
-"""Those that every row needs; beside them ``device`` with ``mqtt_topic``, or ``group``."""
+"""Columns that every row needs, besides ``device`` with ``mqtt_topic``, or ``group``."""
 _TEXTS: Final = ((C_DEVICE, "device"), (C_GROUP, "group"), (C_TOPIC, "mqtt_topic"), (C_CAUSE, "cause"))
 
 
@@ -54,29 +51,27 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
 
 def message_of(row: int, command: Command | GroupCommand, topic: str, groups: str) -> PulsarMessage:
-    """Return the message of a command for ``topic``, where its key is the device, or for ``groups``, where that is the
-    group.
-    """
+    """Return the message of a command. Its topic and key are ``topic`` and device, or ``groups`` and group."""
     if isinstance(command, GroupCommand):
-        told = encode_group_command(command)
-        return PulsarMessage(row, groups, command.payload, command.group, told, command.emitted_at_us // 1000)
+        properties = encode_group_command(command)
+        return PulsarMessage(row, groups, command.payload, command.group, properties, command.emitted_at_us // 1000)
     return PulsarMessage(
         row, topic, command.payload, command.device, encode_command(command), command.emitted_at_us // 1000
     )
 
 
 class _DeviceOrder:
-    """Sees that ``emitted_at`` never goes back within one device, or one group, of one task (H22).
+    """Checks that ``emitted_at`` never decreases within one device, or one group, of one task (H22).
 
-    A Python writer cannot ask Spark for a distribution: the job repartitions by device and sorts within. A row
-    that comes out of order all the same goes to the dead letters, for the log keeps the order of writing.
+    A Python writer cannot request a distribution from Spark, so the job repartitions by device and sorts within partitions.
+    A row out of order goes to the dead letters, because the log keeps the order of writing.
     """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], int] = {}
 
     def problem(self, command: Command | GroupCommand) -> Problem | None:
-        """Return why the command breaks its device's order, None when it does not or has no ``emitted_at``."""
+        """Return the command's violation of its device's order, None without one or without ``emitted_at``."""
         if not command.emitted_at_us:
             return None
         whose = ("group", command.group) if isinstance(command, GroupCommand) else ("device", command.device)
@@ -95,20 +90,20 @@ class _DeviceOrder:
 def messages_of(
     batches: Iterable[pa.RecordBatch], topic: str, groups: str, alerts: str, max_name_bytes: int
 ) -> Iterator[PulsarMessage | BadRow]:
-    """Yield the messages of a task in the order of its rows: alerts for the topic ``alerts``, commands for the two others."""
+    """Yield a task's messages in row order. Alerts are for the topic ``alerts``, commands for the two other topics."""
     for found in read_rows(batches, max_name_bytes):
         if found.alert is not None:
-            # The name of a bad command's device may have any length, and a message with it would fail the task.
+            # A bad command's device name may have any length, and would fail the task as a key.
             key = found.command.device if isinstance(found.command, Command) else None
             yield _limited(PulsarMessage(found.number, alerts, found.alert, key, {}))
         if isinstance(found.command, BadRow):
-            yield _meant_for(found.command, groups)
+            yield _with_topic(found.command, groups)
         elif found.command is not None:
             yield message_of(found.number, found.command, topic, groups)
 
 
 class Read(NamedTuple):
-    """What a row of a task says: an alert, a command or a bad one, or both."""
+    """Content of a task's row: an alert, a command or bad row, or both."""
 
     number: int
     """Its number within the task."""
@@ -117,7 +112,7 @@ class Read(NamedTuple):
 
 
 def read_rows(batches: Iterable[pa.RecordBatch], max_name_bytes: int = DEFAULT_MAX_NAME_BYTES) -> Iterator[Read]:
-    """Yield what each row of a task says, in order."""
+    """Yield the content of each row of a task, in order."""
     order = _DeviceOrder()
     for number, row, problem in rows_of(batches):
         alert = row.get(ALERT)
@@ -143,8 +138,8 @@ def _read_row(
         if row[name] is None:
             return _bad(number, row, Problem(name, "is null"))
     expires_ms = _ms(row.get("expires_at"))
-    if expires_ms == 0:  # a command knows that number for "never"
-        why = "is 1970-01-01T00:00Z, which as a command's expiry says never; null for none, a later time for one"
+    if expires_ms == 0:  # in a command, 0 means "never"
+        why = "is 1970-01-01T00:00Z, which as a command's expiry means never; use null for never, or a later time"
         return _bad(number, row, Problem("expires_at", why))
     command = _group_command(row) if row.get("group") is not None else _command(row)
     if isinstance(command, Problem):
@@ -169,7 +164,7 @@ def _command(row: dict[str, Any]) -> Command | Problem:
 
 def _group_command(row: dict[str, Any]) -> GroupCommand | Problem:
     if row.get("device") is not None:
-        return Problem("group", f"is {row['group']!r} and device {row['device']!r}; a command is for one of both")
+        return Problem("group", f"is {row['group']!r} and device {row['device']!r}; set only one of them")
     return GroupCommand(group=row["group"], mqtt_topic=row.get("mqtt_topic") or "", **_common(row))
 
 
@@ -186,9 +181,9 @@ def _common(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
-    """Return a bad row with all that could be read of it, by the names that a command's message has for it.
+    """Return a bad row with all readable values, by a command's property names.
 
-    It is not marked as a command: a replay would bring back what is none.
+    It is not marked as a command, because a replay must not send it as one.
     """
     known = {C_ID: readable(row["command_id"])} | {
         name: readable(row[column]) for name, column in _TEXTS if row.get(column) is not None
@@ -205,13 +200,13 @@ def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
 
 
 def _out_of_order(number: int, command: Command | GroupCommand, problem: Problem) -> BadRow:
-    """Return the bad row that a valid command is: its whole message, so that it can be replayed or sent again."""
+    """Return a valid command as a bad row. It has the whole message for a replay or resend."""
     message = message_of(number, command, "", "")
     return BadRow(number, problem, command.payload, message.key or "", key=message.key, properties=message.properties)
 
 
-def _meant_for(row: BadRow, groups: str) -> BadRow:
-    """Return a bad row that says where it was meant to go: a command to a group alone to the topic ``groups``."""
+def _with_topic(row: BadRow, groups: str) -> BadRow:
+    """Return a bad row with its topic: ``groups`` for group commands, else unchanged."""
     of_group = C_GROUP in row.properties and C_DEVICE not in row.properties
     return replace(row, topic=groups) if of_group else row
 

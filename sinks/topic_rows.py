@@ -1,6 +1,6 @@
-"""From the columns of a DataFrame to messages for Pulsar topics, by the source's names for them.
+"""Converts rows with the source's column names to Pulsar messages, or to bad rows.
 
-Pure: Arrow record batches in, messages and bad rows out. Bytes of payload and key are untouched.
+Bytes of payload and key stay unchanged.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.commands import MAX_COMMAND_BYTES, Problem
 from bridge.contract import P_DEVICE, SOURCE_COLUMNS, TOPIC_SINK_COLUMNS, base_topic, full_name
+from bridge.contract.commands import MAX_COMMAND_BYTES, Problem
+from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
-from bridge.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from sinks.arrow_rows import is_time, readable, rows_of
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "check_schema", "read_rows"]
 
 _NOT_WRITTEN: Final = {name: (kind,) for name, kind in SOURCE_COLUMNS if name not in TOPIC_SINK_COLUMNS}
-_PLACES: Final = (
+_POSITION_COLUMNS: Final = (
     "__messageId", "__publishTime", "partition", "ledger_id", "entry_id", "batch_index",
 )  # fmt: skip
-"""Columns of the source that say where a row was; the others that are not written come from its properties."""
+"""Columns of the source with a row's position. The other columns that are not written come from its properties."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for all rows of a write."""
+    """Options that are the same for all rows of a write."""
 
     topic: str | None
-    """Full name; None: the column ``__topic`` names each row's."""
+    """Full name; None if the column ``__topic`` names each row's."""
     base64_keys: bool
-    """Whether binary keys are stored as their base64, as Java's clients store them."""
+    """Whether binary keys are stored as base64, as Java's clients store them."""
     chunking: bool
-    """Whether payloads may be larger than a message of Pulsar's may be."""
+    """Whether payloads may exceed the size of a Pulsar message."""
     forbidden: str
-    """Beginning of the names of topics that no row may name: the system namespace."""
+    """Prefix of topic names that no row may name: the system namespace."""
     max_name_bytes: int = DEFAULT_MAX_NAME_BYTES
-    """Longest key, as it is stored."""
+    """Longest key, as stored."""
 
 
 def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
-    """Check a DataFrame's columns (name, Spark SQL type) against what the sink writes.
+    """Check a DataFrame's columns (name, Spark SQL type) against those that the sink writes.
 
     Raises ContractError that lists every problem with its remedy.
     """
@@ -63,18 +63,18 @@ def check_schema(columns: Iterable[tuple[str, str]], plan: Plan) -> None:
         _NOT_WRITTEN,
         strangers="drop it, or put it into value (to_json(struct(…))) or __messageProperties",
     )
-    view = [name for name in found if name in _NOT_WRITTEN and name not in _PLACES]
+    view = [name for name in found if name in _NOT_WRITTEN and name not in _POSITION_COLUMNS]
     if view and "__messageProperties" not in found:
         raise ContractError(
-            f"pulsebridge: the columns {', '.join(view)} repeat what stands in __messageProperties, which is not there",
+            f"pulsebridge: the columns {', '.join(view)} repeat __messageProperties, which is missing",
             remedy="add __messageProperties, or drop them",
         )
     if plan.base64_keys and found.get("__key", "binary") != "binary":
-        raise ContractError("pulsebridge: keyEncoding=base64 wants __key as binary", remedy="cast it to binary")
+        raise ContractError("pulsebridge: keyEncoding=base64 needs __key as binary", remedy="cast it to binary")
 
 
 def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[PulsarMessage | BadRow]:
-    """Yield each row of a task as a message or as a bad row, in order."""
+    """Yield each row of a task in order, as a message or a bad row."""
     columns = [name for name in TOPIC_SINK_COLUMNS if not (name == "__topic" and plan.topic is not None)]
     number = 0
     for batch in batches:
@@ -85,7 +85,7 @@ def read_rows(batches: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[PulsarM
 
 
 def _unread(number: int, row: Mapping[str, Any], plan: Plan, problem: Problem) -> BadRow:
-    """Return the bad row that one with text which is no UTF-8 is, with all that could be read of it."""
+    """Return a row with invalid UTF-8 as a bad row, with all readable values."""
     kept = {name: value for name, value in _properties(row).items() if value is not None}
     key = _key(row.get("__key"), plan)[0] or readable(row.get("__key")) or None
     payload = _bytes(row["value"] if "value" in row else row["payload"])
@@ -123,7 +123,7 @@ def _bytes(value: bytes | str | None) -> bytes | None:
 
 def _topic(name: str | None, plan: Plan) -> tuple[str, Problem | None]:
     if name is None:
-        return "", Problem("__topic", "is null; give each row's topic, or the option topic for all")
+        return "", Problem("__topic", "is null; name each row's topic, or set the option topic")
     try:
         topic = base_topic(full_name(name))
     except ValueError as e:
@@ -139,7 +139,7 @@ def _key(key: str | bytes | None, plan: Plan) -> tuple[str | None, Problem | Non
     if key is None:
         return None, None
     if not len(key):
-        return None, Problem("__key", "is empty, which Pulsar does not tell from none; null for none")
+        return None, Problem("__key", "is empty, which Pulsar does not distinguish from no key; use null for no key")
     if isinstance(key, str):
         return key, None
     if plan.base64_keys:
@@ -147,7 +147,7 @@ def _key(key: str | bytes | None, plan: Plan) -> tuple[str | None, Problem | Non
     try:
         return key.decode("utf-8"), None
     except UnicodeDecodeError:
-        why = f"{key[:40]!r} is no text; set keyEncoding=base64, and read it with the same option"
+        why = f"{key[:40]!r} is not text; set keyEncoding=base64, and read it with the same option"
         return None, Problem("__key", why)
 
 
@@ -159,7 +159,7 @@ def _key_problem(key: str | None, plan: Plan) -> Problem | None:
 def _event_ms(at: int | None, to_ms: int) -> tuple[int, Problem | None]:
     ms = (at or 0) // to_ms
     if ms < 0:
-        return 0, Problem("__eventTime", f"is {ms} ms, before the epoch; null for none")
+        return 0, Problem("__eventTime", f"is {ms} ms, before the epoch; use null for none")
     return ms, None
 
 
@@ -171,18 +171,18 @@ def _properties_problem(properties: Mapping[str, str | None]) -> Problem | None:
 
 
 def _difference(row: Mapping[str, Any], payload: bytes | None) -> Problem | None:
-    # The source gives both, as one: a query that changed one of them must not find the other written.
+    # The source gives both with the same bytes. If a query changed one, the sink must not write the other.
     if "value" in row and "payload" in row and _bytes(row["payload"]) != payload:
-        return Problem("payload", "differs from value; drop the one that is not to be written")
+        return Problem("payload", "differs from value; drop the column that must not be written")
     return None
 
 
 def _too_large(message: PulsarMessage, plan: Plan) -> Problem | None:
-    told = len((message.key or "").encode()) + len((message.ordering_key or "").encode())
-    told += sum(len(name.encode()) + len(value.encode()) for name, value in message.properties.items() if value)
-    size = told + (0 if plan.chunking else len(message.payload or b""))
+    other_bytes = len((message.key or "").encode()) + len((message.ordering_key or "").encode())
+    other_bytes += sum(len(name.encode()) + len(value.encode()) for name, value in message.properties.items() if value)
+    size = other_bytes + (0 if plan.chunking else len(message.payload or b""))
     if size <= MAX_COMMAND_BYTES:
         return None
-    field = "__messageProperties" if told > MAX_COMMAND_BYTES else "value"
-    remedy = "" if plan.chunking else "; pulsar.producer.chunkingEnabled=true takes larger payloads"
+    field = "__messageProperties" if other_bytes > MAX_COMMAND_BYTES else "value"
+    remedy = "" if plan.chunking else "; pulsar.producer.chunkingEnabled=true allows larger payloads"
     return Problem(field, f"makes a message of {size} bytes, the limit is {MAX_COMMAND_BYTES}{remedy}")

@@ -1,8 +1,8 @@
-"""``format("pulsebridge")`` as a sink: rows into Pulsar topics, by the names that the source gives its columns.
+"""``format("pulsebridge")`` as a sink: rows to Pulsar topics, with the source's column names.
 
-It is one half of the format: ``sources`` reads, this writes (see ``bridge.formats``). It decides, on the driver,
-whether options and schema will do and that the topics are there. Rows are at-least-once in Pulsar: a task that is
-tried again, or a micro-batch that is replayed, writes its rows again.
+It is one half of the format: ``sources`` reads, this module writes (see ``bridge.spark.formats``). On the driver it
+checks options, schema, and that the topics exist. Rows are at-least-once in Pulsar: a retried task or a replayed
+micro-batch repeats its rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pyspark.sql.datasource import DataSource
 
 from bridge.contract import DEAD_LETTERS_TOPIC, topic_name
 from bridge.errors import ConfigError, ContractError
-from bridge.provisioning import create_topic
-from bridge.provisioning_plan import TopicNeed, namespace_steps
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import create_topic
+from bridge.pulsar.provisioning_plan import TopicNeed, namespace_steps
 from sinks.option_names import TOPICS
 from sinks.options import SinkOptions, read_topic_options
 from sinks.topic_rows import Plan, check_schema, read_rows
@@ -40,16 +40,16 @@ class TopicSink(DataSource):
         return TOPICS
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Triggered by ``df.write…save()``, on the driver, once per write. What it raises fails the write.
+        """Called for ``df.write…save()``, on the driver, once per write. An exception fails the write.
 
-        Raises ContractError for a schema or a save mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or save mode, ConfigError for invalid options.
         """
         return BatchWriter(appending("a Pulsar topic", overwrite, lambda: self._task(schema, stream=False)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Triggered by ``df.writeStream…start()``, on the driver. What it raises fails the query.
+        """Called for ``df.writeStream…start()``, on the driver. An exception fails the query.
 
-        Raises ContractError for a schema or an output mode that will not do, ConfigError for options that will not.
+        Raises ContractError for an invalid schema or output mode, ConfigError for invalid options.
         """
         return StreamWriter(appending("a Pulsar topic", overwrite, lambda: self._task(schema, stream=True)))
 
@@ -69,23 +69,23 @@ class TopicSink(DataSource):
 
 
 class NoReading(DataSource):
-    """Stands for the reading half where only the sinks are registered."""
+    """Replaces the reading half if only the sinks are registered."""
 
     def schema(self) -> NoReturn:
-        """Triggered by ``load()``. Raises ConfigError."""
+        """Called for ``load()``. Raises ConfigError."""
         raise ConfigError(
-            "this session knows the format pulsebridge for writing alone",
+            "this session has the format pulsebridge only for writing",
             remedy="import sources; sources.register(spark)",
         )
 
 
 def _prepare(options: SinkOptions) -> None:
-    """See that the topic is there, and the one of the dead letters, which is made when it may be."""
+    """Check that the topics of the rows and of the dead letters exist. Create the latter if ``provision`` is set."""
     pulsar = options.pulsar
     with PulsarAdmin(pulsar) as admin:
         if options.topic is not None and not admin.exists(options.topic):
             raise ContractError(
-                f"there is no topic {options.topic}",
+                f"topic {options.topic} does not exist",
                 remedy=f"pulsar-admin topics create-partitioned-topic {options.topic} --partitions N",
             )
         dead = pulsar.system_topic(DEAD_LETTERS_TOPIC)
@@ -93,12 +93,12 @@ def _prepare(options: SinkOptions) -> None:
             return
         if not options.provision:
             raise ContractError(
-                f"there is no topic {dead} for rows that cannot be written",
+                f"topic {dead} for rows that cannot be written does not exist",
                 remedy="run `pulsebridge provision`, set provision=true, or badRows=fail",
             )
         for step in namespace_steps(f"{pulsar.tenant}/{pulsar.system_namespace}", pulsar):
             admin.do(step)
-        create_topic(admin, TopicNeed(dead, pulsar.command_partitions, why="what cannot be passed on"))
+        create_topic(admin, TopicNeed(dead, pulsar.command_partitions, why="undeliverable rows and messages"))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Writes one task's messages to Pulsar: a producer per partition, every receipt checked.
 
-It decides when a task has succeeded: only when Pulsar has answered Ok for each of its messages. The first error
-retires all producers of the task (H1: what follows an error on the same producer vouches for nothing) and fails
-the task, which Spark then retries with the same rows; push drops the repeated command ids.
+A task succeeds only if Pulsar has confirmed each of its messages. At the first error the writer closes all producers
+(H1: an error makes a producer's later messages uncertain), and the task fails. Spark retries it with the same rows.
+Push drops the repeated command ids.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from bridge.commands import Problem
 from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.contract.commands import Problem
+from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.errors import ContractError, DeniedError, PulsebridgeError, RefusedError, TransientError
-from bridge.murmur3 import partition_of
-from bridge.pulsar_client import Producer, PulsarClient, our_errors
+from bridge.pulsar.client import Producer, PulsarClient, our_errors
 from sinks.messages import BadRow, PulsarMessage
 from sinks.pending import Receipts
 
@@ -30,38 +30,38 @@ __all__ = ["TaskWriter", "writer_of_this_process"]
 
 _MAX_PENDING: Final = 1000
 _MAX_PRODUCERS: Final = 500
-"""Rows may name any number of topics, and a worker process lives from task to task."""
+"""Rows may name any number of topics, and a worker process runs many tasks."""
 _clients: dict[tuple[int, PulsarTarget], TaskWriter] = {}
 _clients_lock = threading.Lock()
 
 
 class TaskWriter:
-    """Producers of one Python worker process, kept from task to task and dropped on the first error."""
+    """Producers of one worker process, reused by its tasks and closed on the first error."""
 
     def __init__(self, target: PulsarTarget) -> None:
         self._target = target
         self._client: PulsarClient | None = None
         self._producers: dict[str, Producer] = {}
 
-    def write(self, rows: Iterable[PulsarMessage | BadRow], meant: str = "") -> tuple[int, int]:
-        """Write all rows and return how many messages and how many dead letters Pulsar has stored.
+    def write(self, rows: Iterable[PulsarMessage | BadRow], option_topic: str = "") -> tuple[int, int]:
+        """Write all rows and return the numbers of stored messages and stored dead letters.
 
-        ``meant`` is the topic of bad rows that name none; empty where each row names its own, and answers for it: one
-        whose topic is not there or is none makes a bad row. Raises TransientError (also where a topic that no row
-        chose is not there) or RefusedError, or ContractError for a bad row where these fail the task, after having
-        retired the producers; nothing is known then of what was stored, and the whole task is to be written again.
+        ``option_topic`` is the topic for bad rows without one. If it is empty, each row names its topic, and a row
+        whose topic is missing or invalid is a bad row. Raises TransientError (also if the options' topic is missing),
+        RefusedError, or ContractError for a bad row that fails the task. Then the producers are closed, an unknown part
+        of the task is stored, and the whole task must be repeated.
         """
         receipts = Receipts()
-        partitions: dict[str, list[str]] = {}  # of each topic, asked for anew in each task
+        partitions: dict[str, list[str]] = {}  # by topic, looked up in each task
         messages = bad = 0
         try:
             for row in rows:
                 receipts.wait(_MAX_PENDING - 1, self._target.send_timeout_s, _size(row))
-                found = self._send(row, meant, partitions, receipts) if isinstance(row, PulsarMessage) else row
+                found = self._send(row, option_topic, partitions, receipts) if isinstance(row, PulsarMessage) else row
                 if found is None:
                     messages += 1
                 else:
-                    self._send_bad(found, meant, partitions, receipts)
+                    self._send_bad(found, option_topic, partitions, receipts)
                     bad += 1
             receipts.wait(0, self._target.send_timeout_s)
         except PulsebridgeError:
@@ -70,33 +70,33 @@ class TaskWriter:
         return messages, bad
 
     def retire(self) -> None:
-        """Close the client and every producer of it; the next write makes new ones."""
+        """Close the client and all its producers; the next write creates new ones."""
         client, self._client = self._client, None
         self._producers.clear()
         if client is not None:
             try:
                 client.close()
             except PulsebridgeError:
-                return  # it was being given up because of an error already
+                return  # the client is closed because of an earlier error
 
     def _send(
-        self, message: PulsarMessage, meant: str, partitions: dict[str, list[str]], receipts: Receipts
+        self, message: PulsarMessage, option_topic: str, partitions: dict[str, list[str]], receipts: Receipts
     ) -> BadRow | None:
-        """Send a message; return the bad row that it is when the topic that its row chose will not do."""
+        """Send a message. Returns it as a bad row if the topic that its row names is missing or invalid."""
         try:
             producer = self._producer_of(message, partitions, receipts)
         except DeniedError:
             raise
         except RefusedError as e:
-            if meant:
+            if option_topic:
                 raise
             return message.refused(Problem("__topic", f"is {message.topic!r}; {e.what}"))
         if producer is None:
-            why = f"there is no topic {message.topic}"
+            why = f"topic {message.topic} does not exist"
             remedy = "pulsar-admin topics create-partitioned-topic"
-            if meant:  # it was there at the query's start: it may be being made anew
-                raise TransientError(why, remedy=f"Spark retries the task; where it stays away, {remedy}")
-            return message.refused(Problem("__topic", f"{why}; make it ({remedy})"))
+            if option_topic:  # it existed at the query's start, so it may be re-created
+                raise TransientError(why, remedy=f"Spark retries the task; if it stays missing, create it ({remedy})")
+            return message.refused(Problem("__topic", f"{why}; create it ({remedy})"))
         size = _size(message)
         receipts.sent(size)
         with our_errors(f"writing row {message.row} of the task to {message.topic}"):
@@ -113,21 +113,21 @@ class TaskWriter:
     def _producer_of(
         self, message: PulsarMessage, partitions: dict[str, list[str]], receipts: Receipts
     ) -> Producer | None:
-        """Return the producer of the partition that a message goes to, None when its topic is not there."""
+        """Return the producer of a message's partition, None if its topic does not exist."""
         names = self._partitions(message.topic, partitions)
         if not names:
             return None
-        # Without a key there is no order to keep: in turn.
-        place = message.row % len(names) if message.key is None else partition_of(message.key, len(names))
+        # Without a key there is no order to keep, so the rows are distributed in turn.
+        partition = message.row % len(names) if message.key is None else partition_of(message.key, len(names))
         target = self._target
-        return self._producer(names[place], receipts, batching=target.batching, chunking=target.chunking)
+        return self._producer(names[partition], receipts, batching=target.batching, chunking=target.chunking)
 
-    def _send_bad(self, row: BadRow, meant: str, partitions: dict[str, list[str]], receipts: Receipts) -> None:
+    def _send_bad(self, row: BadRow, option_topic: str, partitions: dict[str, list[str]], receipts: Receipts) -> None:
         if self._target.fail_on_bad_rows:
-            raise ContractError(row.reason, remedy="mend the row, or let badRows=deadletter put such rows aside")
+            raise ContractError(row.reason, remedy="fix the row, or set badRows=deadletter")
         payload, properties = dead_letter(
             row.payload,
-            topic=row.topic or meant,
+            topic=row.topic or option_topic,
             device=row.device,
             reason=row.reason,
             at_us=time.time_ns() // 1000,
@@ -138,11 +138,11 @@ class TaskWriter:
         names = self._partitions(topic, partitions)
         if not names:
             raise ContractError(
-                f"{row.reason}; and the topic of dead letters {topic} is gone",
+                f"{row.reason}; and the topic of dead letters {topic} does not exist",
                 remedy="set provision=true, or run `pulsebridge provision`",
             )
-        place = partition_of(row.device, len(names))
-        producer = self._producer(names[place], receipts, batching=False, chunking=True, role="dead")
+        partition = partition_of(row.device, len(names))
+        producer = self._producer(names[partition], receipts, batching=False, chunking=True, role="dead")
         size = _size(row)
         receipts.sent(size)
         with our_errors(f"writing a dead letter to {topic}"):
@@ -171,15 +171,15 @@ class TaskWriter:
         if found is None:
             if len(self._producers) >= _MAX_PRODUCERS:
                 self._close_some(receipts)
-            # Twice what may be pending, so that the queue never refuses (H1 a).
+            # Twice the pending limit, so that the queue never rejects (H1 a).
             found = self._connected().producer(
                 partition, batching=batching, chunking=chunking, max_pending=2 * _MAX_PENDING
             )
-        self._producers[name] = found  # the last one is the one used last
+        self._producers[name] = found  # at the end of the dict: last used
         return found
 
     def _close_some(self, receipts: Receipts) -> None:
-        """Close the producers that were not used for longest: a tenth, since that waits for what is under way."""
+        """Close the tenth of the producers that was unused for longest. A tenth, because it waits for all receipts."""
         receipts.wait(0, self._target.send_timeout_s)
         for name in list(self._producers)[: max(1, _MAX_PRODUCERS // 10)]:
             with our_errors(f"closing the producer of {name}"):
@@ -187,12 +187,12 @@ class TaskWriter:
 
 
 def _size(row: PulsarMessage | BadRow) -> int:
-    told = sum(len(name) + len(value) for name, value in row.properties.items())
-    return len(row.payload or b"") + told
+    property_bytes = sum(len(name) + len(value) for name, value in row.properties.items())
+    return len(row.payload or b"") + property_bytes
 
 
 def writer_of_this_process(target: PulsarTarget) -> TaskWriter:
-    """Return the writer of this process for this target, made on first use and never before a fork.
+    """Return this process's writer for this target. It is created on first use and never before a fork.
 
     Spark reuses its Python workers, and a connection per task would cost more than the task.
     """

@@ -1,5 +1,6 @@
-"""What Spark 4.2 can do more with a streaming query: limits per trigger, Trigger.AvailableNow in several batches, the
-source's own part of the progress. Imported only there: older Sparks lack the classes.
+"""Streaming features of Spark 4.2: limits per trigger, and lag in a query's progress.
+
+``Trigger.AvailableNow`` runs several batches. Only Spark 4.2 imports this module: older Sparks lack the classes.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ class AdmissionStreamReader(PulsebridgeStreamReader, SupportsTriggerAvailableNow
     """A streaming query whose triggers are bounded."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Called before each trigger: one of Spark's limits stands for all those of the options."""
+        """Called before each trigger. Returns one of Spark's limits, which replaces those of the options."""
         limits = self._options.limits
         if limits.rows is not None:
             return ReadMaxRows(limits.rows)
         if limits.size is not None:
             return ReadMaxBytes(limits.size)
         if limits.entries is not None:
-            # the one of Spark's own kinds that counts neither rows nor bytes
+            # the only limit of Spark's that counts neither rows nor bytes
             return ReadMaxFiles(limits.entries)
         if limits.least_rows is not None:
             return ReadMinRows(limits.least_rows)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]
-        """Called for each trigger with the last offset; returns it unchanged when there is nothing new."""
+        """Called for each trigger with the last offset. Returns it unchanged if there is no new data."""
         limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         return self.planner.latest_offset(Offset.from_json(start), limits).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Called for the query's progress: the end as the last trigger saw it, and what it leaves unread."""
+        """Called for the query's progress. Returns the end at the last trigger, and the unread entries."""
         return None if self._planner is None else self._planner.report_latest()
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -1,4 +1,4 @@
-"""What a micro-batch was, read from the progress that Spark makes of it. Pure; ``sources.query_progress`` listens."""
+"""Figures of one micro-batch, read from Spark's progress for ``sources.query_progress``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from bridge.stream_metrics import Figures
+from sources.stream_metrics import Figures
 
 __all__ = ["figures_of"]
 
@@ -14,7 +14,7 @@ _ALL: Final = "triggerExecution"
 
 
 def figures_of(progress: Mapping[str, Any]) -> Figures:
-    """Read a progress as Spark writes it in JSON; what it does not say is 0 or None."""
+    """Read a progress in Spark's JSON form; a missing figure is 0 or None."""
     began = _seconds(progress.get("timestamp"))
     phases = {str(k): max(0.0, float(v) / 1000) for k, v in (progress.get("durationMs") or {}).items()}
     seconds = phases.pop(_ALL, 0.0)
@@ -26,7 +26,7 @@ def figures_of(progress: Mapping[str, Any]) -> Figures:
         phases=phases,
         state_rows=_sum(operators, "numRowsTotal"),
         state_bytes=_sum(operators, "memoryUsedBytes"),
-        # Without a reading yet the watermark stands at the epoch.
+        # Before the first row the watermark is the epoch.
         watermark_delay_s=None if not watermark or began is None else max(0.0, began - watermark),
         late=_sum(operators, "numRowsDroppedByWatermark"),
     )

@@ -1,8 +1,8 @@
-"""What Pulsar's binary protocol tells of a topic, for the time in which its admin cannot be reached.
+"""Reads topic metadata by Pulsar's binary protocol while the admin is unreachable.
 
-It names the last message and gives the first one from any place on. The end of a ledger that is not the last is
-searched for with that, once, since closed ledgers do not change. Sizes, subscriptions, and what an entry is that is no
-message, it does not tell.
+The protocol gives the last message, and the first message from any position on. With these, the end of a ledger that
+is not the last is searched for once, because closed ledgers do not change. The protocol gives no sizes, no
+subscriptions, and no type of an entry that is not a message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from bridge.contract import Position
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     EARLIEST,
     LATEST,
     Consumer,
@@ -26,15 +26,15 @@ __all__ = ["BinaryTopics", "LedgerEnd", "ledger_end"]
 
 _WAIT_MS: Final = 10_000
 _CHUNKS_BACK: Final = 64
-"""How far before the end of a ledger a message may begin that ends it: chunks are sent one right after the other."""
+"""Entries before a ledger's end at which its last message may begin. Producers send chunks consecutively."""
 
 
 class LedgerEnd(NamedTuple):
-    """How many entries a ledger has, as far as messages show it, and which ledger follows."""
+    """Number of entries in a ledger, as messages show it, and the next ledger."""
 
     entries: int
     following: int | None
-    """None when there is no message after it."""
+    """None if no message follows."""
 
 
 def ledger_end(
@@ -43,12 +43,12 @@ def ledger_end(
     first_from: Callable[[int], Position | None],
     last_from: Callable[[int], int],
 ) -> LedgerEnd:
-    """Find the end of a ledger that is known to have ``known`` entries at least.
+    """Find the end of a ledger that has at least ``known`` entries.
 
-    ``first_from`` gives the place of the first message that begins at or after an entry of this ledger, the last
-    chunk's for one in chunks, None when there is none; it is asked about twice the logarithm of the ledger's length.
-    ``last_from`` gives the last entry of all such messages, ``entry - 1`` for none: the chunks of several messages may
-    lie between each other, so the one that ends last need not be the one that begins last.
+    ``first_from`` returns the position of the first message that begins at a given entry or later, or None. For a
+    chunked message it is the position of the last chunk. It is called about twice the logarithm of the ledger's
+    length. ``last_from`` returns the last entry of all such messages, ``entry - 1`` for none. The message that ends
+    last need not be the one that begins last, because chunks of several messages may interleave.
     """
     entries = max(0, known - _CHUNKS_BACK)
     step, beyond, following = 1, None, None
@@ -66,9 +66,9 @@ def ledger_end(
 
 
 class BinaryTopics:
-    """Topics as the binary protocol shows them. ``consumer`` gives a partition's consumer where the query has one.
+    """Topics as the binary protocol shows them. ``consumer`` returns the query's consumer of a partition, or None.
 
-    Raises TransientError when the broker cannot be reached. Any thread may use it, for another partition each.
+    Raises TransientError if the broker is unreachable. Several threads may use it, each for another partition.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class BinaryTopics:
         self._closed: dict[tuple[str, int], LedgerEnd] = {}
 
     def partition_count(self, topic: str) -> int:
-        """Return the number of partitions, 0 for a topic without."""
+        """Return the number of partitions, 0 for a topic without partitions."""
         return len(self._client().partitioned(topic))
 
     def view(self, partition: str, known: PartitionView | None, begin: Position | None) -> PartitionView:
-        """Return a partition from the ledgers known before on, or from ``begin``, or from its first message."""
+        """Return a partition from the known ledgers, else from ``begin``, else from its first message."""
         ledgers = [] if known is None else list(known.ledgers)
         if not ledgers and begin is not None:
             ledgers = [Ledger(begin.ledger, begin.entry)]
@@ -106,7 +106,7 @@ class BinaryTopics:
         return PartitionView(partition, tuple(ledgers))
 
     def position_at(self, partition: str, time_ms: int) -> Position | None:
-        """Return the first message published at ``time_ms`` or later, None when there is none yet."""
+        """Return the first message published at ``time_ms`` or later, None if there is none yet."""
         return self._first(partition, EARLIEST, time_ms)
 
     def _end(self, partition: str, ledger: Ledger) -> LedgerEnd:
@@ -129,11 +129,11 @@ class BinaryTopics:
         return self._first(partition, LATEST)
 
     def _last_of(self, partition: str, start: Position) -> int:
-        """Return the last entry in the ledger of ``start`` of the messages from there on."""
+        """Return the last entry in the ledger of ``start``, of the messages from ``start`` on."""
         last = start.entry - 1
         reader = self._client().reader(partition, MessageId(-1, start.ledger, start.entry, -1))
         try:
-            with our_errors(f"looking into {partition}"):
+            with our_errors(f"reading from {partition}"):
                 while reader.has_message_available():
                     found = reader.read_next(_WAIT_MS).message_id()
                     if found.ledger_id() != start.ledger:
@@ -146,14 +146,14 @@ class BinaryTopics:
     def _first(self, partition: str, start: Any, time_ms: int | None = None) -> Position | None:
         reader = self._client().reader(partition, start, queue=1)
         try:
-            with our_errors(f"looking into {partition}"):
+            with our_errors(f"reading from {partition}"):
                 if time_ms is not None:
                     reader.seek(time_ms)
                 if not reader.has_message_available():
                     return None
                 try:
                     found = reader.read_next(_WAIT_MS).message_id()
-                except ReceiveTimeout:  # what is available are the chunks of a message that is not complete
+                except ReceiveTimeout:  # only chunks of an incomplete message are available
                     return None
                 return Position(found.ledger_id(), found.entry_id())
         finally:

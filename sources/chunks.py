@@ -1,9 +1,9 @@
-"""Keeps the subscription before the first chunk of a message whose last one has not been read (H14).
+"""Keeps the subscription before the first chunk of an incompletely read message (H14).
 
-A chunked message belongs to the range that holds its last chunk. When a range ends inside of one, its first chunks are
-read again later, so they must not be trimmed meanwhile. Pulsar trims ledgers as a whole, when they are acknowledged to
-their end, and tells of single entries only. So the end of a range is looked at where an acknowledgement lets go of a
-ledger, and where as many bytes were added as the first chunk of a message has.
+A chunked message belongs to the range with its last chunk. If a range stops inside a message, a later range rereads
+the first chunks, so Pulsar must not trim them. Pulsar trims only whole ledgers, when they are acknowledged to their
+end, and describes only single entries. So the guard inspects the end of a range only if two conditions are true. The
+acknowledgement may release a ledger, and at least the bytes of a first chunk were added.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sources.planning import PartitionView
 __all__ = ["ChunkGuard", "ChunkPart", "incomplete", "part_of"]
 
 _FIRST_CHUNK_BYTES: Final = 1024 * 1024
-"""A first chunk is as large as the broker takes messages, 5 MiB by default; brokers that take less are rare."""
+"""A first chunk has the size of the broker's message limit, 5 MiB by default. Lower limits are rare."""
 _WINDOW: Final = 8
 _WINDOW_OF_CHUNKS: Final = 64
-"""Entries before the end that are looked at, where no chunk was seen yet and where one was: several producers'
-messages may lie between the chunks of one."""
+"""Entries inspected before the end, without and with a chunk seen in the partition. Messages of several producers may
+be between the chunks of one."""
 _FURTHEST: Final = 1000
 
 
@@ -34,7 +34,7 @@ class ChunkPart(NamedTuple):
 
 
 def part_of(headers: Mapping[str, str]) -> ChunkPart | None:
-    """Return which part of which message an entry is, None when it is no part (headers by lower-case name)."""
+    """Return the chunk part of an entry, None for other entries (headers by lower-case name)."""
     if "x-pulsar-chunk-id" not in headers:
         return None
     total = int(headers.get("x-pulsar-num-chunks-from-msg", "0"))
@@ -42,41 +42,43 @@ def part_of(headers: Mapping[str, str]) -> ChunkPart | None:
 
 
 def incomplete(parts: Sequence[tuple[Position, ChunkPart | None]]) -> dict[str, tuple[Position, int]]:
-    """Return the messages whose last part is not among these entries, which are in order: id to the place and number
-    of the first part that is.
+    """Return the messages whose last part is not among these ordered entries.
+
+    Maps each id to the position and number of the first part present.
     """
     found: dict[str, tuple[Position, int]] = {}
-    for place, part in parts:
+    for position, part in parts:
         if part is None:
             continue
         if part.number == part.total - 1:
             found.pop(part.uuid, None)
         else:
-            found.setdefault(part.uuid, (place, part.number))
+            found.setdefault(part.uuid, (position, part.number))
     return found
 
 
 class ChunkGuard:
-    """Which places one query may acknowledge on ``subscription``. ``ask`` tells what each of some entries of a
-    partition is.
+    """Decides up to which positions one query may acknowledge on ``subscription``.
+
+    ``ask`` returns the chunk part of each of some entries of a partition.
     """
 
     def __init__(self, subscription: str, ask: Callable[[str, Sequence[Position]], Sequence[ChunkPart | None]]) -> None:
         self._subscription = subscription
         self._ask = ask
         self._sizes: dict[str, dict[int, int]] = {}
-        """Partition to the sizes of its ledgers when it was last looked at, at their end: what was added since is
-        all that a new range can hold. Where a range ends earlier, nothing is known of its size."""
+        """Partition to the sizes of its ledgers at the last inspection at its end. A new range has at most the bytes
+        added since. If a range stops before the end, its size is unknown."""
         self._windows: dict[str, int] = {}
         self._open: set[str] = set()
-        """Partitions whose last range ended inside of a message."""
+        """Partitions whose last range ended inside a message."""
 
-    def safe(self, views: Mapping[str, PartitionView], ends: Mapping[str, Position]) -> dict[str, Position]:
-        """Return the ends, each moved back before the first chunk of a message that is not complete before it."""
-        found = dict(ends)
-        for name, end in ends.items():
+    def safe(self, views: Mapping[str, PartitionView], stops: Mapping[str, Position]) -> dict[str, Position]:
+        """Return the stops, each moved before the first chunk of an incomplete message."""
+        found = dict(stops)
+        for name, end in stops.items():
             view = views.get(name)
-            if view is None or not (name in self._open or self._may_let_go(view, end)):
+            if view is None or not (name in self._open or self._may_release(view, end)):
                 continue
             found[name] = self._before_chunks(view, end)
             self._sizes.pop(name, None)
@@ -87,16 +89,16 @@ class ChunkGuard:
                 self._open.add(name)
         return found
 
-    def _may_let_go(self, view: PartitionView, end: Position) -> bool:
-        """Whether acknowledging up to ``end`` may let go of a ledger with chunks that are still needed."""
+    def _may_release(self, view: PartitionView, end: Position) -> bool:
+        """Whether acknowledging up to ``end`` may release a ledger with chunks that are still needed."""
         last = view.last_before(end)
         if last is None or self._added(view) < _FIRST_CHUNK_BYTES:
             return False
         if any(of.id == last.ledger and of.entries == last.entry + 1 for of in view.ledgers):
             return True
-        held = view.holds.get(self._subscription)
+        mark_delete = view.mark_deletes.get(self._subscription)
         earlier = [of for of in view.ledgers if of.id < last.ledger and of.entries]
-        return last.entry < _FURTHEST and any(held is None or held.ledger <= of.id for of in earlier)
+        return last.entry < _FURTHEST and any(mark_delete is None or mark_delete.ledger <= of.id for of in earlier)
 
     def _added(self, view: PartitionView) -> int:
         known = self._sizes.get(view.name, {})
@@ -105,15 +107,15 @@ class ChunkGuard:
     def _before_chunks(self, view: PartitionView, end: Position) -> Position:
         window = self._windows.get(view.name, _WINDOW)
         while True:
-            places = [
+            positions = [
                 Position(segment.ledger, entry)
                 for segment in view.preceding(end, window)
                 for entry in range(segment.first, segment.stop)
             ]
-            parts = list(zip(places, self._ask(view.name, places), strict=True))
+            parts = list(zip(positions, self._ask(view.name, positions), strict=True))
             opened = incomplete(parts).values()
             if any(part is not None for _, part in parts):
                 self._windows[view.name] = _WINDOW_OF_CHUNKS
-            if all(number == 0 for _, number in opened) or window >= _FURTHEST or len(places) < window:
-                return min((place for place, _ in opened), default=end)
+            if all(number == 0 for _, number in opened) or window >= _FURTHEST or len(positions) < window:
+                return min((position for position, _ in opened), default=end)
             window = min(_FURTHEST, window * 4)

@@ -1,7 +1,7 @@
-"""Arrow record batches from Pulsar messages, column by column, only the columns asked for.
+"""Builds Arrow record batches from Pulsar messages, only the requested columns.
 
-Bytes of payload and key are untouched, times are UTC with microseconds, what a message does not have is null. The
-column names and types are those of ``bridge.contract.SOURCE_COLUMNS``.
+Bytes of payload and key are unchanged, times are UTC with microseconds, missing values are null. Column names and
+types are those of ``bridge.contract.SOURCE_COLUMNS``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS, partition_number
 from bridge.errors import ContractError, TerminalError
-from bridge.pulsar_wire.protobuf import varint
+from bridge.pulsar.wire.protobuf import varint
 from sources.entries import Entry, Kind, Rows, message_id
 
 __all__ = ["ARROW_TYPES", "arrow_schema", "record_batch"]
@@ -38,14 +38,14 @@ ARROW_TYPES: Final[Mapping[str, Any]] = {
         pa.field("element", pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())]))
     ),
 }
-"""Spark SQL type to the Arrow type that Spark expects for it."""
+"""Spark SQL type to the Arrow type that Spark expects."""
 
 
 def arrow_schema(columns: Sequence[str], keys: str = "text", decoded: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return the Arrow schema of these columns, in this order.
 
-    ``keys`` is ``text``, ``bytes`` (as it is stored) or ``base64`` (the bytes that the text stands for);
-    ``decoded`` has the types of the columns that the payload is decoded to.
+    ``keys`` is ``text``, ``bytes`` (as stored) or ``base64`` (the bytes that the text encodes); ``decoded`` has the
+    types of the columns decoded from the payload.
     """
     types = {name: ARROW_TYPES[kind] for name, kind in SOURCE_COLUMNS}
     if keys != "text":
@@ -64,8 +64,8 @@ def record_batch(
 ) -> Any:
     """Build one batch of these rows; ``topic`` is written to ``__topic``.
 
-    ``decoded`` has the columns that were decoded from the payloads. Raises TerminalError for a key that is not base64
-    where it should be.
+    ``decoded`` has the columns decoded from the payloads. Raises TerminalError for a key that should be base64 and
+    is not.
     """
     batch = _Batch(topic, partition, rows, keys)
     arrays = [decoded.get(field.name) if field.name in decoded else _array(batch, field) for field in schema]
@@ -73,7 +73,7 @@ def record_batch(
 
 
 class _Batch:
-    """The rows with what several columns share, computed once."""
+    """The rows, with values that several columns share, computed once."""
 
     def __init__(self, topic: str, partition: str, rows: Rows, keys: str) -> None:
         self.keys = keys
@@ -87,22 +87,22 @@ class _Batch:
 
     @cached_property
     def kind_of(self) -> Any:
-        """By row, the place of its kind."""
+        """Index of the kind of each row."""
         return np.array(self.rows.kind_of, np.int32)
 
     @cached_property
     def event_ms(self) -> Any:
-        """Event times in ms, 0 where there is none."""
+        """Event times in ms, 0 for none."""
         return np.array(self.rows.events, np.int64)
 
     def per_entry(self, value: Callable[[Entry], int]) -> Any:
-        """Return a value of each row's entry."""
+        """Return a value of the entry of each row."""
         entries = self.rows.entries
         return np.repeat(np.fromiter(map(value, entries), np.int64, len(entries)), self.rows.counts)
 
     @cached_property
     def indexes(self) -> Any:
-        """The place of each row in its batch, 0 for one that is not in a batch."""
+        """Index of each row in its batch, 0 for a row without batch."""
         rows = self.rows
         if rows.indexes is not None:
             return np.array(rows.indexes, np.int32)
@@ -135,8 +135,8 @@ def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
         return base64.b64decode(kind.key, validate=True)
     except ValueError as e:
         raise TerminalError(
-            f"{batch.partition}: a key is not base64, as keyEncoding=base64 says: {e}",
-            remedy="set keyEncoding=text (the default): then __key is the key as it is stored",
+            f"{batch.partition}: keyEncoding is base64, and a key is not base64: {e}",
+            remedy="set keyEncoding=text (the default): then __key is the key as stored",
         ) from e
 
 
@@ -144,7 +144,7 @@ _KEPT_SIZE: Final = 4096
 
 
 def _endings(size: int) -> list[bytes]:
-    """Return how the ids of a batch of this size differ: field 4, the index, before field 6, the size."""
+    """Return the message id suffixes of a batch: field 4 (index), then field 6 (size)."""
     tail = b"\x30" + varint(size)
     return [b"\x20" + varint(index) + tail for index in range(size)]
 
@@ -155,10 +155,10 @@ _kept_endings: Final = lru_cache(maxsize=64)(_endings)
 def _message_ids(batch: _Batch) -> list[bytes]:
     number = partition_number(batch.partition)
     found: list[bytes] = []
-    places = None if batch.rows.indexes is None else iter(batch.rows.indexes)
+    indexes = None if batch.rows.indexes is None else iter(batch.rows.indexes)
     for entry, count in zip(batch.rows.entries, batch.rows.counts, strict=True):
         head = message_id(entry, number)
-        mine = range(count) if places is None else list(islice(places, count))
+        mine = range(count) if indexes is None else list(islice(indexes, count))
         if entry.batched:
             endings = (_kept_endings if entry.size <= _KEPT_SIZE else _endings)(entry.size)
             found += [head + endings[index] for index in mine]
@@ -201,25 +201,25 @@ def _truth(text: str | None) -> bool | None:
 def _ingest(text: str) -> Mapping[str, str]:
     try:
         return contract.decode_ingest(text)
-    except ContractError:  # a stranger's property, or a later version's: it stands in __messageProperties
+    except ContractError:  # another program or a later version wrote it; __messageProperties has it
         return {}
 
 
 def _of_topic(kind: Kind, name: str) -> str | None:
-    # What is the same for all messages of a topic is folded into one property.
+    # One property has the values that all messages of a topic share.
     properties = kind.properties
     return properties[name] if name in properties else _ingest(properties.get(contract.P_INGEST, "")).get(name)
 
 
 def _of_reading(kind: Kind, name: str, usual: str) -> str | None:
-    # What ingest leaves out has its usual value on a reading, and none on any other message.
+    # Ingest omits the usual value on a reading. Other messages have no value.
     return kind.properties.get(name, usual if contract.P_INGEST in kind.properties else None)
 
 
 def _correlation(text: str | None) -> bytes | None:
     try:
         return None if text is None else contract.decode_correlation(text)
-    except ContractError:  # a stranger's property; it stands as it is in __messageProperties
+    except ContractError:  # another program wrote it; __messageProperties has it unchanged
         return None
 
 
@@ -259,4 +259,4 @@ _OF_KIND: Final[Mapping[str, Callable[[Kind], Any]]] = {
     "correlation_data": lambda k: _correlation(k.properties.get(contract.P_CORRELATION)),
     "user_properties": lambda k: _user_properties(k.properties.get(contract.P_USER)),
 }
-"""What messages of one kind have in common is computed once for them."""
+"""Values that messages of one kind share, computed once for each kind."""

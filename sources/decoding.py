@@ -1,9 +1,9 @@
-"""Payloads into values, by the topic's Pulsar schema.
+"""Decodes payloads into values by the topic's Pulsar schema.
 
-All rows of a query have the type of the newest schema, as it was when the query was described. An Avro message is
-read with the version that it was written with, which Pulsar keeps for ever, and resolved to the newest by Avro's
-rules; JSON names its fields, so a missing one gets its default. What cannot be decoded fails the task or is null, as
-the user asked; it is never skipped.
+All rows of a query have the type of the newest schema when Spark analyzed the query. An Avro message is read with the
+version that wrote it and resolved to the newest by Avro's rules. Pulsar keeps all versions. JSON names its fields,
+so a missing field gets its default. An undecodable value fails the task or is null, as the user chose. It is never
+skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
-from sources.entries import Placed
+from sources.entries import StoredPayload
 from sources.value_types import TopicSchema, ValueType, plain_definition, single_value, type_of
 
 __all__ = ["Decoder", "Decoding", "columns_of", "require_avro"]
@@ -28,22 +28,22 @@ _STREAMNATIVE: Final = frozenset(name.lower() for name, _ in SOURCE_COLUMNS if n
 
 @dataclass(frozen=True)
 class Decoding:
-    """What the values of a query are. Travels by pickle."""
+    """The schema of the values of a query. Is pickled."""
 
     schema: TopicSchema
-    """The newest version when the query was described: the type of every row."""
+    """The newest version when Spark analyzed the query: the type of every row."""
     as_fields: bool
-    """Whether the fields of a record are columns of their own."""
+    """Whether the fields of a record are separate columns."""
     null_undecodable: bool
 
     @property
     def type(self) -> ValueType:
-        """The type of a value. Raises ConfigError for a schema that is not understood."""
+        """The type of a value. Raises ConfigError for an unsupported schema."""
         return type_of(self.schema)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are decoded."""
+        """The decoded columns."""
         fields = self.type.fields if self.as_fields else ()
         return tuple(name for name, _ in fields) or ("value",)
 
@@ -51,7 +51,7 @@ class Decoding:
 def columns_of(decoding: Decoding | None) -> tuple[tuple[str, str], ...]:
     """Return all columns of the source with their Spark types.
 
-    A field of a record has its name before a column of ours that StreamNative's connector does not have. Raises
+    A field of a record replaces a column of the same name that StreamNative's connector does not have. Raises
     ConfigError for a record whose fields cannot be columns.
     """
     if decoding is None:
@@ -59,21 +59,21 @@ def columns_of(decoding: Decoding | None) -> tuple[tuple[str, str], ...]:
     value = decoding.type
     if not decoding.as_fields or not value.fields:
         return tuple((name, value.ddl if name == "value" else of) for name, of in SOURCE_COLUMNS)
-    taken = {name.lower() for name, _ in value.fields}
-    if len(taken) < len(value.fields) or taken & _STREAMNATIVE:
+    field_names = {name.lower() for name, _ in value.fields}
+    if len(field_names) < len(value.fields) or field_names & _STREAMNATIVE:
         raise ConfigError(
-            "decode=fields: the record has a field that is named like a column of the source, or two that differ in "
-            "case alone: " + ", ".join(name for name, _ in value.fields),
+            "decode=fields: the record has a field with the name of a source column, or two that differ only in case: "
+            + ", ".join(name for name, _ in value.fields),
             remedy="set decode=value: then the record is one column",
         )
     return (
         *((name, of.ddl) for name, of in value.fields),
-        *((name, of) for name, of in SOURCE_COLUMNS if name != "value" and name.lower() not in taken),
+        *((name, of) for name, of in SOURCE_COLUMNS if name != "value" and name.lower() not in field_names),
     )
 
 
 def require_avro(schema: TopicSchema) -> None:
-    """Raise ConfigError where the schema is Avro's and its reader is not installed."""
+    """Raise ConfigError if the schema is Avro's and the Avro reader is not installed."""
     if schema.kind != "AVRO":
         return
     try:
@@ -86,7 +86,7 @@ def require_avro(schema: TopicSchema) -> None:
 
 
 class Decoder:
-    """Decodes the messages of one topic. ``version`` gives a version of its schema, and is asked once for each."""
+    """Decodes the messages of one topic. ``version`` returns a version of its schema and is called once for each."""
 
     def __init__(self, decoding: Decoding, topic: str, version: Callable[[int], TopicSchema]) -> None:
         require_avro(decoding.schema)
@@ -103,10 +103,10 @@ class Decoder:
             if self.names != ("value",)
             else {"value": self._type.arrow}
         )
-        """Arrow type of each column that is decoded."""
+        """Arrow type of each decoded column."""
 
-    def arrays(self, messages: Sequence[Placed]) -> dict[str, Any]:
-        """Return the decoded columns. Raises TerminalError for a payload that is not what the schema says."""
+    def arrays(self, messages: Sequence[StoredPayload]) -> dict[str, Any]:
+        """Return the decoded columns. Raises TerminalError for a payload that does not match the schema."""
         values = [self._value(message) for message in messages]
         try:
             array = pa.array(values, type=self._type.arrow)
@@ -116,7 +116,7 @@ class Decoder:
             return {"value": array}
         return dict(zip(self.names, array.flatten(), strict=True))
 
-    def _one_by_one(self, messages: Sequence[Placed], values: list[Any]) -> Any:
+    def _one_by_one(self, messages: Sequence[StoredPayload], values: list[Any]) -> Any:
         for at, (message, value) in enumerate(zip(messages, values, strict=True)):
             try:
                 pa.array([value], type=self._type.arrow)
@@ -125,7 +125,7 @@ class Decoder:
                 values[at] = None
         return pa.array(values, type=self._type.arrow)
 
-    def _value(self, message: Placed) -> Any:
+    def _value(self, message: StoredPayload) -> Any:
         payload = message.payload
         if payload is None:
             return None
@@ -133,21 +133,21 @@ class Decoder:
             return self._read(payload, message)
         except (TransientError, ConfigError):
             raise
-        except Exception as e:  # noqa: BLE001  a payload can break a reader in any way
+        except Exception as e:  # noqa: BLE001  a payload can make a reader raise anything
             self._undecodable(message, e)
             return None
 
-    def _undecodable(self, message: Placed, why: Exception) -> None:
-        """Raise TerminalError, unless the value is to be null."""
+    def _undecodable(self, message: StoredPayload, why: Exception) -> None:
+        """Raise TerminalError, unless undecodable values become null."""
         if self._decoding.null_undecodable:
             return
         raise TerminalError(
-            f"{self._topic}: message {message.ledger}:{message.entry}:{message.place} is not what the "
-            f"topic's {self._decoding.schema.kind} schema says: {type(why).__name__}: {str(why)[:200]}",
-            remedy="set decodeErrors=null: then its value is null, and payload has its bytes; or decode=none",
+            f"{self._topic}: message {message.ledger}:{message.entry}:{message.batch_index} does not match the "
+            f"topic's {self._decoding.schema.kind} schema: {type(why).__name__}: {str(why)[:200]}",
+            remedy="set decodeErrors=null: then its value is null, and payload has its bytes; or set decode=none",
         ) from why
 
-    def _reading(self) -> Callable[[bytes, Placed], Any]:
+    def _reading(self) -> Callable[[bytes, StoredPayload], Any]:
         kind = self._decoding.schema.kind
         if kind == "AVRO":
             return self._avro
@@ -157,7 +157,7 @@ class Decoder:
         read = single_value(kind)
         return lambda payload, _: read(payload)
 
-    def _avro(self, payload: bytes, message: Placed) -> Any:
+    def _avro(self, payload: bytes, message: StoredPayload) -> Any:
         from fastavro import schemaless_reader
 
         version = message.version
@@ -175,14 +175,14 @@ class Decoder:
         return self._reader
 
     def _parsed(self, version: int) -> Any:
-        if version < 0:  # written without a schema: the newest is the only one to try
+        if version < 0:  # written without a schema: only the newest can be tried
             return self._newest()
         try:
             schema = self._version(version)
         except TransientError:
             raise
         except PulsebridgeError as e:
-            raise ValueError(f"version {version} of the schema is not to be had: {e}") from e
+            raise ValueError(f"version {version} of the schema is not available: {e}") from e
         if schema.kind != "AVRO":
             raise ValueError(f"version {version} of the schema is {schema.kind}")
         return _parse(schema)
@@ -195,7 +195,7 @@ def _parse(schema: TopicSchema) -> Any:
     parsed = parse_schema(plain_definition(json.loads(schema.definition)), named_schemas=named)
     if _has_weightless_elements(parsed, named):
         raise ValueError(
-            "the schema has an array whose elements take no bytes: a few bytes could name any number of them"
+            "the schema has an array whose elements use no bytes: a few bytes could name any number of them"
         )
     return parsed
 
@@ -213,11 +213,11 @@ def _has_weightless_elements(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def _takes_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a value of a parsed Avro type has one byte at least (Avro 1.12, Binary Encoding)."""
+    """Whether an encoded value has at least one byte (Avro 1.12, Binary Encoding)."""
     if isinstance(schema, str):
         return _takes_bytes(named[schema], named) if schema in named else schema != "null"
     if isinstance(schema, list):
-        return True  # which of its types it is
+        return True  # the index of the branch
     if schema["type"] == "record":
         return any(_takes_bytes(one["type"], named) for one in schema["fields"])
     return bool(schema["size"]) if schema["type"] == "fixed" else _takes_bytes(schema["type"], named)

@@ -1,8 +1,8 @@
-"""Entries as Pulsar keeps them, opened: decompressed, batches taken apart, by column. Pure.
+"""Opens Pulsar entries: decompresses them and converts their batches to columns.
 
-What messages have in common, key and properties, stands at the beginning of each one's metadata. It is looked up by
-its bytes, so that it is read once for all messages that say the same: a row costs about a microsecond, and what a
-column needs of key and properties is computed once for each *kind*, not for each row.
+Key and properties begin the metadata of each message. They are looked up by their bytes, so that equal ones are
+parsed once: a row costs about a microsecond. Values of columns that depend on key and properties are computed once
+for each *kind*, not for each row.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-from bridge.decoding import LAST_US
+from bridge.contract.decoding import LAST_US
 from bridge.errors import ContractError, RefusedError, TransientError
-from bridge.pulsar_wire.protobuf import fields, number, read_varint, text
-from bridge.pulsar_wire.reader import RawEntry
+from bridge.pulsar.wire.protobuf import fields, number, read_varint, text
+from bridge.pulsar.wire.reader import RawEntry
 from sources.chunks import ChunkPart
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
     "Kind",
     "Opened",
     "Opener",
-    "Placed",
     "Rows",
+    "StoredPayload",
     "joined",
     "message_id",
     "open_entry",
@@ -38,51 +38,51 @@ _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
 
 _MAGIC: Final = b"\x0e\x01"
 _MOST_BYTES: Final = 512 * 1024 * 1024
-"""Bytes of an entry, or of a message in chunks, once it is decompressed: its writer names how many, whatever they are."""
+"""Most decompressed bytes of an entry or of a chunked message. Its writer can declare any size."""
 _LAST_MS: Final = LAST_US // 1000
 _KINDS: Final = 16_384
 _TAILS: Final = 16_384
 
 
 class Kind(NamedTuple):
-    """What messages have in common."""
+    """Key and properties that messages share."""
 
     key: bytes | None
-    """None for a message without one."""
+    """None for a message without key."""
     key_base64: bool
-    """Whether the key stands for bytes, encoded."""
+    """Whether the key is the base64 encoding of bytes."""
     properties: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of which rows were taken."""
+    """One entry of the rows."""
 
     ledger: int
     entry: int
     size: int
-    """How many messages it holds, or held before some were compacted away."""
+    """Number of messages when it was written; compaction may have removed some."""
     batched: bool
     publish_ms: int
     schema_version: bytes | None
     first_chunk: tuple[int, int] | None = None
-    """Where a chunked message begins."""
+    """Ledger and entry at which a chunked message begins."""
 
 
-class Placed(NamedTuple):
-    """A payload, the version of its schema (-1 for none) and its place."""
+class StoredPayload(NamedTuple):
+    """A payload, the version of its schema (-1 for none) and its position."""
 
     payload: bytes | None
     version: int
     ledger: int
     entry: int
-    place: int
-    """In the batch."""
+    batch_index: int
+    """0 for a message without batch."""
 
 
 @dataclass(slots=True)
 class Opened:
-    """The metadata of an entry and its payload, not decompressed."""
+    """The metadata of an entry and its compressed payload."""
 
     ledger: int
     entry: int
@@ -94,7 +94,7 @@ class Opened:
     batched: bool = False
     size: int = 1
     prefix: bytes = b""
-    """Key and properties, as a message in a batch tells them."""
+    """Key and properties, encoded as in the metadata of a message in a batch."""
     key_base64: bool = False
     null: bool = False
     marker: bool = False
@@ -106,13 +106,13 @@ class Opened:
 def open_entry(raw: RawEntry, partition: str) -> Opened:
     """Read the metadata of an entry.
 
-    Raises TransientError when it was damaged on its way, RefusedError when it is encrypted.
+    Raises TransientError if it was damaged in transit, RefusedError if it is encrypted.
     """
     data, at = raw.data, 0
     name = f"{partition}: entry {raw.ledger}:{raw.entry}"
     if data[:2] == _MAGIC:
         if crc32c(data[6:]) != int.from_bytes(data[2:6], "big"):
-            raise TransientError(f"{name} was damaged on its way: its checksum does not fit")
+            raise TransientError(f"{name} was damaged in transit: its checksum does not match")
         at = 6
     size = int.from_bytes(data[at : at + 4], "big")
     at += 4
@@ -138,7 +138,7 @@ def _read_metadata(opened: Opened, metadata: bytes, name: str) -> None:
         elif kind == 26:
             uuid = value.decode("utf-8", "replace")
     opened.prefix = b"".join(properties) + key
-    # A time beyond those that Spark has is not a time: the writer may name any number of 64 bits.
+    # A writer can declare any number of 64 bits: a time beyond Spark's range counts as none.
     opened.publish_ms, opened.event_ms = _time(numbers.get(3, 0)), _time(numbers.get(12, 0))
     opened.compression, opened.uncompressed = numbers.get(8, 0), numbers.get(9, 0)
     opened.batched, opened.size = 11 in numbers, numbers.get(11, 1)
@@ -157,7 +157,7 @@ def _decompressed(opened: Opened) -> bytes:
         if opened.compression == 2:
             body = zlib.decompressobj().decompress(opened.body, opened.uncompressed + 1)
             if len(body) != opened.uncompressed:
-                raise ValueError(f"it does not give {opened.uncompressed} bytes")
+                raise ValueError(f"it does not expand to {opened.uncompressed} bytes")
             return body
         codec = _CODECS[opened.compression]
         return bytes(pa.decompress(opened.body, opened.uncompressed, codec=codec, asbytes=True))
@@ -170,12 +170,12 @@ def _time(milliseconds: int) -> int:
 
 
 class _Tail(NamedTuple):
-    """What stands behind the payload's size in the metadata of a message in a batch."""
+    """The metadata of a message in a batch after the payload's size."""
 
     event_ms: int
     null: bool
     gone: bool
-    """Compacted away: it is no message any more."""
+    """Removed by compaction: no longer a message."""
     key_base64: bool
 
 
@@ -184,56 +184,56 @@ _PLAIN: Final = _Tail(0, False, False, False)
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of some entries, by column: one list entry for each row, but for ``entries`` and ``kinds``."""
+    """The rows of some entries, by column. Lists have one item for each row, except ``entries`` and ``kinds``."""
 
     entries: list[Entry] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    """How many rows each entry gave."""
+    """Number of rows of each entry."""
     kinds: list[Kind] = field(default_factory=list)
     payloads: list[bytes | None] = field(default_factory=list)
     kind_of: list[int] = field(default_factory=list)
-    """By row, the place of its kind in ``kinds``."""
+    """Index into ``kinds`` for each row."""
     events: list[int] = field(default_factory=list)
     """Event times in milliseconds, 0 for none."""
     indexes: list[int] | None = None
-    """Places in the batches, where a batch has gaps; None when all are whole."""
+    """Batch index of each row if a batch has gaps, None for complete batches."""
     size: int = 0
     """Bytes of the payloads."""
 
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def placed(self) -> Iterator[Placed]:
-        """Yield each row's payload with what names it in a message to people."""
+    def stored_payloads(self) -> Iterator[StoredPayload]:
+        """Yield the payload of each row with the position that names it in error messages."""
         payloads = iter(self.payloads)
-        places = None if self.indexes is None else iter(self.indexes)
+        indexes = None if self.indexes is None else iter(self.indexes)
         for entry, count in zip(self.entries, self.counts, strict=True):
             version = -1 if entry.schema_version is None else int.from_bytes(entry.schema_version, "big")
             for index in range(count):
-                place = index if places is None else next(places)
-                yield Placed(next(payloads), version, entry.ledger, entry.entry, place)
+                batch_index = index if indexes is None else next(indexes)
+                yield StoredPayload(next(payloads), version, entry.ledger, entry.entry, batch_index)
 
 
 class Opener:
-    """Takes rows out of entries, one range after the other; it remembers the kinds that it has met."""
+    """Builds rows from entries, range by range, and caches the kinds seen so far."""
 
     def __init__(self) -> None:
         self.rows = Rows()
         self._kinds: dict[bytes, Kind] = {}
-        self._places: dict[bytes, int] = {}
-        """Of the kinds of ``rows``."""
+        self._kind_indexes: dict[bytes, int] = {}
         self._tails: dict[bytes, _Tail] = {}
         self._guess = 0
 
     def flush(self) -> Rows:
-        """Return the rows so far and begin anew."""
+        """Return the rows so far and start new ones."""
         found, self.rows = self.rows, Rows()
-        self._places.clear()
+        self._kind_indexes.clear()
         return found
 
     def add(self, opened: Opened) -> int:
-        """Append the rows of an entry. Returns how many. Raises ContractError when the entry cannot be read; then no row
-        is appended.
+        """Append the rows of an entry and return their number.
+
+        Raises ContractError, without appending a row, if the entry cannot be read.
         """
         body = _decompressed(opened)
         rows, before = self.rows, len(self.rows.payloads)
@@ -247,7 +247,7 @@ class Opener:
                 raise ContractError(f"its batch of {opened.size} cannot be read: {e}") from e
         else:
             rows.payloads.append(None if opened.null and not body else body)
-            rows.kind_of.append(self._place(opened.prefix, opened.key_base64))
+            rows.kind_of.append(self._kind_index(opened.prefix, opened.key_base64))
             rows.events.append(opened.event_ms)
             if rows.indexes is not None:
                 rows.indexes.append(0)
@@ -268,19 +268,19 @@ class Opener:
         return count
 
     def _add_batch(self, opened: Opened, body: bytes) -> None:
-        rows, places, tails = self.rows, self._places.get, self._tails.get
+        rows, kind_index_of, tails = self.rows, self._kind_indexes.get, self._tails.get
         add, add_kind, add_event = rows.payloads.append, rows.kind_of.append, rows.events.append
         at, guess, number_of, indexes = 0, self._guess, int.from_bytes, rows.indexes
-        last: bytes | None = b""  # what the tail before said, where it is the same for the next message
+        last: bytes | None = b""  # the previous tail, if an equal one means the same for the next message
         event_ms, null = 0, False
         for index in range(opened.size):
             start = at + 4
             end = start + number_of(body[at:start], "big")
             cut = start + guess
-            place = places(body[start:cut])
-            if place is None or body[cut] != 24 or cut >= end:
+            kind_index = kind_index_of(body[start:cut])
+            if kind_index is None or body[cut] != 24 or cut >= end:
                 cut = _prefix_end(body, start, end)
-                place = self._place(body[start:cut], False)
+                kind_index = self._kind_index(body[start:cut], False)
                 guess = self._guess = cut - start
             length = body[cut + 1]
             rest = cut + 2
@@ -290,28 +290,29 @@ class Opener:
                     length, rest = length & 127 | more << 7, rest + 1
                 else:
                     length, rest = read_varint(body, cut + 1)
-            said = body[rest:end]
-            if said != last:
-                tail = (tails(said) or self._tail(said)) if said else _PLAIN
+            tail_bytes = body[rest:end]
+            if tail_bytes != last:
+                tail = (tails(tail_bytes) or self._tail(tail_bytes)) if tail_bytes else _PLAIN
                 if tail.gone:
                     at = end
                     indexes = self._gap(index)
                     continue
-                last, event_ms, null = said, tail.event_ms, tail.null
+                last, event_ms, null = tail_bytes, tail.event_ms, tail.null
                 if tail.key_base64:
-                    place, last = self._place(body[start:cut], True), None
+                    kind_index, last = self._kind_index(body[start:cut], True), None
             at = end + length
             if at > len(body):
-                raise ValueError(f"message {index} ends behind the batch")
+                raise ValueError(f"message {index} exceeds the batch")
             add(body[end:at] if length or not null else None)
-            add_kind(place)
+            add_kind(kind_index)
             add_event(event_ms)
             if indexes is not None:
                 indexes.append(index)
 
     def _gap(self, index: int) -> list[int]:
-        """Begin to keep places: from the first message on that is not there, they are not those of the rows. Returns the
-        list.
+        """Start to record batch indexes, which differ from row numbers after a missing message.
+
+        Returns the list.
         """
         rows = self.rows
         if rows.indexes is None:
@@ -319,31 +320,31 @@ class Opener:
             rows.indexes.extend(range(index))
         return rows.indexes
 
-    def _place(self, prefix: bytes, base64: bool) -> int:
-        named = prefix + b"\xff" if base64 else prefix  # no field begins so
-        place = self._places.get(named)
-        if place is None:
+    def _kind_index(self, prefix: bytes, base64: bool) -> int:
+        named = prefix + b"\xff" if base64 else prefix  # no field begins with this byte
+        index = self._kind_indexes.get(named)
+        if index is None:
             kind = self._kinds.get(named)
             if kind is None:
                 kind = _kind(prefix, base64)
                 if len(self._kinds) >= _KINDS:
                     self._kinds.clear()
                 self._kinds[named] = kind
-            place = self._places[named] = len(self.rows.kinds)
+            index = self._kind_indexes[named] = len(self.rows.kinds)
             self.rows.kinds.append(kind)
-        return place
+        return index
 
-    def _tail(self, said: bytes) -> _Tail:
-        """Read what stands behind the payload's size; a sequence id, which differs each time, is not kept with it."""
-        kept = said
-        if said[0] == 0x40 and _one_varint(said, 1):
+    def _tail(self, data: bytes) -> _Tail:
+        """Parse the metadata after the payload's size. Its cache omits the sequence id, which differs each time."""
+        kept = data
+        if data[0] == 0x40 and _one_varint(data, 1):
             return _PLAIN
-        if said[0] == 0x28 and len(said) > 8 and said[7] == 0x40 and _one_varint(said, 8):  # a time of six bytes
-            kept = said[:7]
+        if data[0] == 0x28 and len(data) > 8 and data[7] == 0x40 and _one_varint(data, 8):  # a time of six bytes
+            kept = data[:7]
             known = self._tails.get(kept)
             if known is not None:
                 return known
-        numbers = {kind: value for kind, value in fields(said) if isinstance(value, int)}
+        numbers = {kind: value for kind, value in fields(data) if isinstance(value, int)}
         tail = _Tail(_time(numbers.get(5, 0)), bool(numbers.get(9)), bool(numbers.get(4)), bool(numbers.get(6)))
         if len(self._tails) >= _TAILS:
             self._tails.clear()
@@ -352,7 +353,7 @@ class Opener:
 
 
 def _prefix_end(data: bytes, at: int, end: int) -> int:
-    """Return where properties and key end and the payload's size stands. Raises ValueError when it is elsewhere."""
+    """Return the end of properties and key, which is the payload's size. Raises ValueError if it is elsewhere."""
     while at < end:
         tag = data[at]
         if tag == 24:
@@ -388,14 +389,14 @@ def _text(value: Any) -> str:
 
 
 def message_id(entry: Entry, partition: int) -> bytes:
-    """Return the serialised id (MessageIdData) of an entry; a message in a batch adds its index and the batch's size."""
-    found = _place(entry.ledger, entry.entry, partition)
+    """Return the serialised id (MessageIdData) of an entry. Messages in a batch add their index and the batch's size."""
+    found = _position_data(entry.ledger, entry.entry, partition)
     if entry.first_chunk is not None:
-        found += text(7, _place(*entry.first_chunk, partition))
+        found += text(7, _position_data(*entry.first_chunk, partition))
     return found
 
 
-def _place(ledger: int, entry: int, partition: int) -> bytes:
+def _position_data(ledger: int, entry: int, partition: int) -> bytes:
     return number(1, ledger) + number(2, entry) + (number(3, partition) if partition >= 0 else b"")
 
 

@@ -1,10 +1,9 @@
-"""The hot tail: the newest entries of a query's partitions, in the memory of its planner.
+"""The hot tail: the newest entries of a query's partitions, in its planner's memory.
 
-A thread receives them while the query is busy with what came before, and takes their metadata apart. A batch that lies
-wholly in the tail needs no Python worker, no connection and no fetch, and the end of a partition is known without a
-question to Pulsar's admin. The tail is a copy for speed alone: what is wanted and is not in it, whatever the reason, is
-read by the tasks. It is bounded in bytes. When it is full, it is dropped: the query is behind, and costs nothing more
-until its batches fit in again.
+A thread receives them while the query processes earlier entries, and parses their metadata. A batch that is wholly in
+the tail needs no Python worker, no connection and no fetch. The end of a partition is known without a request to
+Pulsar's admin. The tail is a cache: the tasks read any entries that it lacks. It is bounded in bytes. A full tail is
+dropped, because the query is behind. It then costs nothing until the batches fit into it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Final
 from bridge.contract import Position
 from bridge.errors import PulsebridgeError
 from bridge.loggers import get_logger
-from bridge.pulsar_wire.client import WireReaders
-from bridge.pulsar_wire.reader import EntryReader
+from bridge.pulsar.wire.client import WireReaders
+from bridge.pulsar.wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opened, open_entry
 from sources.planning import PartitionView
@@ -30,46 +29,46 @@ __all__ = ["HotTail"]
 
 _log = get_logger("source")
 _ENTRY_BYTES: Final = 1024
-"""What an entry takes in memory beside its payload, at most, once its metadata is taken apart."""
+"""Most memory of an entry in addition to its payload, with parsed metadata."""
 _PERMITS: Final = 1000
-"""Messages of a partition that a broker may send before it gets the permission for more."""
+"""Messages of a partition that a broker may send before it gets further permits."""
 _GATHER_S: Final = 0.004
-"""Between two looks at the connections: messages that come one by one are taken together."""
+"""Pause between two polls of the connections, to process single messages together."""
 _LOOK_S: Final = 0.1
-_AGAIN_S: Final = 0.2
+_RECREATE_S: Final = 0.2
 _BEGIN_S: Final = 1.0
-"""How long a batch waits for its entries where a partition has no reader yet."""
+"""How long a batch waits for its entries if a partition has no reader yet."""
 _WAIT_S: Final = 0.25
-"""The same where each has one: an entry that is there comes within milliseconds."""
+"""The same if each has one: an existing entry arrives within milliseconds."""
 _LATE_WAIT_S: Final = 0.05
-"""The same after such a wait was in vain for a partition, until one is not."""
+"""The same after such a wait for a partition was in vain, until one succeeds."""
 _LATE_S: Final = 5.0
-"""After so long a reader that is late is made again."""
+"""A reader that is late for so long is re-created."""
 _MOST_PAUSE_S: Final = 10.0
 _MOST_ENTRIES: Final = 5_000
-"""Entries of a batch: more of them are taken apart sooner by several tasks."""
+"""Most entries of a batch: several tasks parse more entries faster."""
 
 
 @dataclass
 class _Followed:
-    """One partition: what is kept of it."""
+    """The kept entries of one partition."""
 
     begin: Position
-    """The first entry that is kept, or would be."""
+    """The first entry to keep."""
     end: Position
-    """The place after the last entry that came."""
+    """The position after the last received entry."""
     entries: deque[Opened] = field(default_factory=deque)
     has_reader: bool = False
     late_since: float | None = None
-    """Since when batches wait for it in vain, seconds of the monotonic clock."""
-    again_at: float = 0.0
-    """When the next reader may be made, seconds of the monotonic clock."""
-    pause_s: float = _AGAIN_S
-    """Until the one after it, where nothing comes."""
+    """Time since which batches wait for it in vain, seconds of the monotonic clock."""
+    next_reader_at: float = 0.0
+    """Earliest time for the next reader, seconds of the monotonic clock."""
+    pause_s: float = _RECREATE_S
+    """Pause before the reader after that, if nothing is received."""
 
 
 class HotTail:
-    """The tail of one query, of at most ``most_bytes``. Its methods are called by one thread; it has another."""
+    """The tail of one query, of at most ``most_bytes``. One thread calls its methods; it has a second thread."""
 
     def __init__(self, pulsar: PulsarSettings, most_bytes: int) -> None:
         self._pulsar = pulsar
@@ -89,9 +88,9 @@ class HotTail:
             self._thread.join(5.0)
 
     def grown(self, views: Mapping[str, PartitionView], needed: Iterable[str]) -> dict[str, PartitionView] | None:
-        """Return the views with all that came since.
+        """Return the views extended by all entries received since.
 
-        None where one of ``needed`` is not followed, or where a partition has a new ledger: then Pulsar has to be asked.
+        Returns None if one of ``needed`` is not followed, or if a partition has a new ledger: Pulsar must be asked.
         """
         found = dict(views)
         with self._changed:
@@ -106,21 +105,21 @@ class HotTail:
         return found
 
     def take(
-        self, starts: Mapping[str, Position], ends: Mapping[str, Position], tasks: Sequence[ReadTask]
+        self, starts: Mapping[str, Position], stops: Mapping[str, Position], tasks: Sequence[ReadTask]
     ) -> list[list[Opened]] | None:
-        """Return all entries of each task, None where the tasks have to read them.
+        """Return all entries of each task, None if the tasks must read them.
 
-        ``starts`` and ``ends`` are those of the batch, of every partition: they are followed from now on. Waits for
-        what is on its way.
+        ``starts`` and ``stops`` are those of the batch, of every partition. The tail follows these partitions from now
+        on. Waits for entries in transit.
         """
         entries = sum(s.entries for task in tasks for s in task.segments)
         size = sum(task.entry_bytes * s.entries for task in tasks for s in task.segments)
         if entries > _MOST_ENTRIES or size + _ENTRY_BYTES * entries > self._most_bytes // 2:
-            _left_to_the_tasks("it is too large", entries=entries, bytes=size)
+            _log_read_by_tasks("the batch is too large", entries=entries, bytes=size)
             return None
         with self._changed:
             self._follow(starts)
-            wanted = {task.partition: ends[task.partition] for task in tasks}
+            wanted = {task.partition: stops[task.partition] for task in tasks}
             if not self._changed.wait_for(lambda: self._reached(wanted), self._patience_s(wanted)):
                 self._note_late(wanted)
                 return None
@@ -130,13 +129,13 @@ class HotTail:
             dropped = not self._followed
         if len(found) == len(tasks):
             return found
-        _left_to_the_tasks("the tail was dropped" if dropped else "an entry is no message, or a part of one")
+        _log_read_by_tasks("the tail was dropped" if dropped else "an entry is not a whole message")
         return None
 
-    def forget(self, ends: Mapping[str, Position]) -> None:
-        """Drop what lies before ``ends``: the query has committed it."""
+    def forget(self, stops: Mapping[str, Position]) -> None:
+        """Drop the entries before ``stops``: the query has committed them."""
         with self._changed:
-            for name, end in ends.items():
+            for name, end in stops.items():
                 followed = self._followed.get(name)
                 if followed is None or end < followed.begin:
                     continue
@@ -155,16 +154,16 @@ class HotTail:
             self._thread.start()
         self._changed.notify_all()
 
-    def _begin(self, name: str, place: Position) -> None:
-        """Follow a partition from there on, with a reader of its own."""
+    def _begin(self, name: str, position: Position) -> None:
+        """Follow a partition from this position on, with a new reader."""
         known = self._followed.get(name)
         if known is not None:
             self._size -= sum(map(_size, known.entries))
-        self._followed[name] = _Followed(place, place)
+        self._followed[name] = _Followed(position, position)
 
-    def _reached(self, ends: Mapping[str, Position]) -> bool:
-        """Whether all came up to ``ends``, or never will: the tail was dropped."""
-        return not self._followed or all(self._followed[name].end >= end for name, end in ends.items())
+    def _reached(self, stops: Mapping[str, Position]) -> bool:
+        """Whether all entries before ``stops`` were received, or the tail was dropped."""
+        return not self._followed or all(self._followed[name].end >= end for name, end in stops.items())
 
     def _patience_s(self, wanted: Iterable[str]) -> float:
         of = [self._followed[name] for name in wanted]
@@ -173,7 +172,7 @@ class HotTail:
         return _WAIT_S if all(one.has_reader for one in of) else _BEGIN_S
 
     def _note_late(self, wanted: Mapping[str, Position]) -> None:
-        """Go on following: what is late for this batch is there for the next one, unless the reader gets nothing."""
+        """Keep following: late entries serve the next batch, unless the reader receives nothing."""
         now = time.monotonic()
         late: dict[str, object] = {}
         for name, end in wanted.items():
@@ -186,10 +185,10 @@ class HotTail:
             late[name] = {"end": of.end, "wanted": end, "reader": of.has_reader, "late_s": round(seconds, 1)}
             if seconds > _LATE_S:
                 self._begin(name, end)
-        _left_to_the_tasks("entries did not come in time", late=late)
+        _log_read_by_tasks("entries did not arrive in time", late=late)
 
     def _of(self, task: ReadTask) -> list[Opened] | None:
-        """Return the entries of a task, None where one is missing or is a part of a message."""
+        """Return the entries of a task, None if one is missing or is a chunk."""
         followed = self._followed.get(task.partition)
         if followed is None:
             return None
@@ -237,33 +236,33 @@ class HotTail:
         followed: Mapping[str, _Followed],
         made: dict[str, tuple[_Followed, EntryReader]],
     ) -> None:
-        """Have a reader for each partition that is followed, and for no other."""
+        """Create a reader for each followed partition, and close the others."""
         for name, (of, reader) in list(made.items()):
             if followed.get(name) is not of:
                 del made[name]
                 reader.close()
         for name, of in followed.items():
-            if name in made or time.monotonic() < of.again_at:
+            if name in made or time.monotonic() < of.next_reader_at:
                 continue
-            of.again_at = time.monotonic() + of.pause_s
+            of.next_reader_at = time.monotonic() + of.pause_s
             of.pause_s = min(2 * of.pause_s, _MOST_PAUSE_S)
             try:
                 reader = readers.reader(name, of.end.ledger, of.end.entry, permits=_PERMITS)
-            except PulsebridgeError as e:  # the tasks meet it as well, and say it
+            except PulsebridgeError as e:  # the tasks get and report the same error
                 _log.debug("a partition cannot be followed", partition=name, error=str(e))
                 continue
             made[name] = (of, reader)
             of.has_reader = True
 
     def _take_in(self, name: str, of: _Followed, reader: EntryReader) -> bool:
-        """Keep what came for one partition. Returns False when its reader is of no more use."""
+        """Keep the entries received for one partition. Returns False if its reader must be closed."""
         came: list[Opened] = []
         try:
             while (raw := reader.at_hand()) is not None:
                 if (
                     raw.ledger,
                     raw.entry,
-                ) >= of.end:  # a reader made after a loss may begin with known entries
+                ) >= of.end:  # after a loss a new reader may begin with known entries
                     opened = open_entry(raw, name)
                     reader.took(opened.size, _PERMITS)
                     came.append(opened)
@@ -278,7 +277,7 @@ class HotTail:
         with self._changed:
             if not came or self._followed.get(name) is not of:
                 return
-            of.pause_s = _AGAIN_S
+            of.pause_s = _RECREATE_S
             of.entries.extend(came)
             of.end = Position(came[-1].ledger, came[-1].entry + 1)
             self._size += sum(map(_size, came))
@@ -288,7 +287,7 @@ class HotTail:
             self._changed.notify_all()
 
 
-def _left_to_the_tasks(why: str, **found: object) -> None:
+def _log_read_by_tasks(why: str, **found: object) -> None:
     _log.debug("a batch is read by the tasks, not from the hot tail", why=why, **found)
 
 

@@ -1,8 +1,8 @@
-"""How far a query is behind: entries, bytes and seconds of each partition, as the last trigger's snapshot shows it.
+"""The lag of a query for each partition: entries, bytes and seconds behind.
 
-Entries and bytes follow from the snapshot. Seconds are the age of the first entry that the trigger leaves unread, by
-its publish time, which Pulsar has to be asked for: only of partitions that are behind, and not more than once a
-second, since a query in step with its topics must not pay for it.
+Entries and bytes follow from the last trigger's snapshot. Seconds are the age, by publish time, of the first entry
+that the trigger leaves unread. Pulsar is asked for that time at most once a second, and only for partitions that are
+behind. So a query without lag costs no requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASK_S: Final = 1.0
 
 
 class Lag:
-    """The lag of one query. ``published_ms`` asks for the publish times of entries, all at once."""
+    """The lag of one query. ``published_ms`` requests the publish times of all given entries together."""
 
     def __init__(
         self,
@@ -33,16 +33,16 @@ class Lag:
         self._published_ms = published_ms
         self._clock = clock
         self._asked: dict[str, tuple[Position, float, int | None]] = {}
-        """Partition to the place asked for, when, and its publish time."""
+        """Partition to the requested position, the time of the request, and the publish time."""
 
-    def of(self, views: Mapping[str, PartitionView], places: Mapping[str, Position]) -> dict[str, Behind]:
-        """Return what waits from ``places`` on, of the partitions that exist."""
+    def of(self, views: Mapping[str, PartitionView], positions: Mapping[str, Position]) -> dict[str, Behind]:
+        """Return the lag from ``positions`` on, of the partitions that exist."""
         now = self._clock()
-        sizes = {name: views[name].backlog(place) for name, place in places.items() if name in views}
+        sizes = {name: views[name].backlog(position) for name, position in positions.items() if name in views}
         heads = {}
         for name, (entries, _) in sizes.items():
             if entries:
-                first = views[name].segments(places[name])[0]
+                first = views[name].segments(positions[name])[0]
                 heads[name] = Position(first.ledger, first.first)
         self._ask(heads, now)
         found = {}
@@ -57,17 +57,17 @@ class Lag:
     def _ask(self, heads: Mapping[str, Position], now: float) -> None:
         self._asked = {name: known for name, known in self._asked.items() if name in heads}
         due = {}
-        for name, place in heads.items():
+        for name, position in heads.items():
             known = self._asked.get(name)
-            # A place behind the one asked for is older than it: the lag never looks smaller than it is.
-            if known is None or (known[0] != place and (now - known[1] >= _ASK_S or place < known[0])):
-                due[name] = place
+            # An earlier position has an older entry: so the lag never looks smaller than it is.
+            if known is None or (known[0] != position and (now - known[1] >= _ASK_S or position < known[0])):
+                due[name] = position
         if due:
-            told = self._published_ms(due)
-            for name, place in due.items():
-                self._asked[name] = (place, now, told.get(name))
+            times = self._published_ms(due)
+            for name, position in due.items():
+                self._asked[name] = (position, now, times.get(name))
 
 
 def as_json(lag: Mapping[str, Behind]) -> dict[str, Any]:
-    """Return the lag as it stands in a query's progress."""
+    """Return the lag as in a query's progress."""
     return {name: {"entries": of.entries, "bytes": of.size, "seconds": of.seconds} for name, of in sorted(lag.items())}

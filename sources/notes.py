@@ -1,4 +1,4 @@
-"""What a query says once, at its start: options that change nothing, and what the Spark at hand lacks."""
+"""Logs, once for each query, options without effect and features that Spark lacks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from bridge.loggers import get_logger
 
-__all__ = ["say"]
+__all__ = ["log_notes"]
 
 
-def say(notes: Sequence[str], lacking: str | None) -> None:
-    """Log the notes on the options, and as a warning what the query has to do without."""
+def log_notes(notes: Sequence[str], lacking: str | None) -> None:
+    """Log the notes on the options and, as a warning, the missing features."""
     if not notes and lacking is None:
         return
     log = get_logger("source")
     if notes:
-        log.info("options that change nothing", options=list(notes))
+        log.info("options have no effect", options=list(notes))
     if lacking is not None:
         log.warning(
-            "run the query on Spark 4.2 where it needs what this one lacks",
+            "this Spark lacks features. Action: if the query needs them, run it on Spark 4.2",
             lacking=lacking,
         )

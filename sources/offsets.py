@@ -1,9 +1,9 @@
-"""The offset of a query: what it holds, how it is written down, what makes it another topic's.
+"""The offset of a query: its content, its JSON form, and its identity check.
 
-An offset names, for each partition, the next entry to read: entry-aligned, so half-open ranges need no batch
-index and reading (start, end) twice gives the same rows. The cluster and each topic's incarnation travel along, so
-that a checkpoint is never continued on another cluster or on a topic that was deleted and made anew. Which entries
-exist, and how far a trigger goes, is decided in ``sources.planning``.
+An offset names, for each partition, the next entry to read. Because it is entry-aligned, half-open ranges need no
+batch index, and rereading (start, end) gives the same rows. It includes the cluster and each topic's incarnation. So a
+checkpoint never continues on another cluster or on a re-created topic. ``sources.planning`` decides which entries
+exist and how far a trigger reads.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = ["Offset"]
 
 @dataclass(frozen=True)
 class Offset:
-    """The next entry to read of each partition, with the identity of what it counts in."""
+    """The next entry to read of each partition, with the identity of cluster and topics."""
 
     cluster: str
     positions: Mapping[str, Position]
     incarnations: Mapping[str, str] = field(default_factory=dict)
-    """Topic (not partition) to the mark that it was given when it was first read; empty where marks are off."""
+    """Topic (not partition) to the mark set when it was first read; empty without marks."""
 
     def moved_to(self, positions: Mapping[str, Position]) -> Offset:
         """Return this offset with other positions. The same positions give an equal offset."""
         return replace(self, positions={**self.positions, **positions})
 
     def marked(self, incarnations: Mapping[str, str]) -> Offset:
-        """Return this offset with the marks of topics that it did not know."""
+        """Return this offset with the marks of topics that it lacked."""
         return replace(self, incarnations={**self.incarnations, **incarnations})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the offset as Spark keeps it: keys sorted, so that equal offsets are equal texts."""
+        """Return the offset in the form that Spark stores. Sorted keys make equal offsets equal texts."""
         return {
             "v": OFFSET_VERSION,
             "cluster": self.cluster,
@@ -47,11 +47,11 @@ class Offset:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Offset:
-        """Read an offset back. Raises ContractError when it is not one, or is of a version unknown here."""
+        """Read an offset from JSON. Raises ContractError for another content or an unknown version."""
         version = body.get("v")
         if version != OFFSET_VERSION:
             raise ContractError(
-                f"the checkpoint holds an offset of version {version!r}, this source reads {OFFSET_VERSION}",
+                f"the checkpoint has an offset of version {version!r}, this source reads {OFFSET_VERSION}",
                 remedy="use the release that wrote the checkpoint, or a new checkpoint with startingOffsets",
             )
         try:
@@ -61,11 +61,11 @@ class Offset:
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise ContractError(f"not an offset of this source: {json.dumps(body)[:200]}") from e
 
-    def refuse_strangers(self, cluster: str, incarnations: Mapping[str, str]) -> None:
-        """Refuse to go on where this offset does not belong.
+    def refuse_mismatch(self, cluster: str, incarnations: Mapping[str, str]) -> None:
+        """Refuse an offset of another cluster or of re-created topics.
 
-        What is not known, an empty name or no mark, is not compared. Raises DataLossError when the cluster is another
-        one, or a topic was deleted and made anew since.
+        Unknown values, an empty name or no mark, are not compared. Raises DataLossError if the cluster differs, or if
+        a topic was deleted and re-created since.
         """
         remedy = "start with a new checkpoint, or point service.url and admin.url to the cluster that it was made on"
         if self.cluster and cluster and self.cluster != cluster:
@@ -78,7 +78,7 @@ class Offset:
             if mark and now != mark:
                 raise DataLossError(
                     f"topic {topic} is not the one that the checkpoint was made on (mark {mark!r}, now {now!r}): "
-                    "it was deleted and made anew, or this is another cluster",
+                    "it was deleted and re-created, or this is another cluster",
                     remedy="start with a new checkpoint and startingOffsets=earliest, or restore the former topic",
                 )
 

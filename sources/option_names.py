@@ -1,4 +1,4 @@
-"""The names of all options: our own with their meaning, and what becomes of those of other connectors.
+"""The names of all options: our own with their meaning, and those of other connectors.
 
 Data only. ``sources.options`` gives the values types; ``sources.option_docs`` prints the tables for users.
 """
@@ -8,47 +8,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bridge.connection_options import CONNECTION_OPTIONS
+from bridge.spark.connection_options import CONNECTION_OPTIONS
 
 __all__ = ["ALIASES", "INSTEAD", "NO_EFFECT", "ONLY", "OPTIONS", "REFUSED", "SAME_AS_CLIENT"]
 
 OPTIONS: Final[Mapping[str, str]] = {
-    **{name: told for name, told in CONNECTION_OPTIONS.items() if name.endswith(".url")},
+    **{name: meaning for name, meaning in CONNECTION_OPTIONS.items() if name.endswith(".url")},
     "topic": "The topic to read. One of topic, topics and topicsPattern is required.",
     "topics": "The topics to read, separated by commas.",
-    "topicsPattern": "tenant/namespace/ and a regular expression for the rest of the name, matched whole; only the last part is a pattern. Streaming: topics made later are found.",
-    "waitingForNonExistedTopic": "Streaming: whether a topic that is not there yet is waited for (default false: refused).",
-    "startingOffsets": "Where a new query begins: earliest, latest, or JSON, see below. Default: latest for streaming, earliest for batch.",
-    "endingOffsets": "Batch: where it ends, likewise; default latest.",
+    "topicsPattern": "tenant/namespace/ and a regular expression that matches the whole rest of the name; only the last part is a pattern. Streaming: also finds topics created later.",
+    "waitingForNonExistedTopic": "Streaming: whether to wait for a topic that does not exist yet (default false: refused).",
+    "startingOffsets": "Start of a new query: earliest, latest, or JSON, see below. Default: latest for streaming, earliest for batch.",
+    "endingOffsets": "Batch: end of the query, in the same form; default latest.",
     "startingTime": "Publish time to begin at, ms since the epoch, or JSON: {topic or partition: ms}; instead of startingOffsets.",
-    "endingTime": "Batch: publish time to end before, likewise; instead of endingOffsets.",
-    "failOnDataLoss": "Whether to fail when entries are gone (default true), or to warn and go on.",
+    "endingTime": "Batch: publish time to end before, in the same form; instead of endingOffsets.",
+    "failOnDataLoss": "Whether to fail if entries are gone (default true), or to warn and continue.",
     "maxBytesPerTrigger": "Most bytes of a trigger, as stored.",
     "maxEntriesPerTrigger": "Most entries of a trigger; a producer's batch is one entry.",
-    "maxRowsPerTrigger": "Most rows of a trigger, as far as the rows per entry seen so far can tell.",
-    "minRowsPerTrigger": "Streaming: fewer rows wait for more, as far as the rows per entry can tell; not with AvailableNow.",
-    "maxTriggerDelay": "How long they wait at most, like 90s, 15m or 1h, or in ms (default 15m).",
-    "predefinedSubscription": "Streaming: name of the durable subscription that holds what is not read yet; required.",
-    "subscriptionPrefix": "The same, where predefinedSubscription is not given: the name is the prefix itself, so that a restart finds it.",
-    "reuseSubscription": "What a new checkpoint does with a subscription in use before: position or resolve; default: fail.",
-    "subscriptionWaitMs": "How long to wait for a subscription that another consumer holds, in ms (default 15000).",
+    "maxRowsPerTrigger": "Most rows of a trigger, estimated from the rows per entry so far.",
+    "minRowsPerTrigger": "Streaming: least rows of a trigger, estimated likewise; fewer wait for more. Not with AvailableNow.",
+    "maxTriggerDelay": "Longest wait for minRowsPerTrigger, like 90s, 15m or 1h, or in ms (default 15m).",
+    "predefinedSubscription": "Streaming: name of the durable subscription that retains unread messages; required.",
+    "subscriptionPrefix": "The same, if predefinedSubscription is not given: the name is the prefix itself, so that a restart finds it.",
+    "reuseSubscription": "How a new checkpoint uses a subscription in use before: position or resolve; default: fail.",
+    "subscriptionWaitMs": "How long to wait for a subscription that another consumer uses, in ms (default 15000).",
     "minPartitions": "Least number of tasks; entry ranges are split to reach it.",
     "maxBytesPerPartition": "Most bytes of one task; a longer range is split by entries.",
-    "hotTailBytes": "Streaming: most bytes of the newest messages that the driver keeps in memory; a batch that lies there starts no Python worker (default 16777216; 0: none). Not used with minPartitions.",
-    "readIdleTimeout": "How long a task waits for the next entry before it asks what became of it, in ms (default 60000).",
+    "hotTailBytes": "Streaming: most bytes of the newest messages in the driver's memory; a batch within them starts no Python worker (default 16777216; 0: none). Not used with minPartitions.",
+    "readIdleTimeout": "How long a task waits for the next entry before it asks Pulsar about it, in ms (default 60000).",
     "columns": "The columns to build, separated by commas; default all.",
-    "decode": "none (default: value holds the raw bytes); value: value is decoded by the topic's Pulsar schema; fields: likewise, and the fields of a record are columns of their own, as StreamNative's connector gives them.",
-    "allowDifferentTopicSchemas": "True: topics of different schemas are read as raw bytes, as they are without decode.",
-    "decodeErrors": "What a payload does that its schema does not decode: fail (default), or null, which leaves the raw bytes in payload.",
-    "keyEncoding": "text (default: __key is the key as a string); base64: the producers set keys as bytes, which Pulsar keeps as base64, and __key is those bytes.",
-    "pushFilters": "Batch: whether filters on __topic, partition and __publishTime spare entries. Default: true on a Spark that keeps them apart for each use of a DataFrame (4.3 and later); 4.1 and 4.2 give a DataFrame that is used again the rows of the filters pushed last, so there set it only where each query has a load() of its own.",
-    "publishTimeSlackMs": "Batch: how far publish times may be out of the order of the topic for a filter on __publishTime to spare entries, in ms (default 86400000); -1: such a filter spares none.",
-    **{name: told for name, told in CONNECTION_OPTIONS.items() if name.startswith("pulsar.client.")},
+    "decode": "none (default: value has the raw bytes); value: value is decoded by the topic's Pulsar schema; fields: likewise, and the fields of a record are separate columns, as in StreamNative's connector.",
+    "allowDifferentTopicSchemas": "True: topics of different schemas are read as raw bytes, as without decode.",
+    "decodeErrors": "Result for a payload that its schema does not decode: fail (default), or null, with the raw bytes in payload.",
+    "keyEncoding": "text (default: __key is the key as a string); base64: the producers set keys as bytes, which Pulsar stores as base64, and __key is those bytes.",
+    "pushFilters": "Batch: whether filters on __topic, partition and __publishTime skip entries. Default: true on Spark 4.3 and later, which stores them for each use of a DataFrame. 4.1 and 4.2 apply the filters pushed last to all uses of a DataFrame: there, set it only if each query has its own load().",
+    "publishTimeSlackMs": "Batch: how far publish times may be out of topic order for a filter on __publishTime to skip entries, in ms (default 86400000); -1: such a filter skips none.",
+    **{name: meaning for name, meaning in CONNECTION_OPTIONS.items() if name.startswith("pulsar.client.")},
 }
-"""Every option of ours with its meaning; the names as they are documented, compared without case."""
+"""Our options with their meaning. Names are as documented, compared without case."""
 
 ALIASES: Final[Mapping[str, str]] = {"pollTimeoutMs": "readIdleTimeout"}
-"""Other names for options of ours."""
+"""Other names of our options."""
 
 _TRUST: Final = "give pulsar.client.tlsTrustCertsFilePath a PEM file of the authorities to trust"
 _STORE: Final = "the client reads PEM files: export the store (keytool -exportcert, openssl pkcs12) and give tlsTrustCertsFilePath, tlsCertificateFilePath and tlsKeyFilePath"
@@ -82,7 +82,7 @@ _CLIENT_REFUSED: Final[Mapping[str, str]] = {
     "tlsKeyStorePassword": _STORE,
     "tlsKeyStorePath": _STORE,
     "tlsKeyStoreType": _STORE,
-    "tlsProtocols": "not supported: TLS 1.2 and 1.3 are spoken",
+    "tlsProtocols": "not supported: the client uses TLS 1.2 and 1.3",
     "tlsTrustStorePassword": _STORE,
     "tlsTrustStorePath": _STORE,
     "tlsTrustStoreType": _STORE,
@@ -94,13 +94,13 @@ _READER_NO_EFFECT: Final[Mapping[str, str]] = {
     "expireTimeOfIncompleteChunkedMessageMillis": "a chunked message is read whole or fails the task",
     "maxPendingChunkedMessage": "a chunked message is read whole or fails the task",
     "poolMessages": "tunes the Java client",
-    "readerName": "readers have names of their own",
+    "readerName": "the source names its readers",
     "receiverQueueSize": "the queue is bounded in bytes, by the size of the entries",
     "resetIncludeHead": "startingOffsets always names the first entry that is read",
     "subscriptionInitialPosition": "give startingOffsets",
     "subscriptionMode": "the tasks' readers are not durable, predefinedSubscription is",
-    "subscriptionName": "the tasks' readers have names of their own; the hold is predefinedSubscription",
-    "subscriptionRolePrefix": "the tasks' readers have names of their own; the hold is predefinedSubscription",
+    "subscriptionName": "the source names its readers; predefinedSubscription retains the data",
+    "subscriptionRolePrefix": "the source names its readers; predefinedSubscription retains the data",
 }
 
 NO_EFFECT: Final[Mapping[str, str]] = {
@@ -110,11 +110,11 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     **{f"pulsar.reader.{name}": why for name, why in _READER_NO_EFFECT.items()},
     "pulsar.producer.*": "nothing is written",
     "topic.schema.class": "schemas come from Pulsar, see decode",
-    "includeHeaders": "__messageProperties is always there",
-    "fetchOffset.numRetries": "Pulsar is asked again for half a minute",
-    "fetchOffset.retryIntervalMs": "Pulsar is asked again for half a minute",
+    "includeHeaders": "__messageProperties is always a column",
+    "fetchOffset.numRetries": "requests to Pulsar are retried for half a minute",
+    "fetchOffset.retryIntervalMs": "requests to Pulsar are retried for half a minute",
 }
-"""Options of other connectors that are accepted and change nothing, each with the reason; said once, in one line."""
+"""Options of other connectors that are accepted without effect, with the reason. Logged once, in one line."""
 
 ONLY: Final[Mapping[str, tuple[str, str]]] = {
     **{
@@ -134,13 +134,13 @@ ONLY: Final[Mapping[str, tuple[str, str]]] = {
         "messages that cannot be read fail the query, they are never skipped",
     ),
 }
-"""Options that may say one thing alone, which is what is done anyway; the reason why anything else is refused."""
+"""Options with one accepted value, the actual behaviour. Each has the reason why other values are refused."""
 
 SAME_AS_CLIENT: Final = (
     "authPluginClassName", "authParams", "authParamMap", "tlsTrustCertsFilePath", "tlsCertificateFilePath",
     "tlsKeyFilePath", "tlsHostnameVerificationEnable",
 )  # fmt: skip
-"""Options of ``pulsar.admin.``: they stand for those of ``pulsar.client.`` where these are not given, else they must agree."""
+"""Options of ``pulsar.admin.``: they replace missing ones of ``pulsar.client.``, else they must equal them."""
 
 REFUSED: Final[Mapping[str, str]] = {
     **{
@@ -156,7 +156,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "assign": "give startingOffsets for the partitions; all partitions of a topic are read",
     "groupIdPrefix": "give predefinedSubscription",
 }
-"""Options of other connectors that are refused, each with what to do instead."""
+"""Options of other connectors that are refused, with the alternative."""
 
 INSTEAD: Final[Mapping[str, str]] = {
     "kafka.bootstrap.servers": "service.url",
@@ -173,4 +173,4 @@ INSTEAD: Final[Mapping[str, str]] = {
     "subscribe": "topics",
     "subscribePattern": "topicsPattern",
 }
-"""Names of Spark's Kafka source, and of ours what stands for each."""
+"""Options of Spark's Kafka source, with our option for each."""

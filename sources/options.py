@@ -1,7 +1,7 @@
-"""The options of ``format("pulsebridge")``: types, defaults, and what is refused.
+"""The options of ``format("pulsebridge")``: types, defaults, and refused options.
 
-Names are those of the StreamNative connector, compared without case; an unknown one is refused with the nearest
-known name. All names stand in ``sources.option_names``; what an option leads to is decided by the modules that take it.
+Names are those of the StreamNative connector, compared without case. An unknown one is refused with the nearest known
+name. ``sources.option_names`` has all names; the modules that use an option define its effect.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.connection_options import OptionReader, connection_options, pulsar_settings
 from bridge.contract import SOURCE_COLUMNS, base_topic
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
+from bridge.spark.connection_options import OptionReader, connection_options, pulsar_settings
+from sources.bounds import EARLIEST, LATEST, StartingOffsets, offsets_of, times_of
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, OPTIONS, REFUSED, SAME_AS_CLIENT
-from sources.places import EARLIEST, LATEST, StartingOffsets, offsets_of, times_of
 from sources.planning import Limits
 from sources.topics import TopicsPattern, asked_topics
 
@@ -28,7 +28,7 @@ __all__ = ["EARLIEST", "LATEST", "OPTIONS", "SourceOptions", "StartingOffsets", 
 _KNOWN: Final = {name.lower(): name for name in OPTIONS}
 _ALIASES: Final = {name.lower(): known for name, known in ALIASES.items()}
 _NO_EFFECT: Final = {name.lower(): why for name, why in NO_EFFECT.items()}
-_ONLY: Final = {name.lower(): (name, *said) for name, said in ONLY.items()}
+_ONLY: Final = {name.lower(): (name, *rule) for name, rule in ONLY.items()}
 _REFUSED: Final = {name.lower(): why for name, why in REFUSED.items()}
 _INSTEAD: Final = {name.lower(): known for name, known in INSTEAD.items()}
 _OF_ADMIN: Final = {f"pulsar.admin.{name}".lower(): f"pulsar.client.{name}" for name in SAME_AS_CLIENT}
@@ -38,7 +38,7 @@ _DAY_MS: Final = 86_400_000
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options of one reader, checked."""
+    """The validated options of one reader."""
 
     pulsar: PulsarSettings
     topics: tuple[str, ...]
@@ -47,7 +47,7 @@ class SourceOptions:
     columns: tuple[str, ...]
     limits: Limits
     pattern: TopicsPattern | None = None
-    """Where the topics are not named."""
+    """Set if the topics are not named."""
     subscription: str | None = None
     reuse: str | None = None
     subscription_wait_s: float = 15.0
@@ -62,19 +62,19 @@ class SourceOptions:
     """``none``, ``value`` or ``fields``."""
     null_undecodable: bool = False
     keys: str = "text"
-    """``text``, ``bytes`` or ``base64``, as ``sources.columns`` takes it."""
+    """``text``, ``bytes`` or ``base64``, as in ``sources.columns``."""
     decoding: Decoding | None = None
-    """What ``decode`` comes to, once the topic's schema is known."""
+    """The result of ``decode``, after the topic's schema was read."""
     push_filters: bool | None = None
-    """None: where Spark does it safely."""
+    """None: on if Spark does it safely."""
     slack_ms: int | None = _DAY_MS
-    """How far publish times may be out of order for a filter on them to spare entries; None: it spares none."""
+    """How far publish times may be out of order if a filter skips entries. None: it skips none."""
     notes: tuple[str, ...] = ()
-    """What was given and changes nothing, a line each."""
+    """Given options without effect, a line each."""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """Check the options of a query; ``streaming`` None while it is not known which kind it will be.
+    """Validate the options of a query; ``streaming`` is None while its kind is unknown.
 
     Raises ConfigError with all problems at once.
     """
@@ -85,7 +85,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     topics, pattern = asked_topics(options, problems)
     starting, ending = _range(reader, streaming)
     if pattern is None:
-        _refuse_strangers((starting, ending), topics, problems)
+        _refuse_unread_topics((starting, ending), topics, problems)
     subscription, reuse = _subscription(options, streaming, problems)
     columns = _columns(options, problems)
     pulsar = pulsar_settings(reader)
@@ -124,7 +124,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
 
 
 def _decoding(reader: OptionReader) -> str:
-    """Return how ``value`` is decoded; StreamNative's ``allowDifferentTopicSchemas`` asks for the raw bytes."""
+    """Return how to decode ``value``; StreamNative's ``allowDifferentTopicSchemas`` asks for the raw bytes."""
     asked = reader.choice("decode", ("none", "value", "fields"))
     if reader.flag("allowDifferentTopicSchemas", False) and asked != "none":
         reader.problems.append(
@@ -139,14 +139,14 @@ def _range(reader: OptionReader, streaming: bool | None) -> tuple[StartingOffset
         for name in ("endingOffsets", "endingTime"):
             if reader.text(name) is not None:
                 reader.problems.append(f"{name}: a streaming query has no end; use spark.read, or Trigger.AvailableNow")
-    starting = _place(reader, "starting", LATEST if streaming else EARLIEST)
-    ending = _place(reader, "ending", LATEST)
+    starting = _bound(reader, "starting", LATEST if streaming else EARLIEST)
+    ending = _bound(reader, "ending", LATEST)
     if starting.time_ms is not None and ending.time_ms is not None and ending.time_ms < starting.time_ms:
-        reader.problems.append("endingTime lies before startingTime")
+        reader.problems.append("endingTime is before startingTime")
     return starting, ending
 
 
-def _place(reader: OptionReader, which: str, default: str) -> StartingOffsets:
+def _bound(reader: OptionReader, which: str, default: str) -> StartingOffsets:
     offsets, times = reader.text(f"{which}Offsets"), reader.text(f"{which}Time")
     if offsets is not None and times is not None:
         reader.problems.append(f"{which}Time and {which}Offsets: give one of them")
@@ -166,16 +166,16 @@ def _place(reader: OptionReader, which: str, default: str) -> StartingOffsets:
         return StartingOffsets(default, {})
 
 
-def _refuse_strangers(asked: tuple[StartingOffsets, ...], topics: tuple[str, ...], problems: list[str]) -> None:
-    strangers = {name for place in asked for name in place.places if not {name, base_topic(name)} & set(topics)}
-    if strangers and topics:
+def _refuse_unread_topics(asked: tuple[StartingOffsets, ...], topics: tuple[str, ...], problems: list[str]) -> None:
+    unread = {name for of in asked for name in of.bounds if not {name, base_topic(name)} & set(topics)}
+    if unread and topics:
         problems.append(
-            "offsets or times are given for topics that the query does not read: " + ", ".join(sorted(strangers))
+            "offsets or times are given for topics that the query does not read: " + ", ".join(sorted(unread))
         )
 
 
 def _recognised(options: Mapping[str, str], problems: list[str], notes: list[str]) -> dict[str, str]:
-    """Return the options that mean something, under their own names in lower case."""
+    """Return the options with an effect, by our names in lower case."""
     found: dict[str, str] = {}
     for name, value in options.items():
         if name in _KNOWN:
@@ -186,25 +186,25 @@ def _recognised(options: Mapping[str, str], problems: list[str], notes: list[str
             _same(options, name, problems, found)
         elif name in _NO_EFFECT or name.startswith("pulsar.producer."):
             why = _NO_EFFECT.get(name, NO_EFFECT["pulsar.producer.*"])
-            notes.append(f"{name} changes nothing here: {why}")
+            notes.append(f"{name} has no effect: {why}")
         elif name in _ONLY:
             shown, only, why = _ONLY[name]
             if value.strip().lower() != only.lower():
                 problems.append(f"{shown}={value!r}: {why}")
         elif name not in _SPARK_OWN:
-            problems.append(_stranger(name))
+            problems.append(_unknown(name))
     return found
 
 
 def _same(options: Mapping[str, str], name: str, problems: list[str], found: dict[str, str]) -> None:
-    """One identity and one trust serve both URLs: what the admin's options say stands for both, or agrees."""
+    """Apply an option of the admin to both URLs, which share identity and trust. It must equal the client's."""
     client = _OF_ADMIN[name]
     if options.get(client.lower(), options[name]) != options[name]:
         problems.append(f"{name} differs from {client}: one identity serves both URLs; give the one that may do both")
     found.setdefault(client.lower(), options[name])
 
 
-def _stranger(name: str) -> str:
+def _unknown(name: str) -> str:
     if name in _INSTEAD:
         return f"option {name} is Kafka's: give {_INSTEAD[name]}"
     if name.startswith("kafka."):
@@ -219,14 +219,14 @@ def _stranger(name: str) -> str:
 def _subscription(
     options: Mapping[str, str], streaming: bool | None, problems: list[str]
 ) -> tuple[str | None, str | None]:
-    """Return the name, and what to do when another checkpoint used it before."""
+    """Return the name, and what to do if another checkpoint used it before."""
     subscription = options.get("predefinedsubscription", "").strip() or None
     if subscription is None:
         subscription = options.get("subscriptionprefix", "").strip() or None
     if streaming and subscription is None:
         problems.append(
-            "predefinedSubscription is required for streaming: the durable subscription of this name keeps in Pulsar "
-            "what the query has not read; give each query a name of its own"
+            "predefinedSubscription is required for streaming: the durable subscription of this name retains unread "
+            "messages in Pulsar; give each query another name"
         )
     reuse = options.get("reusesubscription")
     if reuse is not None and reuse.lower() not in ("position", "resolve"):
@@ -240,10 +240,10 @@ def _columns(options: Mapping[str, str], problems: list[str]) -> tuple[str, ...]
         return tuple(known)
     asked = [name.strip() for name in options["columns"].split(",") if name.strip()]
     for name in asked:
-        # The names of a record's fields are known once its schema is.
+        # The fields of a record are unknown until its schema is read.
         if name not in known and options.get("decode", "").strip().lower() != "fields":
             near = difflib.get_close_matches(name, known, n=1)
             problems.append(f"columns: no column {name!r}" + (f", did you mean {near[0]}?" if near else ""))
     if not asked:
-        problems.append("columns: name one at least")
+        problems.append("columns: give at least one name")
     return tuple(asked)

@@ -1,7 +1,7 @@
-"""A task on its way through Spark: from the planner, which makes it, to the Python worker that reads it.
+"""Passes a task through Spark, from the planner to the Python worker that reads it.
 
-Kept apart from the readers, of which each Spark has its own, and from ``sources.reading``, which imports Pulsar's
-client and Arrow: only where data is read.
+Separate from the readers, which differ by Spark version. Separate from ``sources.reading``, so that only reading
+processes import Pulsar's client and Arrow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from bridge.spark_worker import spare_collections
+from bridge.spark.worker import exclude_imports
 
 if TYPE_CHECKING:
     from sources.reading import ReadTask
@@ -20,7 +20,7 @@ __all__ = ["Ranges", "ranges", "read"]
 
 
 class Ranges(InputPartition):
-    """What one of Spark's tasks reads, one range after the other; often one."""
+    """The ranges that one of Spark's tasks reads in order; often one."""
 
     def __init__(self, tasks: Sequence[ReadTask]) -> None:
         super().__init__(None)
@@ -28,9 +28,9 @@ class Ranges(InputPartition):
 
 
 def ranges(tasks: Sequence[ReadTask], *, together: bool = False) -> Sequence[InputPartition]:
-    """Return the tasks as Spark takes them: each by itself, or all in one.
+    """Return the tasks in Spark's form: one partition for each, or one for all.
 
-    Spark wants one at least, which may have nothing to read.
+    Spark needs at least one partition, which may be empty.
     """
     if together or not tasks:
         return [Ranges(tasks)]
@@ -38,10 +38,10 @@ def ranges(tasks: Sequence[ReadTask], *, together: bool = False) -> Sequence[Inp
 
 
 def read(partition: InputPartition) -> Iterator[Any]:
-    """Read in a Python worker; gives Arrow record batches."""
+    """Read in a Python worker; yields Arrow record batches."""
     from sources.reading import read_range
 
     assert isinstance(partition, Ranges)
     for task in partition.tasks:
         yield from read_range(task)
-    spare_collections()
+    exclude_imports()

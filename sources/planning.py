@@ -1,8 +1,8 @@
-"""What a trigger reads: pure arithmetic over one snapshot of each partition's ledgers.
+"""Decides what a trigger reads, from one snapshot of each partition's ledgers.
 
-Decides where a partition ends, which entries lie in a range, what is gone, and how a limit is shared. It knows no
-server: ``sources.snapshot`` brings the ledgers. Pulsar numbers entries from 0 in each ledger, ledger ids only grow,
-and a ledger goes as a whole when it is trimmed; on that the arithmetic rests.
+Computes the end of a partition, the entries of a range, lost entries, and the share of a limit. It makes no requests:
+``sources.snapshot`` provides the ledgers. It relies on three facts of Pulsar. Entries are numbered from 0 in each
+ledger, ledger ids only grow, and a ledger is trimmed as a whole.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = [
 ]
 
 _USUAL_BYTES: Final = 1024
-"""Of an entry, where no size is known."""
+"""Size of an entry if none is known."""
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """One ledger of a partition: its id, how many entries can be read, and their size in bytes."""
+    """One ledger of a partition: its id, number of readable entries, and size in bytes."""
 
     id: int
     entries: int
     size: int = 0
 
     def grown(self, entries: int) -> Ledger:
-        """Return the ledger with more entries, of the size that its entries had, or one that is usual."""
+        """Return the ledger with more entries, of the average or the usual size."""
         each = self.size / self.entries if self.size and self.entries else _USUAL_BYTES
         return Ledger(self.id, entries, int(each * entries))
 
@@ -60,24 +60,24 @@ class Segment:
 
 @dataclass(frozen=True)
 class Limits:
-    """Most that one trigger takes over all partitions; None without limit.
+    """Most that one trigger reads over all partitions; None for no limit.
 
-    Pulsar counts entries and bytes, not messages: ``rows`` is held by the rows per entry seen so far, so a batch can
-    differ from it as far as the producers' batches differ. Every partition with a backlog gets at least one entry.
+    Pulsar counts entries and bytes, not messages: ``rows`` is applied by the rows per entry seen so far. So a batch
+    can differ from it as far as the producers' batches differ. Every partition with a backlog gets at least one entry.
     """
 
     entries: int | None = None
     size: int | None = None
     rows: int | None = None
     least_rows: int | None = None
-    """Fewer rows than these wait, but not longer than ``delay_s`` after the last trigger that took some."""
+    """Fewer rows than these wait, at most ``delay_s`` after the last trigger that read some."""
     delay_s: float = 900.0
 
     def __bool__(self) -> bool:
         return any(limit is not None for limit in (self.entries, self.size, self.rows))
 
     def waits_for(self, rows: float, since_s: float) -> bool:
-        """Whether a trigger with so many rows waits for more, ``since_s`` after the last one that took some."""
+        """Whether a trigger with so many rows waits, ``since_s`` after the last one with rows."""
         return self.least_rows is not None and rows < self.least_rows and since_s < self.delay_s
 
 
@@ -87,20 +87,20 @@ class PartitionView:
 
     name: str
     ledgers: tuple[Ledger, ...]
-    holds: Mapping[str, Position] = field(default_factory=dict)
-    """Subscription to its mark-delete position: the last entry of the acknowledged run, entry -1 when none."""
+    mark_deletes: Mapping[str, Position] = field(default_factory=dict)
+    """Subscription to its mark-delete position, the last entry acknowledged without a gap. Entry -1 means none."""
     readable: Position | None = None
-    """The last entry before the first open transaction, None where none can be open: what comes after it is not
-    given to readers until that one ends (H15)."""
+    """The last entry before the first open transaction, None if none can be open. Readers get later entries only
+    after that transaction has ended (H15)."""
 
     @property
     def start(self) -> Position:
-        """The first place that can still be read."""
+        """The first readable position."""
         return Position(self.ledgers[0].id, 0) if self.ledgers else Position(-1, 0)
 
     @property
     def end(self) -> Position:
-        """The place after the last entry that can be read; the start when there is no entry."""
+        """The position after the last readable entry; the start without entries."""
         for ledger in reversed(self.ledgers):
             if ledger.entries:
                 return max(self.start, self._bounded(Position(ledger.id, ledger.entries)))
@@ -112,9 +112,9 @@ class PartitionView:
         return min(end, Position(self.readable.ledger, self.readable.entry + 1))
 
     def grown_to(self, end: Position) -> PartitionView | None:
-        """Return the view with the entries before ``end``, which were read and may be newer than the snapshot.
+        """Return the view with all entries before ``end``, which may be newer than the snapshot.
 
-        None where the last one lies in a ledger that the snapshot does not know.
+        Returns None if the last one is in a ledger newer than the snapshot.
         """
         if not self.ledgers or end.ledger > self.ledgers[-1].id:
             return None
@@ -127,7 +127,7 @@ class PartitionView:
         return replace(self, ledgers=(*before, last), readable=readable)
 
     def segments(self, start: Position, end: Position | None = None) -> tuple[Segment, ...]:
-        """Return the existing entries from ``start`` up to, not including, ``end`` (default: all that can be read)."""
+        """Return the existing entries from ``start`` up to ``end``, excluded (default: all readable ones)."""
         if end is None and self.readable is not None:
             end = self.end
         found = []
@@ -149,22 +149,22 @@ class PartitionView:
         return sum(s.entries for s in segments), int(sum(s.entries * sizes[s.ledger] for s in segments))
 
     def advance(self, start: Position, entries: int) -> Position:
-        """Return the place after the next ``entries`` entries, at most the end; ``start`` itself for none.
+        """Return the position after the next ``entries`` entries, at most the end.
 
-        The result stays in the ledger of the last entry taken: [L, n + 1] and [next ledger, 0] are one place, and
-        only data that advances may change how it is written (H16).
+        It is ``start`` itself for none. It stays in the ledger of the last entry. [L, n + 1] and [next ledger, 0] are
+        equal, and only new data may change the form (H16).
         """
-        place = start
+        position = start
         for segment in self.segments(start):
             if entries <= 0:
                 break
-            taken = min(entries, segment.entries)
-            entries -= taken
-            place = Position(segment.ledger, segment.first + taken)
-        return place
+            count = min(entries, segment.entries)
+            entries -= count
+            position = Position(segment.ledger, segment.first + count)
+        return position
 
     def last_before(self, end: Position) -> Position | None:
-        """Return the last existing entry before ``end``, None when there is none to acknowledge (H16)."""
+        """Return the last existing entry before ``end``, None if there is none to acknowledge (H16)."""
         last = None
         for ledger in self.ledgers:
             if ledger.id > end.ledger:
@@ -186,15 +186,15 @@ class PartitionView:
         return tuple(reversed(found))
 
     def beyond(self, start: Position) -> bool:
-        """Whether ``start`` lies in a ledger newer than all: it counts in another topic, ledger ids only grow."""
+        """Whether ``start`` is in a newer ledger, so of another topic: ledger ids only grow."""
         return not self.ledgers or start.ledger > self.ledgers[-1].id
 
-    def explain_loss(self, start: Position, hold: str | None) -> str | None:
-        """Tell why entries from ``start`` on are gone, None when nothing that was unread can be.
+    def explain_loss(self, start: Position, subscription: str | None) -> str | None:
+        """Return why entries from ``start`` on are gone, None if none is lost.
 
-        A ledger that is no longer there may have been read to its end. The subscription proves it: it stands before
-        ``start``, or, since Pulsar moves it there when it trims what was acknowledged, right before the
-        first entry of the next ledger (of one since dropped as empty, maybe). Had entries expired under it, it would stand in the midst of what came after.
+        A missing ledger may have been read to its end. The subscription proves that if it is before ``start``, or right
+        before the next ledger (or one since dropped as empty). Pulsar moves it there when it trims acknowledged
+        entries. If unread entries had expired, it would be amid later entries.
         """
         known = {ledger.id: ledger for ledger in self.ledgers}
         if start.ledger in known:
@@ -205,13 +205,15 @@ class PartitionView:
                 )
             return None
         if self.beyond(start):
-            return f"{self.name}: ledger {start.ledger} of the offset does not exist; the topic was made anew"
+            return f"{self.name}: ledger {start.ledger} of the offset does not exist; the topic was re-created"
         following = next(ledger.id for ledger in self.ledgers if ledger.id > start.ledger)
-        held = self.holds.get(hold) if hold is not None else None
-        if held is not None and (held < start or (held.entry < 0 and held.ledger <= following)):
+        mark_delete = self.mark_deletes.get(subscription) if subscription is not None else None
+        if mark_delete is not None and (
+            mark_delete < start or (mark_delete.entry < 0 and mark_delete.ledger <= following)
+        ):
             return None
         return (
-            f"{self.name}: ledger {start.ledger} of the offset is gone, the first that is left is {self.start.ledger}"
+            f"{self.name}: ledger {start.ledger} of the offset is gone, the first remaining one is {self.start.ledger}"
         )
 
 
@@ -223,22 +225,22 @@ def plan(
     ceiling: Mapping[str, Position] | None = None,
     rows_per_entry: Mapping[str, float] | None = None,
 ) -> dict[str, Position]:
-    """Return where this trigger ends in each partition of ``start``, in one snapshot, under the limits.
+    """Return where this trigger ends in each partition of ``start`` under the limits.
 
-    ``ceiling`` is the end that Trigger.AvailableNow noted; what was written later stays for another run. A limit is
-    shared by backlog: every partition takes the same fraction, and one entry at least, so that none starves.
+    ``ceiling`` is the end recorded for Trigger.AvailableNow; a later run reads later entries. A limit is shared by
+    backlog: every partition gets the same fraction, and at least one entry, so that none starves.
     """
-    ends: dict[str, Position] = {}
+    stops: dict[str, Position] = {}
     backlogs = _backlogs(views, start, ceiling)
     total = sum(entries for entries, _ in backlogs.values())
     waiting = sum(1 for entries, _ in backlogs.values() if entries)
-    # One entry each, and the rest of the limit by what else is waiting.
+    # One entry each, and the rest of the limit in proportion to the remaining backlog.
     rest = max(0, int(total * _tightest(backlogs, limits, rows_per_entry or {})[0]) - waiting)
-    for name, place in start.items():
+    for name, position in start.items():
         entries = backlogs[name][0]
         take = entries if total - waiting <= rest else min(entries, 1 + (entries - 1) * rest // (total - waiting))
-        ends[name] = views[name].advance(place, take) if take else place
-    return ends
+        stops[name] = views[name].advance(position, take) if take else position
+    return stops
 
 
 def in_force(
@@ -249,8 +251,9 @@ def in_force(
     ceiling: Mapping[str, Position] | None = None,
     rows_per_entry: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the option, with its value, that bounds a trigger planned from the same arguments; "none" where all
-    that waits is taken.
+    """Return the option, with its value, that bounds a trigger planned from the same arguments.
+
+    Returns "none" if the trigger reads the whole backlog.
     """
     return _tightest(_backlogs(views, start, ceiling), limits, rows_per_entry or {})[1]
 
@@ -260,19 +263,19 @@ def _backlogs(
     start: Mapping[str, Position],
     ceiling: Mapping[str, Position] | None,
 ) -> dict[str, tuple[int, int]]:
-    """Return entries and bytes that wait in each partition; a partition that has vanished has none."""
+    """Return entries and bytes of the backlog of each partition, 0 for a missing partition."""
     return {
-        name: views[name].backlog(place, None if ceiling is None else ceiling.get(name, place))
+        name: views[name].backlog(position, None if ceiling is None else ceiling.get(name, position))
         if name in views
         else (0, 0)
-        for name, place in start.items()
+        for name, position in start.items()
     }
 
 
 def _tightest(
     backlogs: Mapping[str, tuple[int, int]], limits: Limits, rows_per_entry: Mapping[str, float]
 ) -> tuple[float, str]:
-    """Return the fraction of what waits that the limits allow, and the limit that allows least."""
+    """Return the fraction of the backlog that the limits allow, and the tightest limit."""
     entries = sum(count for count, _ in backlogs.values())
     size = sum(of for _, of in backlogs.values())
     rows = sum(count * rows_per_entry.get(name, 1.0) for name, (count, _) in backlogs.items())
@@ -288,7 +291,7 @@ def _tightest(
 
 
 def split(segments: tuple[Segment, ...], parts: int) -> list[tuple[Segment, ...]]:
-    """Cut a range into at most ``parts`` ranges of about as many entries each, in order, none of them empty."""
+    """Split a range into at most ``parts`` non-empty ranges of similar size, in order."""
     total = sum(segment.entries for segment in segments)
     parts = max(1, min(parts, total))
     bounds = [total * number // parts for number in range(1, parts + 1)]
@@ -308,24 +311,24 @@ def split(segments: tuple[Segment, ...], parts: int) -> list[tuple[Segment, ...]
     return found
 
 
-def losses(views: Mapping[str, PartitionView], start: Mapping[str, Position], hold: str | None) -> list[str]:
-    """Return what is gone of the partitions in ``start``, a sentence each; empty when nothing is.
+def losses(views: Mapping[str, PartitionView], start: Mapping[str, Position], subscription: str | None) -> list[str]:
+    """Return a sentence for each loss in the partitions of ``start``; empty without losses.
 
-    The caller fails or goes on, as ``failOnDataLoss`` says; see ``loss_error``.
+    The caller fails or continues by ``failOnDataLoss``; see ``loss_error``.
     """
     found = []
-    for name, place in start.items():
+    for name, position in start.items():
         if name not in views:
-            found.append(f"{name}: the partition is no longer there")
-        elif (why := views[name].explain_loss(place, hold)) is not None:
+            found.append(f"{name}: the partition no longer exists")
+        elif (why := views[name].explain_loss(position, subscription)) is not None:
             found.append(why)
     return found
 
 
 def loss_error(found: list[str]) -> DataLossError:
-    """Return the error for what is gone."""
+    """Return the error for lost entries."""
     return DataLossError(
         "data that the query still has to read is no longer in Pulsar: " + "; ".join(found),
-        remedy="restore the topic, or set failOnDataLoss=false to go on with what is left; keep retention longer than "
-        "a query may be down, and message TTL off on topics that are held",
+        remedy="restore the topic, or set failOnDataLoss=false to continue with the remaining data; keep retention "
+        "longer than a query may be down, and message TTL off on topics that queries read",
     )

@@ -1,8 +1,8 @@
-"""What in Pulsar's policies consumes the data that a subscription holds (H13).
+"""Finds Pulsar policies that can delete unread data of a subscription (H13).
 
-Pure: what the admin answers for a namespace or a topic goes in, findings with the command that mends each come out. A
-time-to-live acknowledges for every subscription, eviction does at a quota, and an expiration deletes subscriptions
-that nobody is connected to: a query that is down for a week.
+Converts the admin's answers for a namespace or a topic to findings, each with the command that fixes it. A
+time-to-live acknowledges for every subscription, as does eviction at a quota. An expiration deletes subscriptions
+without a connected consumer, such as that of a query that is down for a week.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 
 from bridge.errors import TerminalError
 
-__all__ = ["Finding", "expiry_error", "most_held", "of_namespace", "of_topic"]
+__all__ = ["Finding", "backlog_limit", "expiry_error", "of_namespace", "of_topic"]
 
 _BY_SIZE: Final = "destination_storage"
 _EVICTS: Final = "consumer_backlog_eviction"
 
 
 class Finding(NamedTuple):
-    """One policy that can delete under a query what it has not read."""
+    """One policy that can delete unread data of a query."""
 
     what: str
     command: str
-    """What an administrator of the tenant runs to switch it off."""
+    """The command by which an administrator of the tenant disables it."""
 
 
 def of_namespace(name: str, ttl: Any, quotas: Any, expiration: Any) -> list[Finding]:
-    """Return what a namespace's policies say; each argument is None where it has none of its own.
+    """Return the findings for a namespace. Each argument is None if the namespace does not set it.
 
     ``ttl`` is in seconds, ``expiration`` of subscriptions in minutes.
     """
@@ -57,29 +57,29 @@ def of_namespace(name: str, ttl: Any, quotas: Any, expiration: Any) -> list[Find
 
 
 def of_topic(name: str, ttl: Any, quotas: Any) -> list[Finding]:
-    """Return what a topic's own policies say; None where its namespace decides."""
+    """Return the findings for a topic's own policies; None if its namespace decides."""
     found = []
     if ttl:
         found.append(
             Finding(
-                f"topic {name} has a message TTL of {ttl} s of its own",
+                f"topic {name} has its own message TTL of {ttl} s",
                 f"pulsar-admin topicPolicies remove-message-ttl {name}",
             )
         )
     for kind in _evicting(quotas):
         found.append(
             Finding(
-                f"topic {name} has a backlog quota of its own that evicts",
+                f"topic {name} has its own backlog quota, which evicts",
                 f"pulsar-admin topicPolicies remove-backlog-quota {name} --type {kind}",
             )
         )
     return found
 
 
-def most_held(namespace: Any, topic: Any) -> int | None:
-    """Return how many bytes of backlog the quotas allow to each partition of a topic, None without a limit.
+def backlog_limit(namespace: Any, topic: Any) -> int | None:
+    """Return the bytes of backlog allowed to each partition of a topic, None without limit.
 
-    A topic's own quota stands before its namespace's.
+    A topic's own quota has precedence over its namespace's.
     """
     for quotas in (topic, namespace):
         of_size = quotas.get(_BY_SIZE) if isinstance(quotas, Mapping) else None
@@ -90,11 +90,11 @@ def most_held(namespace: Any, topic: Any) -> int | None:
 
 
 def expiry_error(found: Sequence[Finding]) -> TerminalError:
-    """Return the error for a query that would begin on topics which delete what it holds."""
+    """Return the error for a query on topics that can delete its unread data."""
     return TerminalError(
-        "what the query has not read can be deleted under it: " + "; ".join(of.what for of in found),
-        remedy=f"let an administrator run: {'; '.join(of.command for of in found)}; or set failOnDataLoss=false to go "
-        "on with what is left when it happens",
+        "unread data of the query can be deleted: " + "; ".join(of.what for of in found),
+        remedy=f"let an administrator run: {'; '.join(of.command for of in found)}; or set failOnDataLoss=false to "
+        "continue with the remaining data in that case",
     )
 
 

@@ -1,7 +1,7 @@
-"""Tells of the queries of a driver how far they are behind: in the log, and to Prometheus.
+"""Reports the lag of a driver's queries: in the log, and to Prometheus.
 
-``spark.streams.addListener(SourceProgress())``, beside ``bridge.metrics.serving`` for who wants to scrape it. The
-figures are those of the query's own progress (``latestOffset.behind``), which ``sources.lag`` makes.
+``spark.streams.addListener(SourceProgress())``; ``bridge.metrics.serving`` serves it to scrapers. The figures are
+those of the query's own progress (``latestOffset.behind``), made by ``sources.lag``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bridge.contract import Behind
 from bridge.loggers import get_logger
-from bridge.source_metrics import QueryMetrics, SourceMetrics
 from sources.lag import BEHIND
+from sources.metrics import QueryMetrics, SourceMetrics
 from sources.spark_internals import JsonListener
 
-__all__ = ["SourceProgress", "behind_of"]
+__all__ = ["SourceProgress", "lag_of"]
 
 _log = get_logger("source")
-_SAY_S: Final = 60.0
-"""How often a query that is behind says so above DEBUG."""
+_LOG_EVERY_S: Final = 60.0
+"""How often the lag of a query is logged above DEBUG."""
 _NAMED: Final = 5
-"""Partitions that a line of the log names, those with the most bytes first."""
+"""Partitions named in a log line, those with the most bytes first."""
 _UNNAMED: Final = "unnamed"
 
 
-def behind_of(source: Mapping[str, Any]) -> dict[str, Behind] | None:
-    """Return what one source of a query's progress leaves unread, by partition; None when it is not this source."""
+def lag_of(source: Mapping[str, Any]) -> dict[str, Behind] | None:
+    """Return the lag of one source in a progress, by partition. None for another kind of source."""
     latest = source.get("latestOffset")
     if isinstance(latest, str):
         try:
@@ -45,18 +45,19 @@ def behind_of(source: Mapping[str, Any]) -> dict[str, Behind] | None:
 
 
 class SourceProgress(JsonListener):
-    """Follows every query of its session that reads this source. Called by Spark on the thread of py4j's callbacks;
-    what it raises is logged by Spark and stops nothing.
+    """Follows every query of its session that reads this source.
+
+    Called by Spark on the thread of py4j's callbacks. Spark logs its errors, which stop nothing.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = SourceMetrics(registry)
         self._queries: dict[str, tuple[str, QueryMetrics]] = {}
         """Id of a run to the name and the metrics of its query."""
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def onQueryStarted(self, event: Any) -> None:
-        """Triggered when a query has started; what it reads is seen with its first batch."""
+        """Triggered when a query has started; its first batch shows whether it reads this source."""
 
     def onQueryProgress(self, event: Any) -> None:
         """Triggered after each micro-batch."""
@@ -65,26 +66,26 @@ class SourceProgress(JsonListener):
         rows = 0
         ours = False
         for source in progress.get("sources", ()):
-            behind = behind_of(source)
+            behind = lag_of(source)
             if behind is not None:
                 ours = True
                 found |= behind
                 rows += max(0, int(source.get("numInputRows") or 0))
         if ours:
-            self._tell(str(progress["runId"]), progress.get("name") or _UNNAMED, found, rows)
+            self._report(str(progress["runId"]), progress.get("name") or _UNNAMED, found, rows)
 
     def onQueryIdle(self, event: Any) -> None:
-        """Triggered when a query found nothing new; the last figures hold."""
+        """Triggered when a query found no new data; the last figures stay valid."""
 
     def onQueryTerminated(self, event: Any) -> None:
         """Triggered when a query has ended."""
         run = str(event.runId)
-        self._said.pop(run, None)
+        self._logged_at.pop(run, None)
         name, metrics = self._queries.pop(run, (None, None))
         if metrics is not None and all(name != other for other, _ in self._queries.values()):
             metrics.ended()
 
-    def _tell(self, run: str, name: str, behind: Mapping[str, Behind], rows: int) -> None:
+    def _report(self, run: str, name: str, behind: Mapping[str, Behind], rows: int) -> None:
         if run not in self._queries:
             self._queries[run] = (name, self._metrics.query(name))
         metrics = self._queries[run][1]
@@ -93,13 +94,13 @@ class SourceProgress(JsonListener):
         metrics.batches.inc(1 if rows else 0)
         late = {of: waiting for of, waiting in behind.items() if waiting.entries}
         now = time.monotonic()
-        say = _log.debug
-        if late and now - self._said.get(run, -_SAY_S) >= _SAY_S:
-            self._said[run] = now
-            say = _log.info
+        log = _log.debug
+        if late and now - self._logged_at.get(run, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._logged_at[run] = now
+            log = _log.info
         worst = sorted(late.items(), key=lambda item: -item[1].size)[:_NAMED]
-        say(
-            "behind",
+        log(
+            "lag of the query",
             query=name,
             rows=rows,
             entries=sum(of.entries for of in late.values()),

@@ -1,7 +1,7 @@
-"""The proof that a task saw every entry of its range, and the verdict on those that it did not see.
+"""The proof that a task read its whole range, and the classification of missing entries.
 
-Pure: entries seen go in, what is missing comes out, and what the admin says about one missing entry becomes a
-verdict. ``sources.reading`` does the asking. An entry is never counted as seen because it did not come (H15).
+``RangeProof`` computes missing entries. ``classify`` decides about one of them by the admin's answer, which
+``sources.reading`` requests. An entry that did not arrive never counts as read (H15).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ __all__ = ["RangeProof", "Verdict", "classify"]
 
 
 class RangeProof:
-    """Which entries of a range have been seen, in order. Memory grows by gaps, not by entries."""
+    """The entries of a range read so far, in order. Memory grows by gaps, not by entries."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = list(segments)
         self._at = 0
         self._next = self._segments[0].first if self._segments else 0
         self.missing: list[Position] = []
-        """Entries passed over: something after them arrived, or nothing more came."""
+        """Entries passed over: a later one arrived, or no more arrived."""
 
     @property
     def complete(self) -> bool:
-        """Whether every entry of the range was seen or is in ``missing``."""
+        """Whether every entry of the range was read or is in ``missing``."""
         return self._at >= len(self._segments)
 
     def saw(self, ledger: int, entry: int) -> bool:
-        """Note an entry. Returns False when it lies outside the range or was seen before: then its rows do not count.
+        """Note an entry. Returns False if it is outside the range or a repeat: then its rows do not count.
 
-        Raises TransientError when the reader goes backwards into what it already gave.
+        Raises TransientError if the reader goes back to entries that it already returned.
         """
         while self._at < len(self._segments):
             segment = self._segments[self._at]
@@ -51,14 +51,14 @@ class RangeProof:
         return False
 
     def give_up(self) -> None:
-        """Count everything that has not come as missing."""
+        """Count all pending entries as missing."""
         while self._at < len(self._segments):
             segment = self._segments[self._at]
             self._miss(segment.ledger, self._next, segment.stop)
             self._step()
 
     def pending(self) -> Iterator[Position]:
-        """Iterate over the entries that have not come yet."""
+        """Iterate over the entries that have not arrived."""
         for index in range(self._at, len(self._segments)):
             segment = self._segments[index]
             first = self._next if index == self._at else segment.first
@@ -75,22 +75,22 @@ class RangeProof:
 
 
 class Verdict(Enum):
-    """What an entry is that did not come."""
+    """The state of an entry that did not arrive."""
 
     LOST = "lost"
     """No longer in Pulsar: trimmed, expired or evicted."""
     MARKER = "marker"
-    """A marker of Pulsar's own (transactions, replicated subscriptions): never a message."""
+    """A marker of Pulsar (transactions, replicated subscriptions): never a message."""
     ABORTED = "aborted"
     """Part of an aborted transaction: never a message to readers."""
     OPEN = "open transaction"
-    """Not decided yet: the task has to be tried again."""
+    """Not decided yet: Spark must retry the task."""
     PRESENT = "present"
-    """A message that is there and was not delivered: the task has to be tried again."""
+    """An existing message that was not delivered: Spark must retry the task."""
 
     @property
     def settled(self) -> bool:
-        """Whether the entry is no message of this range, so that its not coming is right."""
+        """Whether the entry is not a message, so that its absence is correct."""
         return self in (Verdict.MARKER, Verdict.ABORTED)
 
     @property
@@ -100,16 +100,16 @@ class Verdict(Enum):
 
 
 def classify(status: int, headers: Mapping[str, str]) -> Verdict:
-    """Return what the admin's answer to a request for one entry says (``headers`` by lower-case name).
+    """Return the verdict from the admin's answer for one entry (``headers`` by lower-case name).
 
-    Raises TransientError when it says nothing about the entry.
+    Raises TransientError if the answer does not describe the entry.
     """
     if status == 404:
         return Verdict.LOST
     if status != 200:
         raise TransientError(
             f"Pulsar's admin answered {status} when asked for a missing entry",
-            remedy="see that Pulsar can read the topic whole: its bookies, and the storage that it offloads to",
+            remedy="check that Pulsar can read the whole topic: its bookies, and the storage that it offloads to",
         )
     if "x-pulsar-marker-type" in headers:
         return Verdict.MARKER

@@ -1,8 +1,8 @@
-"""Which entries a batch query can spare by the filters that Spark pushes (4.1 and later).
+"""Narrows the range of a batch query by pushed filters (Spark 4.1 and later).
 
-Pure: filters in, narrower ranges out. Filters on topic and partition are exact, and Spark need not evaluate them again.
-Filters on ``__publishTime`` spare entries at both ends of a range, and Spark still looks at each row: publish times are
-the producers' own and only nearly in order, so the range is left wider by a slack on both sides.
+Filters on topic and partition are exact, so Spark need not re-evaluate them. Filters on ``__publishTime`` skip entries
+at both ends of a range, and Spark still evaluates each row. Producers set publish times, which are only nearly in
+order. So the range is wider by a slack on both sides.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Narrowed", "narrow"]
 
 @dataclass(frozen=True)
 class Narrowed:
-    """What the filters leave: partitions that pass, and publish times in ms, the slack already taken off."""
+    """The result of the filters: tests of partitions, and publish times extended by the slack."""
 
     tests: tuple[tuple[str, str, Any, bool], ...] = field(default=())
     """Column (``__topic`` or ``partition``), kind of filter, its value, and whether it is negated."""
     since_ms: int | None = None
-    """Entries before the first one published at this time or later are spared."""
+    """Entries before the first one published at this time or later are skipped."""
     until_ms: int | None = None
-    """The first entry published at this time or later is spared, and all after it."""
+    """The first entry published at this time or later is skipped, and all after it."""
 
     def wants(self, topic: str, partition: str) -> bool:
         """Whether rows of this partition can pass."""
@@ -52,19 +52,19 @@ _OF_TEXT: Final = frozenset({"StringStartsWith", "StringEndsWith", "StringContai
 
 
 def narrow(filters: Iterable[Any], slack_ms: int | None, decoded: Iterable[str] = ()) -> tuple[Narrowed, list[Any]]:
-    """Return what the filters leave, and those that Spark still has to evaluate. All of them hold together (AND).
+    """Return the result of the filters (joined by AND), and those left to Spark.
 
-    ``slack_ms`` is how far publish times may be out of order, None when a filter on them may spare nothing;
-    ``decoded`` names columns that come from the payload, of which nothing is known.
+    ``slack_ms`` is how far publish times may be out of order, None if a filter on them skips nothing. ``decoded``
+    names columns decoded from the payload, which cannot be evaluated here.
     """
-    strangers = {(name,) for name in decoded}
+    from_payload = {(name,) for name in decoded}
     tests: list[tuple[str, str, Any, bool]] = []
     since: list[int] = []
     until: list[int] = []
     rest = []
     for one in filters:
         kind, path, value, negated = _parts(one)
-        if path in (("__topic",), ("partition",)) and path not in strangers and _exact(path[0], kind, value):
+        if path in (("__topic",), ("partition",)) and path not in from_payload and _exact(path[0], kind, value):
             tests.append((path[0], kind, value, negated))
             continue
         rest.append(one)
@@ -102,7 +102,7 @@ def _exact(column: str, kind: str, value: Any) -> bool:
 
 
 def _bounds(kind: str, value: Any) -> tuple[int | None, int | None]:
-    """Return the first ms that can pass, and the first after all that can; publish times are whole ms."""
+    """Return the first ms that can pass, and the first ms after all that can. Publish times are whole ms."""
     times = value if kind == "In" else (value,)
     if not isinstance(times, (tuple, list)) or not times or not all(isinstance(t, datetime) for t in times):
         return None, None

@@ -1,8 +1,7 @@
-"""Exports to Prometheus what the micro-batches of a driver's queries are, rows, time, state and watermark, and the
-driver's health which of them run.
+"""Exports figures of a driver's micro-batches to Prometheus, and reports running queries to its health.
 
-``spark.streams.addListener(QueryProgress(StreamMetrics()))``, beside ``bridge.metrics.serving``. The figures are read
-from the progress that Spark makes of each batch. How far a query is behind Pulsar is left to ``sources.progress``.
+``spark.streams.addListener(QueryProgress(StreamMetrics()))``; ``bridge.metrics.serving`` serves them. The figures are
+rows, time, state and watermark, from Spark's progress of each batch. ``sources.progress`` exports the lag to Pulsar.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bridge.health import Health, Part
-from bridge.stream_metrics import StreamMetrics
 from sources.batch_figures import figures_of
 from sources.spark_internals import JsonListener
+from sources.stream_metrics import StreamMetrics
 
 __all__ = ["QueryProgress"]
 
@@ -22,19 +21,21 @@ _UNNAMED: Final = "unnamed"
 
 
 class QueryProgress(JsonListener):
-    """Follows every query of its session. Called by Spark on the thread of py4j's callbacks; what it raises is logged
-    by Spark and stops nothing.
+    """Follows every query of its session.
+
+    Called by Spark on the thread of py4j's callbacks. Spark logs its errors, which stop nothing.
     """
 
     def __init__(self, metrics: StreamMetrics, health: Health | None = None, expected: Sequence[str] = ()) -> None:
-        """``health`` gets a part for each query, which is ready from the end of its first trigger on; those of the
-        names ``expected`` are missing from the beginning.
+        """``health`` gets a part for each query, which is ready after its first trigger.
+
+        Queries named in ``expected`` have a part from the beginning.
         """
         self._metrics = metrics
         self._health = health or Health()
         self._parts = {name: self._health.part(f"query {name}") for name in expected}
         self._names: dict[str, str] = {}
-        """Id of a run that goes on to the name of its query."""
+        """Id of a running run to the name of its query."""
 
     def onQueryStarted(self, event: Any) -> None:
         """Triggered when a query has started."""
@@ -50,7 +51,7 @@ class QueryProgress(JsonListener):
         self._part(name).ready()
 
     def onQueryIdle(self, event: Any) -> None:
-        """Triggered now and then while a query finds nothing new."""
+        """Triggered periodically while a query finds no new data."""
         name = self._names.get(str(event.runId))
         if name is not None:
             self._metrics.alive(name)

@@ -1,6 +1,6 @@
-"""Whether what a query has not read fills a backlog quota: at the quota producers wait, and with them the devices (H13).
+"""Warns if unread messages of a query fill half of a backlog quota (H13).
 
-The quotas are asked for once a minute; sizes come from the snapshot of a trigger.
+A full quota blocks producers, and so devices. Quotas are requested once a minute; sizes come from a trigger's snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHARE: Final = 0.5
 
 
 class QuotaWatch:
-    """Says once for each partition that its subscription holds half of what its quota allows, and when it no longer does."""
+    """Logs once if a partition's backlog reaches half of its quota or falls below."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class QuotaWatch:
         limits: Callable[[Iterable[str]], Mapping[str, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``limits`` returns the bytes of backlog that a partition of each topic may have, where there is a limit."""
+        """``limits`` returns the allowed bytes of backlog per partition, for topics with a limit."""
         self._subscription = subscription
         self._limits = limits
         self._clock = clock
@@ -38,7 +38,7 @@ class QuotaWatch:
         self._full: set[str] = set()
 
     def look(self, views: Mapping[str, PartitionView], partitions: Mapping[str, str]) -> set[str]:
-        """Return the partitions that are half full, as of the last look; ``partitions`` gives each one's topic."""
+        """Return the partitions at half of their quota at the last check. ``partitions`` gives each one's topic."""
         now = self._clock()
         if now - self._asked_at < _EVERY_S:
             return self._full
@@ -47,21 +47,21 @@ class QuotaWatch:
         before, self._full = self._full, set()
         for name, topic in partitions.items():
             limit, view = limits.get(topic), views.get(name)
-            held = None if view is None else view.holds.get(self._subscription)
-            if limit is None or view is None or held is None:
+            mark_delete = None if view is None else view.mark_deletes.get(self._subscription)
+            if limit is None or view is None or mark_delete is None:
                 continue
-            size = view.backlog(Position(held.ledger, held.entry + 1))[1]
+            size = view.backlog(Position(mark_delete.ledger, mark_delete.entry + 1))[1]
             if size < _SHARE * limit:
                 continue
             self._full.add(name)
             if name not in before:
                 _log.warning(
-                    "what the query has not read fills half of the backlog quota, at which producers wait: "
-                    "let it catch up, or raise the quota (pulsar-admin namespaces set-backlog-quota)",
+                    "unread messages fill half of the backlog quota; a full quota blocks producers. Action: "
+                    "let the query catch up, or raise the quota (pulsar-admin namespaces set-backlog-quota)",
                     partition=name,
-                    held=size,
+                    backlog_bytes=size,
                     quota=limit,
                 )
         for name in sorted(before - self._full):
-            _log.info("the backlog is below half of the quota again", partition=name)
+            _log.info("the backlog fell below half of the quota", partition=name)
         return self._full

@@ -1,10 +1,9 @@
-"""The task: read one range of one partition, prove that nothing of it is missing, give Arrow batches.
+"""The task: reads one range of a partition, proves its completeness, yields Arrow batches.
 
-Runs in Spark's Python workers. It reads entries, not messages (``bridge.pulsar_wire``): so it sees each one that the
-range holds, chunks included, and takes them apart by column. The connection is made in the worker that uses it, once
-for each process and never before a fork. Which entries the range holds was decided by the planner; what a missing
-entry is, is decided by ``sources.proof`` from what the admin says of it, in the place where it is missing, so that
-rows keep their order. Nothing waits without bound (H15).
+Runs in Spark's Python workers. It reads entries, not messages (``bridge.pulsar.wire``), so it gets each entry of the
+range, chunks included, and converts them to columns. The worker connects itself, once for each process and thread,
+never before a fork. The planner decided which entries are in the range. ``sources.proof`` classifies a missing entry
+by the admin's answer, before later rows follow, so that rows keep their order. Every wait is bounded (H15).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from bridge.contract import Position
 from bridge.errors import ContractError, DataLossError, TransientError
 from bridge.killpoints import reach
 from bridge.loggers import get_logger
-from bridge.pulsar_wire.client import WireReaders
-from bridge.pulsar_wire.reader import EntryReader
+from bridge.pulsar.wire.client import WireReaders
+from bridge.pulsar.wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
 from sources.chunks import part_of
 from sources.columns import arrow_schema, record_batch
@@ -33,7 +32,7 @@ from sources.proof import RangeProof, Verdict, classify
 from sources.value_types import TopicSchema
 
 if TYPE_CHECKING:
-    from bridge.pulsar_admin import PulsarAdmin
+    from bridge.pulsar.admin import PulsarAdmin
 
 __all__ = ["ReadTask", "read_kept", "read_range"]
 
@@ -41,19 +40,19 @@ _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 32 * 1024 * 1024
 _QUEUE_BYTES: Final = 64 * 1024 * 1024
 _MOST_MESSAGES: Final = 100_000
-"""Messages that the broker may send before it is asked for more, beside the bound in bytes."""
+"""Messages that the broker may send before further permits. The queue is also bounded in bytes."""
 _CHUNKED: Final = 10
-"""How many messages may be under way in chunks at the same time, as with Pulsar's own clients."""
+"""How many chunked messages may be incomplete at once, as in Pulsar's own clients."""
 _RETRY_S: Final = 0.2
 _ASK_MS: Final = 500
-"""Silence after which the rest of a range is asked for. It may end in what is no message: then nothing comes."""
+"""Silence before the admin is asked about remaining entries. Entries that are not messages never arrive."""
 _ASK_ENTRIES: Final = 100
-"""How many entries are asked for before the idle timeout is over."""
+"""Most entries to ask about before the idle timeout has passed."""
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What one task reads: existing entries of one partition, in order. Travels by pickle."""
+    """The entries that one task reads: existing ones of one partition, in order. Is pickled."""
 
     pulsar: PulsarSettings
     topic: str
@@ -63,19 +62,19 @@ class ReadTask:
     idle_timeout_ms: int
     fail_on_data_loss: bool
     entry_bytes: int = 1024
-    """Average size of an entry, by which the receiver queue is bounded."""
+    """Average size of an entry, which bounds the receiver queue."""
     before: tuple[Segment, ...] = ()
-    """Entries before the range, where the first chunk of a message that ends in it may be (H14)."""
+    """Entries before the range, in which a message of the range may begin (H14)."""
     keys: str = "text"
-    """``text``, ``bytes`` or ``base64``, as ``sources.columns`` takes it."""
+    """``text``, ``bytes`` or ``base64``, as in ``sources.columns``."""
     decoding: Decoding | None = None
-    """How payloads are decoded, None where no column of the task needs it."""
+    """How payloads are decoded, None if no column of the task needs it."""
 
 
 _connected: dict[tuple[int, int, PulsarSettings], WireReaders] = {}
 _rows_per_entry: dict[str, float] = {}
 _schemas: dict[tuple[str, str, int], TopicSchema] = {}
-"""Versions of schemas by admin, topic and number: they never change."""
+"""Schema versions by admin URL, topic and number: they never change."""
 
 
 def _readers(settings: PulsarSettings) -> WireReaders:
@@ -86,7 +85,7 @@ def _readers(settings: PulsarSettings) -> WireReaders:
 
 
 def _admin(settings: PulsarSettings) -> PulsarAdmin:
-    from bridge.pulsar_admin import PulsarAdmin  # an HTTP client: only where something is missing
+    from bridge.pulsar.admin import PulsarAdmin  # an HTTP client, needed only for missing entries
 
     return PulsarAdmin(settings)
 
@@ -94,17 +93,17 @@ def _admin(settings: PulsarSettings) -> PulsarAdmin:
 def read_range(task: ReadTask) -> Iterator[Any]:
     """Yield the rows of the task's entries as Arrow record batches, in order.
 
-    Raises DataLossError when entries are gone and the query fails on loss, TransientError when an entry is there
-    and did not come, or cannot be classified: Spark then tries the task again.
+    Raises DataLossError if entries are gone and the query fails on loss. Raises TransientError if an entry exists and
+    did not arrive, or cannot be classified: Spark then retries the task.
     """
     if task.segments:
         yield from _Range(task).batches()
 
 
 def read_kept(task: ReadTask, entries: Iterable[Opened]) -> list[Any]:
-    """Return the same record batches as ``read_range``, of entries that are at hand.
+    """Return the same record batches as ``read_range``, from entries in memory.
 
-    ``entries`` are all of the task's, in order, none of them a chunk. Raises what ``read_range`` raises.
+    ``entries`` are all entries of the task, in order, without chunks. Raises the errors of ``read_range``.
     """
     return list(_Kept(task, entries).batches())
 
@@ -121,12 +120,12 @@ class _Range:
         self.opener = Opener()
         self.reader: EntryReader | None = None
         self.left = sum(segment.stop - segment.first for segment in task.segments)
-        """Entries that are not read yet."""
+        """Number of unread entries."""
         self.chunks: dict[str, list[Opened]] = {}
-        """Parts of messages whose last chunk has not come, by their ids."""
+        """Chunks of incomplete messages, by message id."""
         self.lost: list[Position] = []
         self.trouble: tuple[int, float] | None = None
-        """How many entries were left, and since when, while the connection fails."""
+        """Number of unread entries when the connection began to fail, and that time."""
 
     def batches(self) -> Iterator[Any]:
         try:
@@ -141,14 +140,14 @@ class _Range:
         reach("source_after_task")
         self._report_loss()
 
-    def _reader(self, place: Position, entries: int) -> EntryReader:
+    def _reader(self, position: Position, entries: int) -> EntryReader:
         rows = _rows_per_entry.get(self.task.partition, 1.0)
         permits = max(16, min(int(entries * rows), self._permits(rows)))
         readers = _readers(self.task.pulsar)
-        return readers.reader(self.task.partition, place.ledger, place.entry, permits=permits)
+        return readers.reader(self.task.partition, position.ledger, position.entry, permits=permits)
 
     def _permits(self, per_entry: float) -> int:
-        # What is permitted counts messages, the bound is in bytes.
+        # Permits count messages, but the bound is in bytes.
         return max(16, min(_MOST_MESSAGES, int(_QUEUE_BYTES * per_entry / self.task.entry_bytes)))
 
     def _leave(self) -> None:
@@ -157,10 +156,10 @@ class _Range:
             reader.close()
 
     def _receive(self, timeout_ms: int) -> Opened | None:
-        """Return the next entry, None when nothing comes within the time.
+        """Return the next entry, None if nothing arrives in time.
 
-        A lost connection, or a topic that went to another broker, is met by reading on from where it ended, for as
-        long as the idle timeout; then its TransientError is raised.
+        If the connection is lost or the topic moves to another broker, a new reader continues there. After the idle
+        timeout without progress, the TransientError is raised.
         """
         while True:
             try:
@@ -179,7 +178,7 @@ class _Range:
         return None if found is None else open_entry(found, self.task.partition)
 
     def _step(self) -> None:
-        """Take the next entry, or settle what did not come."""
+        """Read the next entry, or classify missing ones."""
         found = self._receive(min(_ASK_MS, self.task.idle_timeout_ms))
         if found is None and not self._rest_cannot_come():
             found = self._receive(max(1, self.task.idle_timeout_ms - _ASK_MS))
@@ -194,7 +193,7 @@ class _Range:
             rows = self.opener.rows
             per_entry = len(rows) / len(rows.entries) if rows.entries else found.size
             wanted = int(self.left * max(1.0, per_entry))
-            # A new worker does not know how much an entry holds: it would wait for each one.
+            # A new worker does not know the rows per entry: it would wait for each entry.
             self.reader.took(found.size, min(wanted, self._permits(max(1.0, per_entry))))
         if counts:
             self._take(found)
@@ -208,7 +207,7 @@ class _Range:
             return
         parts = self.chunks.pop(chunk.uuid, [])
         if chunk.number == 0:
-            parts = []  # its producer may have begun anew
+            parts = []  # its producer may have restarted the message
         if chunk.number == len(parts):
             parts.append(opened)
         if len(parts) == chunk.total:
@@ -218,10 +217,10 @@ class _Range:
         else:
             self.chunks[chunk.uuid] = parts
             if len(self.chunks) > _CHUNKED:
-                del self.chunks[next(iter(self.chunks))]  # should its last chunk come, it is read again
+                del self.chunks[next(iter(self.chunks))]  # if its last chunk arrives, it is reread
 
     def _add(self, opened: Opened) -> None:
-        """Add the rows of an entry. One that cannot be read counts as lost: a retry would meet the same bytes."""
+        """Add the rows of an entry. An unreadable one counts as lost, because a retry would read the same bytes."""
         try:
             self.opener.add(opened)
         except ContractError as e:
@@ -232,7 +231,7 @@ class _Range:
         _rows_per_entry[self.task.partition] = len(rows) / len(rows.entries)
         task = self.task
         reach("source_in_task")
-        decoded = {} if self.decoder is None else self.decoder.arrays(list(rows.placed()))
+        decoded = {} if self.decoder is None else self.decoder.arrays(list(rows.stored_payloads()))
         return record_batch(self.schema, task.topic, task.partition, rows, keys=task.keys, decoded=decoded)
 
     def _version(self, number: int) -> TopicSchema:
@@ -244,41 +243,41 @@ class _Range:
                 _schemas[key] = schema_version(admin, self.task.topic, number)
         return _schemas[key]
 
-    # --- what did not come ---
+    # --- missing entries ---
 
     def _rest_cannot_come(self) -> bool:
-        """Whether all that is left is known not to come: no messages, or gone. Then waiting is in vain."""
+        """Whether no remaining entry can arrive (not messages, or gone), so that waiting is useless."""
         rest = list(islice(self.proof.pending(), _ASK_ENTRIES + 1))
         if len(rest) > _ASK_ENTRIES:
             return False
         try:
             with _admin(self.task.pulsar) as admin:
-                return not any(self._verdict(admin, place).may_come for place in rest)
-        except TransientError:  # the broker is away: the reader waits for it, as long as the timeout allows
+                return not any(self._verdict(admin, position).may_come for position in rest)
+        except TransientError:  # the admin is unreachable: the reader waits for the rest of the timeout
             return False
 
-    def _verdict(self, admin: PulsarAdmin, place: Position) -> Verdict:
-        status, headers = admin.entry_headers(self.task.partition, place.ledger, place.entry)
+    def _verdict(self, admin: PulsarAdmin, position: Position) -> Verdict:
+        status, headers = admin.entry_headers(self.task.partition, position.ledger, position.entry)
         return classify(status, headers)
 
     def _settle(self) -> None:
-        """Ask for each entry that was passed over and act on what it is; never count it as seen unasked."""
+        """Ask the admin about each entry passed over, and act on the verdict. No entry counts as read without it."""
         if not self.proof.missing:
             return
         missing, self.proof.missing = self.proof.missing, []
         with _admin(self.task.pulsar) as admin:
-            for place in missing:
-                verdict = self._verdict(admin, place)
+            for position in missing:
+                verdict = self._verdict(admin, position)
                 if verdict is Verdict.LOST:
-                    self._lose(place)
+                    self._lose(position)
                 elif not verdict.settled:
                     raise TransientError(
-                        f"{self.task.partition}: entry {place.ledger}:{place.entry} is there ({verdict.value}) "
-                        f"and did not come within {self.task.idle_timeout_ms} ms"
+                        f"{self.task.partition}: entry {position.ledger}:{position.entry} exists ({verdict.value}) "
+                        f"and did not arrive within {self.task.idle_timeout_ms} ms"
                     )
 
     def _read_chunked(self, last: Opened) -> None:
-        """Read a message whose first chunk lies before where the reader began, from that chunk on (H14)."""
+        """Read a message from its first chunk on, which is before the reader's start (H14)."""
         assert last.chunk is not None
         end = Position(last.ledger, last.entry)
         first = self._first_chunk(end, last.chunk.uuid)
@@ -291,7 +290,9 @@ class _Range:
             while len(parts) < last.chunk.total - 1:
                 found = reader.receive(self.task.idle_timeout_ms / 1000)
                 if found is None or Position(found.ledger, found.entry) >= end:
-                    raise TransientError(f"{self.task.partition}: the chunked message that ends at {end} did not come")
+                    raise TransientError(
+                        f"{self.task.partition}: the chunked message that ends at {end} did not arrive"
+                    )
                 opened = open_entry(found, self.task.partition)
                 reader.took(opened.size, min(last.chunk.total, self._permits(1.0)))
                 if opened.chunk is not None and opened.chunk.uuid == last.chunk.uuid:
@@ -302,40 +303,40 @@ class _Range:
 
     def _first_chunk(self, last: Position, uuid: str) -> Position | None:
         with _admin(self.task.pulsar) as admin:
-            for place in self._backwards(last):
-                part = part_of(admin.entry_headers(self.task.partition, place.ledger, place.entry)[1])
+            for position in self._backwards(last):
+                part = part_of(admin.entry_headers(self.task.partition, position.ledger, position.entry)[1])
                 if part is not None and (part.uuid, part.number) == (uuid, 0):
-                    return place
+                    return position
         return None
 
     def _backwards(self, last: Position) -> Iterator[Position]:
         known = [*self.task.before, *self.task.segments]
         for segment in reversed(known):
             for entry in range(segment.stop - 1, segment.first - 1, -1):
-                if (place := Position(segment.ledger, entry)) < last:
-                    yield place
+                if (position := Position(segment.ledger, entry)) < last:
+                    yield position
 
-    def _lose(self, place: Position, unreadable: str = "") -> None:
-        self.lost.append(place)
+    def _lose(self, position: Position, unreadable: str = "") -> None:
+        self.lost.append(position)
         if not self.task.fail_on_data_loss:
             return
         if unreadable:
             raise DataLossError(
-                f"{self.task.partition}: entry {place.ledger}:{place.entry} cannot be read: {unreadable}",
-                remedy="find out what wrote it; failOnDataLoss=false leaves it out and goes on",
+                f"{self.task.partition}: entry {position.ledger}:{position.entry} cannot be read: {unreadable}",
+                remedy="find the program that wrote it; failOnDataLoss=false skips it and continues",
             )
         raise DataLossError(
-            f"{self.task.partition}: entry {place.ledger}:{place.entry}, which the query still has to read, "
+            f"{self.task.partition}: entry {position.ledger}:{position.entry}, which the query still has to read, "
             "is no longer in Pulsar",
             remedy="keep message TTL and eviction off and retention longer than a query may be down; "
-            "failOnDataLoss=false goes on with what is left",
+            "failOnDataLoss=false continues with the remaining data",
         )
 
     def _report_loss(self) -> None:
         if self.lost:
             get_logger("source").warning(
-                "entries are gone or cannot be read, and failOnDataLoss is off: check TTL, eviction and retention of the "
-                "topic, and what writes to it",
+                "entries are gone or cannot be read, and failOnDataLoss is off. Action: check TTL, eviction and "
+                "retention of the topic, and the programs that write to it",
                 partition=self.task.partition,
                 entries=len(self.lost),
                 first=list(self.lost[0]),
@@ -343,7 +344,7 @@ class _Range:
 
 
 class _Kept(_Range):
-    """A read of entries that are at hand."""
+    """A read of entries in memory."""
 
     def __init__(self, task: ReadTask, entries: Iterable[Opened]) -> None:
         super().__init__(task)

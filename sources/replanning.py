@@ -1,4 +1,4 @@
-"""Where a query has to begin to go on from a publish time: for the topics of its checkpoint, as Pulsar has them now."""
+"""Finds positions by publish time in the current topics of a query's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from bridge.contract import Position, base_topic
 from bridge.dead_letters.showing import since_us
 from bridge.errors import ConfigError
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from sources.offsets import Offset
 from sources.snapshot import Catalog
 
-__all__ = ["Places", "places_at", "time_ms"]
+__all__ = ["Places", "positions_at", "time_ms"]
 
 
 @dataclass
 class Places:
-    """The place in each partition, and what is to be known about them, a line each."""
+    """The position in each partition, and notes on them, a line each."""
 
     places: dict[str, Position] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def time_ms(text: str, now_ms: int) -> int:
-    """Read a time: ISO, an age such as 2h, or ms since the epoch. Raises ConfigError."""
+    """Parse a time: ISO, an age such as 2h, or ms since the epoch. Raises ConfigError."""
     if text.strip().isdigit():
         return int(text)
     try:
@@ -36,11 +36,11 @@ def time_ms(text: str, now_ms: int) -> int:
         ) from e
 
 
-def places_at(admin: PulsarAdmin, offsets: Iterable[Offset], at_ms: int) -> Places:
-    """Return the first entry published at ``at_ms`` or later, of every partition that the topics have now.
+def positions_at(admin: PulsarAdmin, offsets: Iterable[Offset], at_ms: int) -> Places:
+    """Return the first entry published at ``at_ms`` or later, of every current partition.
 
-    Raises DataLossError when a checkpoint belongs to another cluster or to a topic since made anew, RefusedError when
-    a topic does not exist. Closes the admin.
+    Raises DataLossError if a checkpoint belongs to another cluster or to a re-created topic, RefusedError if a topic
+    does not exist. Closes the admin.
     """
     found = Places()
     offsets = list(offsets)
@@ -49,19 +49,19 @@ def places_at(admin: PulsarAdmin, offsets: Iterable[Offset], at_ms: int) -> Plac
     try:
         cluster, marks = catalog.cluster(), catalog.incarnations(topics, mark=False)
         for offset in offsets:
-            offset.refuse_strangers(cluster, marks)
+            offset.refuse_mismatch(cluster, marks)
         partitions = catalog.partitions()
         views = catalog.snapshot(partitions)
         catalog.refuse_missing(partitions, views)
         for name, view in views.items():
-            place = catalog.position_at(name, at_ms)
-            if place is None or place >= view.end:
-                found.notes.append(f"{name}: nothing was published since, it begins at its end")
-                place = view.end
-            found.places[name] = max(place, view.start)
+            position = catalog.position_at(name, at_ms)
+            if position is None or position >= view.end:
+                found.notes.append(f"{name}: nothing was published since, the query begins at its end")
+                position = view.end
+            found.places[name] = max(position, view.start)
         known = {name for offset in offsets for name in offset.positions}
         for name in sorted(set(views) - known):
-            found.notes.append(f"{name}: a partition that the checkpoint does not know yet")
+            found.notes.append(f"{name}: a partition that the checkpoint lacks")
     finally:
         catalog.close()
     return found

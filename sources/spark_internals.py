@@ -1,6 +1,6 @@
-"""What Spark does not publish and the source uses: the one module that does so, with a test for each Spark version.
+"""The only module that uses undocumented parts of Spark; a test covers each Spark version.
 
-Without it queries would run, but slower (listeners, rows that the planner has) or unseen (what a checkpoint says).
+Without it queries would run, but slower (listeners, rows in the planner), and no checkpoint could be read.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ __all__ = ["CheckpointState", "Event", "JsonListener", "Progress", "offsets_in",
 
 
 class Progress(NamedTuple):
-    """A progress as its listeners here read it."""
+    """A progress in the form that the listeners here read."""
 
     json: str
 
 
 class Event(NamedTuple):
-    """What ``onQueryProgress`` is given."""
+    """The argument of ``onQueryProgress``."""
 
     progress: Progress
 
 
 class JsonListener(StreamingQueryListener):
-    """A listener whose ``onQueryProgress`` is given an event that has ``progress.json`` only, as Spark's JVM writes it.
+    """A listener whose ``onQueryProgress`` gets an event with ``progress.json`` only, as Spark's JVM writes it.
 
-    pyspark asks the JVM for each figure of a progress by itself before it calls a listener, several hundred times for a
-    query with state, and again for each listener: with small batches that was as much work as the batches.
+    pyspark requests each figure of a progress separately from the JVM, for each listener. A query with state needs
+    several hundred requests: with small batches as much work as the batches.
     """
 
     @property
     def _jlistener(self) -> Any:
-        """The listener's face for the JVM, where ``addListener`` looks for it; pyspark's own where that is made of other
-        parts than those of Spark 4.0 to 4.2.
+        """The listener's JVM object, which ``addListener`` looks up. It is pyspark's own if pyspark's parts differ from
+        those of Spark 4.0 to 4.2.
         """
         if "_jlistenerobj" not in self.__dict__:
             try:
@@ -67,15 +67,15 @@ def _face(listener: StreamingQueryListener) -> Any:
     return jvm.PythonStreamingQueryListenerWrapper(Calls(listener))
 
 
-# --- rows that the planner has ---
+# --- rows in the planner ---
 
 
 @cache
 def prefetching() -> type | None:
-    """Return the class of the readers from which Spark takes rows together with its partitions, None where it has none.
+    """Return the reader class that gives Spark rows together with partitions, None without one.
 
-    Spark does this for readers made by ``simpleStreamReader``: it keeps the rows in its block manager, and a task of another
-    executor, or one that is tried again, takes them from there. It knows such a reader by a class of its own
+    Spark does so for readers made by ``simpleStreamReader``. It stores the rows in its block manager, from which
+    retried tasks and tasks on other executors read them. It recognizes such a reader by its class
     (``partitions_func`` in ``pyspark/sql/streaming/python_streaming_source_runner.py``), and then calls ``getCache``.
     """
     try:
@@ -93,14 +93,14 @@ def prefetching() -> type | None:
 class CheckpointState:
     """The last batches of a query.
 
-    Spark's own files are read and never written: ``offsets/N`` is written before batch N runs, ``commits/N`` after its
-    sink has it.
+    Spark's own files are only read: Spark writes ``offsets/N`` before batch N runs, and ``commits/N`` after its sink
+    has it.
     """
 
     committed: int | None
-    """The last batch that its sink has, None when there is none."""
+    """The last batch that its sink has, None if there is none."""
     planned: int
-    """The last batch with a range. Above ``committed`` it runs again, with the same range, at the next start."""
+    """The last batch with a range. Above ``committed``, the next start reruns it with the same range."""
     offsets: tuple[Offset, ...]
     """Where the planned batch ends, for each source of this kind in the query."""
     begin: tuple[Offset, ...]
@@ -113,35 +113,35 @@ class CheckpointState:
 
 
 def read_checkpoint(folder: str) -> CheckpointState:
-    """Read a query's checkpoint folder, local or on any file system that Arrow reaches (s3://, gs://, hdfs://, abfs://).
+    """Read a query's checkpoint folder. It may be on any file system of Arrow (s3://, gs://, hdfs://, abfs://).
 
-    Raises ConfigError when it is none, or holds nothing of this source, ContractError for offsets that this release
-    cannot read, TransientError when the file system cannot be reached.
+    Raises ConfigError if it is not a checkpoint of this source, ContractError for unreadable offsets. Raises
+    TransientError if the file system is unreachable.
     """
     names, read = _file_system(folder)
     batches = sorted(int(name) for name in names("offsets") if name.isdigit())
     if not batches:
         raise ConfigError(
-            f"{folder} holds no offsets: it is no checkpoint, or its query has not planned a batch yet",
+            f"{folder} has no offsets: it is not a checkpoint, or its query has not planned a batch yet",
             remedy="give the folder of checkpointLocation",
         )
     planned = batches[-1]
     commits = [int(name) for name in names("commits") if name.isdigit()]
-    ends = offsets_in(read(f"offsets/{planned}"))
-    if not ends:
+    stops = offsets_in(read(f"offsets/{planned}"))
+    if not stops:
         raise ConfigError(
             f"{folder} belongs to a query that does not read format pulsebridge",
             remedy="give the checkpointLocation of a query that does",
         )
     begin = offsets_in(read(f"offsets/{planned - 1}")) if planned - 1 in batches else ()
-    return CheckpointState(max(commits, default=None), planned, ends, begin)
+    return CheckpointState(max(commits, default=None), planned, stops, begin)
 
 
 def offsets_in(text: str) -> tuple[Offset, ...]:
-    """Return the offsets of this source in one file of the offset log, in the order of the query's sources.
+    """Return this source's offsets in a file of the offset log, in source order.
 
-    The first lines are Spark's version and its own settings; then each source has a line, ``-`` while it has no
-    data. What is not ours is passed over. Raises ContractError for an offset of another version of ours.
+    The first lines are Spark's version and its own settings; then each source has a line, ``-`` without data. Lines
+    of other sources are skipped. Raises ContractError for an offset of ours of another version.
     """
     found = []
     for line in text.splitlines()[1:]:
@@ -164,7 +164,7 @@ def _json_of(line: str) -> dict[str, Any] | None:
 
 
 def _file_system(folder: str) -> tuple[Callable[[str], list[str]], Callable[[str], str]]:
-    """Return how the names in a sub-folder are listed and how a file is read."""
+    """Return functions that list a sub-folder and read a file."""
     if "://" not in folder:
         base = Path(folder).expanduser()
         return lambda name: _listed(base / name), lambda name: (base / name).read_text(encoding="utf-8")
@@ -200,6 +200,6 @@ def _reached(act: Callable[[], Any]) -> Any:
     try:
         return act()
     except UnicodeDecodeError as e:
-        raise ContractError("the checkpoint's offsets are no text") from e
+        raise ContractError("the checkpoint's offsets are not text") from e
     except OSError as e:
         raise TransientError(f"the checkpoint cannot be read: {e}") from e

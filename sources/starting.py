@@ -1,10 +1,10 @@
-"""Where a partition begins, or ends, by what the user asked for: earliest, latest, a place, or a time."""
+"""Resolves where a partition begins or ends: earliest, latest, a position, or a time."""
 
 from __future__ import annotations
 
 from bridge.contract import Position
 from bridge.errors import ConfigError
-from sources.places import EARLIEST, At, StartingOffsets
+from sources.bounds import EARLIEST, At, StartingOffsets
 from sources.planning import PartitionView
 from sources.snapshot import Catalog
 
@@ -12,18 +12,18 @@ __all__ = ["resolve"]
 
 
 def resolve(asked: StartingOffsets, view: PartitionView, catalog: Catalog) -> Position:
-    """Return the place in one partition. Raises ConfigError for a place that the partition does not have."""
-    place = asked.of(view.name)
+    """Return the position in one partition. Raises ConfigError for a position that the partition does not have."""
+    bound = asked.of(view.name)
     if asked.time_ms is not None:
-        place = At(asked.time_ms)
-    if isinstance(place, At):
-        return catalog.position_at(view.name, place.time_ms) or view.end
-    if isinstance(place, str):
-        return view.start if place == EARLIEST else view.end
-    why = view.explain_loss(place, None)
+        bound = At(asked.time_ms)
+    if isinstance(bound, At):
+        return catalog.position_at(view.name, bound.time_ms) or view.end
+    if isinstance(bound, str):
+        return view.start if bound == EARLIEST else view.end
+    why = view.explain_loss(bound, None)
     if why is not None:
         raise ConfigError(
-            f"a place in startingOffsets or endingOffsets does not exist: {why}",
+            f"a position in startingOffsets or endingOffsets does not exist: {why}",
             remedy=f"give one between {list(view.start)} and {list(view.end)}, or earliest or latest",
         )
-    return place
+    return bound

@@ -1,8 +1,8 @@
-"""What a streaming query does on the driver: first offset, planning of each trigger, commit.
+"""The driver's part of a streaming query: first offset, planning of each trigger, commit.
 
-Lives in the planner process that Spark keeps for a running query; every call comes from the query's own thread, one
-at a time. The arithmetic is in ``sources.planning``, the subscription in ``sources.hold``. A query whose admin or
-broker is away for a while gets no new data and goes on when it is back.
+Runs in Spark's planner process of the query. All calls come from the query's thread, one at a time.
+``sources.planning`` has the arithmetic, ``sources.retention`` the subscription. While admin or broker is unreachable, a
+query gets no new data; then it continues.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from bridge.contract import Position, base_topic
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.loggers import configure_later, get_logger
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.client import PulsarClient
 from bridge.settings.files import DEFAULT_FILE, PREFIX
 from bridge.settings.log import LogSettings
 from sources.binary import BinaryTopics
 from sources.chunks import ChunkGuard
 from sources.fallback import FallbackCatalog
-from sources.hold import Hold, HoldRecord
 from sources.hot_tail import HotTail
 from sources.lag import BEHIND, Lag, as_json
 from sources.offsets import Offset
@@ -32,6 +31,7 @@ from sources.planning import Limits, PartitionView, in_force, loss_error, losses
 from sources.policies import expiry_error
 from sources.quota import QuotaWatch
 from sources.reading import ReadTask, read_kept
+from sources.retention import RetentionSubscription, SubscriptionRecord
 from sources.starting import resolve
 from sources.tasks import read_tasks
 
@@ -42,75 +42,77 @@ T = TypeVar("T")
 _log = get_logger("source")
 _RETRY_S: Final = 30.0
 _ROWS_S: Final = 10.0
-"""How long the rows per entry of a partition are believed."""
+"""How long the rows per entry of a partition stay valid."""
 _LOOK_S: Final = 1.0
-"""How often Pulsar's admin is asked for partitions and ledgers while the hot tail receives what is new."""
+"""How often the admin is asked for partitions and ledgers while the hot tail works."""
 _FOLLOW_S: Final = 5.0
 _NEW_PARTITION: Final = "new partition: earliest"
 
 
 class StreamPlanner:
-    """The driver's side of one streaming query. Close it when the query stops; the subscription stays."""
+    """The driver's part of one streaming query. Close it when the query stops; the subscription stays."""
 
     def __init__(self, options: SourceOptions) -> None:
         assert options.subscription is not None, "parse() requires the name"
-        configure_later(_log_settings())  # the planner's process is Spark's, which configures no log
+        configure_later(_log_settings())  # Spark starts the planner's process without a log configuration
         self._options = options
         self._client = PulsarClient(options.pulsar)
         self._catalog = FallbackCatalog(
-            options, BinaryTopics(lambda: self._client, lambda partition: self._hold.consumer(partition))
+            options, BinaryTopics(lambda: self._client, lambda partition: self._subscription.consumer(partition))
         )
-        self._hold = Hold(options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s)
+        self._subscription = RetentionSubscription(
+            options.subscription, self._catalog.admin, self._client, wait_s=options.subscription_wait_s
+        )
         self._tail = HotTail(options.pulsar, options.hot_tail_bytes) if options.hot_tail_bytes else None
         self._views: dict[str, PartitionView] = {}
         self._partitions: dict[str, str] = {}
         self._looked_at = -math.inf
-        """When the admin was asked for both, seconds of the monotonic clock."""
+        """Time of the last request for both, seconds of the monotonic clock."""
         self._ceiling: dict[str, Position] | None = None
         self._initial: Offset | None = None
         self._last: Offset | None = None
-        """The last offset that Spark spoke of or was given, for a Spark that does not name it."""
+        """The last offset that Spark passed or received, if Spark does not pass it itself."""
         self._planned: Offset | None = None
         self._resumed = False
-        self._away = False
+        self._unreachable = False
         self._rows: tuple[float, dict[str, float]] = (0.0, {})
         self._chunks = ChunkGuard(options.subscription, self._catalog.chunk_parts)
         self._quota = QuotaWatch(options.subscription, self._catalog.quotas)
         self._lag = Lag(self._catalog.published_ms)
         self._lost: set[str] = set()
-        self._same: set[tuple[str, Position]] = set()
-        """Places whose ledger is gone, of topics that are still the same."""
+        self._compared: set[tuple[str, Position]] = set()
+        """Positions whose ledger is gone, of topics that are still the same."""
         self._took_at: float | None = None
-        """When a trigger last took something, seconds of the monotonic clock."""
+        """When a trigger last read entries, seconds of the monotonic clock."""
 
     def close(self) -> None:
-        """Give everything free; the subscription stays and goes on holding."""
+        """Release everything; the subscription stays and retains data."""
         if self._tail is not None:
             self._tail.close()
-        self._hold.close()
+        self._subscription.close()
         self._client.close()
         self._catalog.close()
 
-    # --- what Spark calls ---
+    # --- called by Spark ---
 
     def initial_offset(self) -> Offset:
-        """Return where a query without a committed batch begins, the same each time (H12)."""
+        """Return where a query without a committed batch begins, the same at each call (H12)."""
         if self._initial is None:
-            self._initial = _patiently(self._first_offset)
+            self._initial = _retry_transient(self._first_offset)
             self._resumed = True
             reach("source_after_first_offset")
         return self._initial
 
     def note_ceiling(self) -> None:
-        """Note the present end: Trigger.AvailableNow reads no further."""
-        _patiently(lambda: self._ask(()))
+        """Record the current end: Trigger.AvailableNow reads no further."""
+        _retry_transient(lambda: self._ask(()))
         self._ceiling = {name: view.end for name, view in self._views.items()}
 
     def latest_offset(self, start: Offset, limits: Limits) -> Offset:
-        """Return where the next trigger ends: ``start`` itself when there is nothing new."""
+        """Return where the next trigger ends: ``start`` itself if there is no new data."""
         self._resume(start)
-        if self._ceiling is not None:  # Trigger.AvailableNow: no data means that all is read
-            end = _patiently(lambda: self._plan(start, limits))
+        if self._ceiling is not None:  # Trigger.AvailableNow: no new data stops the query
+            end = _retry_transient(lambda: self._plan(start, limits))
             new = self._initial is not None and start.positions == self._initial.positions
             if end.positions == start.positions and not new:
                 self._commit_last(start)
@@ -118,46 +120,44 @@ class StreamPlanner:
         try:
             end = self._plan(start, limits)
         except TransientError as e:
-            if not self._away:
-                _log.warning("Pulsar is away, the query waits for it; check that it runs", error=str(e))
-            self._away = True
+            if not self._unreachable:
+                _log.warning("Pulsar is unreachable, the query waits. Action: check that Pulsar runs", error=str(e))
+            self._unreachable = True
             return start
-        if self._away:
-            _log.info("Pulsar is back, the query goes on")
-            self._away = False
+        if self._unreachable:
+            _log.info("Pulsar is reachable, the query continues")
+            self._unreachable = False
         return end
 
     def present_end(self) -> Offset:
-        """Return the end of what is there, for a Spark that does not say which offset was the last.
+        """Return the current end, for a Spark that does not pass the last offset.
 
-        It names that one beforehand, to ``tasks``, unless the query is new or Trigger.AvailableNow, which asks once:
-        then what the checkpoint has is looked at when the batch is planned.
+        Such a Spark passes it to ``tasks`` beforehand, unless the query is new or runs with Trigger.AvailableNow, which
+        calls this once. Then the checkpoint's offset is used when the batch is planned.
         """
         last = self._last
-        self._last = _patiently(self._end_of_all) if last is None else self.latest_offset(last, Limits())
+        self._last = _retry_transient(self._end_of_all) if last is None else self.latest_offset(last, Limits())
         return self._last
 
     def report_latest(self) -> dict[str, Any] | None:
-        """Return the end of the partitions as the last trigger saw it, with what that trigger leaves unread, for the
-        query's progress.
-        """
+        """Return the end and the lag at the last trigger, for the query's progress."""
         if self._planned is None:
             return None
-        places = self._planned.positions
-        latest = self._planned.moved_to({n: self._views[n].end for n in places if n in self._views})
-        return {**latest.to_json(), BEHIND: as_json(self._lag.of(self._views, places))}
+        positions = self._planned.positions
+        latest = self._planned.moved_to({n: self._views[n].end for n in positions if n in self._views})
+        return {**latest.to_json(), BEHIND: as_json(self._lag.of(self._views, positions))}
 
     def tasks(self, start: Offset, end: Offset) -> list[ReadTask]:
-        """Return the tasks that read from ``start`` to ``end``; the same rows each time they are run."""
+        """Return the tasks that read from ``start`` to ``end``; each run gives the same rows."""
         self._resume(start)
         self._last = end
         if not _covers(self._views, end.positions):
-            self._views = _patiently(lambda: self._catalog.snapshot(end.positions))
+            self._views = _retry_transient(lambda: self._catalog.snapshot(end.positions))
             self._refuse_loss(start.positions)
         return read_tasks(self._options, self._views, self._begins(start, end), end.positions)
 
     def rows_at_hand(self, start: Offset, end: Offset, tasks: Sequence[ReadTask]) -> list[list[Any]] | None:
-        """Return the Arrow record batches that each task would read; None where they have to."""
+        """Return the Arrow record batches of each task; None if the tasks must read them."""
         if self._tail is None or self._options.min_partitions is not None:
             return None
         kept = self._tail.take(self._begins(start, end), end.positions, tasks)
@@ -165,54 +165,56 @@ class StreamPlanner:
             return None
         try:
             return [read_kept(task, entries) for task, entries in zip(tasks, kept, strict=True)]
-        except PulsebridgeError as e:  # the tasks meet it as well, and Spark tries them again
-            _log.debug("the rows in the hot tail cannot be given, the tasks read them", error=str(e))
+        except PulsebridgeError as e:  # the tasks get the same error, and Spark retries them
+            _log.debug("the rows in the hot tail cannot be used, the tasks read them", error=str(e))
             return None
 
     def _begins(self, start: Offset, end: Offset) -> dict[str, Position]:
         return {name: start.positions.get(name) or self._found(name).start for name in end.positions}
 
     def commit(self, end: Offset) -> None:
-        """Let Pulsar trim what lies before ``end``; the checkpoint has it."""
+        """Let Pulsar trim the entries before ``end``, which the checkpoint has."""
         try:
             if not _covers(self._views, end.positions):
                 self._views = self._catalog.snapshot(end.positions)
-            self._hold.commit(self._views, self._chunks.safe(self._views, end.positions))
+            self._subscription.commit(self._views, self._chunks.safe(self._views, end.positions))
             if self._tail is not None:
                 self._tail.forget(end.positions)
         except TransientError as e:
             _log.warning(
-                "the commit did not reach Pulsar, the next one will, and more is kept until then; check Pulsar if it repeats",
+                "the commit did not reach Pulsar, which keeps more until the next one. "
+                "Action: check Pulsar if this repeats",
                 error=str(e),
             )
 
     def _commit_last(self, end: Offset) -> None:
-        """Commit the last batch of AvailableNow, which Spark itself does not. Waits a moment until Pulsar has followed: the
-        client sends an acknowledgement later, and not when it is closed.
+        """Commit the last batch of AvailableNow, which Spark does not commit.
+
+        Waits a moment until Pulsar has applied it: the client delays acknowledgements, and drops them at its close.
         """
         self.commit(end)
         until = time.monotonic() + _FOLLOW_S
         try:
-            while self._hold.waits and time.monotonic() < until:
+            while self._subscription.waits and time.monotonic() < until:
                 time.sleep(0.1)
                 self._views = self._catalog.snapshot(end.positions)
-                self._hold.check(self._views)
+                self._subscription.check(self._views)
         except TransientError as e:
-            _log.debug("the subscription was not seen to follow the last commit", error=str(e))
+            _log.debug("the subscription did not visibly follow the last commit", error=str(e))
 
-    # --- the first offset, and going on from a checkpoint ---
+    # --- the first offset, and continuing from a checkpoint ---
 
     def _first_offset(self) -> Offset:
         if time.monotonic() - self._looked_at >= _LOOK_S:
             self._ask(())
-        # A try after one that failed sees what that one has made.
+        # A retry must read the subscriptions that the failed attempt made.
         looked_at, self._looked_at = self._looked_at, -math.inf
         partitions, views = self._partitions, self._views
-        if self._catalog.off:
+        if self._catalog.without_admin:
             raise TransientError(
-                "a new query needs Pulsar's admin: it alone tells whether the subscription belongs to another "
+                "a new query needs Pulsar's admin: only it reports whether the subscription belongs to another "
                 "checkpoint",
-                remedy="correct admin.url, or open the way to it",
+                remedy="correct admin.url, or make it reachable",
             )
         if self._options.wait_for_topics:
             partitions = {name: topic for name, topic in partitions.items() if name in views}
@@ -220,85 +222,85 @@ class StreamPlanner:
             self._catalog.refuse_missing(partitions, views)
         self._look_at_expiry(refuse=self._options.fail_on_data_loss)
         marks = self._catalog.incarnations(dict.fromkeys(partitions.values()), mark=True)
-        name = self._hold.name
-        existing = [partition for partition in partitions if name in views[partition].holds]
-        self._hold.attach(existing)
+        name = self._subscription.name
+        existing = [partition for partition in partitions if name in views[partition].mark_deletes]
+        self._subscription.attach(existing)
         starts: dict[str, Position] = {}
         for partition in partitions:
             starts[partition] = self._begin(partition, views[partition], partition in existing)
             reach("source_in_first_offset")
-        self._hold.attach(partitions)
+        self._subscription.attach(partitions)
         self._looked_at = looked_at
         return Offset(self._catalog.cluster(), starts, marks)
 
     def _begin(self, partition: str, view: PartitionView, existing: bool) -> Position:
-        """Return where one partition begins, having made its subscription stand there."""
+        """Return where one partition begins, and ensure that its subscription is there."""
         text = self._options.starting.text
-        if self._options.reuse is not None:  # told apart from a subscription that was made without being told to
+        if self._options.reuse is not None:  # distinguishes it from a subscription made without reuseSubscription
             text = f"{self._options.reuse}: {text}"
-        record = self._hold.record(partition) if existing else None
+        record = self._subscription.record(partition) if existing else None
         if record is not None and not record.committed and record.starting in (text, _NEW_PARTITION):
             return record.start
         if not existing:
             start = self._asked_start(partition, view)
-            self._hold.create(partition, HoldRecord(text, start, False))
+            self._subscription.create(partition, SubscriptionRecord(text, start, False))
             return start
         if self._options.reuse == "position":
-            start = _following(view.holds[self._hold.name], view)
-            self._hold.adopt(partition, HoldRecord(text, start, False))
+            start = _following(view.mark_deletes[self._subscription.name], view)
+            self._subscription.adopt(partition, SubscriptionRecord(text, start, False))
             return start
         if self._options.reuse == "resolve":
             start = self._asked_start(partition, view)
-            self._hold.move(partition, HoldRecord(text, start, False))
+            self._subscription.move(partition, SubscriptionRecord(text, start, False))
             return start
         raise TerminalError(
-            _in_use(self._hold.name, partition, record, text),
+            _in_use(self._subscription.name, partition, record, text),
             remedy=(
                 "start from the checkpoint that used it, or give predefinedSubscription (of `pulsebridge stream`: "
-                "streaming.subscription) a new name, or delete the subscription, or set reuseSubscription=position (go on "
-                "where it stands) or =resolve (move it to startingOffsets)"
+                "streaming.subscription) a new name, or delete the subscription, or set reuseSubscription=position "
+                "(continue at its position) or =resolve (move it to startingOffsets)"
             ),
         )
 
     def _asked_start(self, partition: str, view: PartitionView) -> Position:
         start = resolve(self._options.starting, view, self._catalog)
-        # Where an end was given out before, what came since belongs to the query.
+        # After an end was returned, later entries belong to the query.
         return start if self._last is None else min(start, self._last.positions.get(partition, start))
 
     def _resume(self, start: Offset) -> None:
-        """Once, when the query goes on from a checkpoint: it must belong here, and the hold must stand."""
+        """Once, if the query continues from a checkpoint: check its topics, and attach the subscription."""
         if self._resumed:
             return
-        _patiently(lambda: self._attach_to(start))
+        _retry_transient(lambda: self._attach_to(start))
         self._resumed = True
 
     def _attach_to(self, start: Offset) -> None:
         marks = self._catalog.incarnations(start.incarnations, mark=False)
-        start.refuse_strangers(self._catalog.cluster(), marks)
+        start.refuse_mismatch(self._catalog.cluster(), marks)
         self._views = self._catalog.snapshot(start.positions)
         self._refuse_loss(start.positions)
         self._look_at_expiry()
-        for partition, place in start.positions.items():
-            if self._catalog.off or partition not in self._views:
+        for partition, position in start.positions.items():
+            if self._catalog.without_admin or partition not in self._views:
                 continue
-            if self._hold.name not in self._views[partition].holds:
+            if self._subscription.name not in self._views[partition].mark_deletes:
                 _log.warning(
-                    "the subscription that holds the query's data was gone, made anew at the checkpoint; "
-                    "do not delete it while the query is in use",
-                    subscription=self._hold.name,
+                    "the retention subscription was missing and was re-created at the checkpoint. "
+                    "Action: do not delete it while the query is in use",
+                    subscription=self._subscription.name,
                     partition=partition,
                 )
-                self._hold.create(partition, HoldRecord("checkpoint", place, True))
-        self._hold.attach(name for name in start.positions if name in self._views)
+                self._subscription.create(partition, SubscriptionRecord("checkpoint", position, True))
+        self._subscription.attach(name for name in start.positions if name in self._views)
 
     def _end_of_all(self) -> Offset:
-        """Return the end of every partition that is there, whatever the checkpoint has."""
+        """Return the end of every existing partition, without regard to the checkpoint."""
         partitions = self._catalog.partitions()
         views = self._views = self._catalog.snapshot(partitions)
-        if self._catalog.off:
+        if self._catalog.without_admin:
             raise TransientError(
-                "with a Spark before 4.2 a query needs Pulsar's admin to begin: it alone tells the end of the topics",
-                remedy="correct admin.url, or open the way to it",
+                "with a Spark before 4.2 a query needs Pulsar's admin to begin: only it reports the end of the topics",
+                remedy="correct admin.url, or make it reachable",
             )
         found = {name: topic for name, topic in partitions.items() if name in views}
         marks = self._catalog.incarnations(dict.fromkeys(found.values()), mark=True)
@@ -311,13 +313,13 @@ class StreamPlanner:
         partitions, views = self._partitions, self._views
         begins = dict(start.positions)
         for name in partitions:
-            if name in begins or name not in views or self._catalog.off:
+            if name in begins or name not in views or self._catalog.without_admin:
                 continue
             if self._ceiling is None or name in self._ceiling:
                 begins[name] = self._found(name).start
-        ends = self._ends(views, begins, limits)
+        stops = self._stops(views, begins, limits)
         # A new partition enters the offset with its first data, so that an idle query makes no batch.
-        moved = {name: end for name, end in ends.items() if name in start.positions or end != begins[name]}
+        moved = {name: end for name, end in stops.items() if name in start.positions or end != begins[name]}
         topics = {partitions[name] for name in moved if name in partitions}
         self._planned = start.moved_to(moved).marked(
             self._catalog.incarnations(topics - start.incarnations.keys(), mark=True)
@@ -325,7 +327,7 @@ class StreamPlanner:
         return self._planned
 
     def _look(self, start: Offset) -> None:
-        """See which partitions there are and what they hold, and that what the query needs is there."""
+        """Update partitions and views, and check that the data of the query still exists."""
         if time.monotonic() - self._looked_at < _LOOK_S:
             known = None
             if self._ceiling is not None:  # nothing later is read
@@ -336,50 +338,50 @@ class StreamPlanner:
                 self._views = known
                 return
         self._ask(start.positions)
-        self._refuse_made_anew(start)
+        self._refuse_recreated(start)
         self._refuse_loss(start.positions)
-        if not self._catalog.off:
-            self._hold.check(self._views)
+        if not self._catalog.without_admin:
+            self._subscription.check(self._views)
             self._quota.look(self._views, self._partitions)
 
-    def _ask(self, places: Mapping[str, Position] | tuple[()]) -> None:
-        """Ask Pulsar's admin which partitions there are, and for a view of each and of those in ``places``."""
+    def _ask(self, positions: Mapping[str, Position] | tuple[()]) -> None:
+        """Request the partitions, and views of them and of those in ``positions``, from the admin."""
         at = time.monotonic()
         self._partitions = self._catalog.partitions()
-        self._views = self._catalog.snapshot({**self._partitions, **dict(places)})
+        self._views = self._catalog.snapshot({**self._partitions, **dict(positions)})
         self._looked_at = at
 
-    def _ends(
+    def _stops(
         self, views: Mapping[str, PartitionView], begins: Mapping[str, Position], limits: Limits
     ) -> dict[str, Position]:
-        """Return where the trigger ends in each partition, and say at DEBUG which limit decided it."""
+        """Return where the trigger ends in each partition, and log the decisive limit at DEBUG."""
         counted = limits.rows is not None or limits.least_rows is not None
         rows = self._rows_per_entry(views, begins) if counted else {}
         limit = in_force(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
-        ends = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
-        taken = {name: views[name].backlog(begins[name], end)[0] for name, end in ends.items() if name in views}
-        entries, now = sum(taken.values()), time.monotonic()
-        waiting = sum(count * rows.get(name, 1.0) for name, count in taken.items())
+        stops = plan(views, begins, limits, ceiling=self._ceiling, rows_per_entry=rows)
+        counts = {name: views[name].backlog(begins[name], end)[0] for name, end in stops.items() if name in views}
+        entries, now = sum(counts.values()), time.monotonic()
+        waiting = sum(count * rows.get(name, 1.0) for name, count in counts.items())
         since = math.inf if self._took_at is None else now - self._took_at
-        # Trigger.AvailableNow, which has a ceiling, waits for nothing.
+        # Trigger.AvailableNow, which has a ceiling, never waits.
         if entries and limit == "none" and self._ceiling is None and limits.waits_for(waiting, since):
-            limit, entries, ends = f"minRowsPerTrigger={limits.least_rows}", 0, dict(begins)
+            limit, entries, stops = f"minRowsPerTrigger={limits.least_rows}", 0, dict(begins)
         if entries:
             self._took_at = now
-        _log.debug("trigger", limit=limit, entries=entries, partitions=sum(1 for n in taken if ends[n] != begins[n]))
-        return ends
+        _log.debug("trigger", limit=limit, entries=entries, partitions=sum(1 for n in counts if stops[n] != begins[n]))
+        return stops
 
-    def _found(self, partition: str) -> HoldRecord:
-        """Return the record of a partition that was found while running; it is held from its first entry on (H11).
+    def _found(self, partition: str) -> SubscriptionRecord:
+        """Return the record of a partition found while running. It is retained from its first entry on (H11).
 
-        A subscription that is there already, but was not made for this, is Pulsar's copy of the first partition's.
+        An existing subscription without such a record is Pulsar's copy of the first partition's.
         """
-        record = self._hold.known(partition) or self._hold.record(partition)
+        record = self._subscription.known(partition) or self._subscription.record(partition)
         if record is None or record.starting != _NEW_PARTITION:
-            record = HoldRecord(_NEW_PARTITION, self._views[partition].start, False)
-            self._hold.create(partition, record)
-        self._hold.attach([partition])
-        self._hold.remember(partition, record)
+            record = SubscriptionRecord(_NEW_PARTITION, self._views[partition].start, False)
+            self._subscription.create(partition, record)
+        self._subscription.attach([partition])
+        self._subscription.remember(partition, record)
         return record
 
     def _look_at_expiry(self, *, refuse: bool = False) -> None:
@@ -388,46 +390,47 @@ class StreamPlanner:
             raise expiry_error(found)
         for what, command in found:
             _log.warning(
-                "what the query has not read can be deleted under it: switch it off",
+                "a policy can delete unread data of the query. Action: turn it off",
                 reason=what,
                 command=command,
             )
 
-    def _refuse_made_anew(self, start: Offset) -> None:
-        """Compare the marks of topics that have lost the ledger of their offset, once for each such place.
+    def _refuse_recreated(self, start: Offset) -> None:
+        """Compare the marks of topics that lack the ledger of their offset, once per position.
 
-        Pulsar's client subscribes by itself to a topic that was deleted and made anew, at its first entry: then it
-        looks as if all before had been read and trimmed.
+        Pulsar's client resubscribes by itself to a re-created topic, at its first entry. Then all earlier entries
+        seem to be read and trimmed.
         """
         gone = {
-            (name, place)
-            for name, place in start.positions.items()
-            if name in self._views and all(of.id != place.ledger for of in self._views[name].ledgers)
+            (name, position)
+            for name, position in start.positions.items()
+            if name in self._views and all(of.id != position.ledger for of in self._views[name].ledgers)
         }
-        if new := gone - self._same:
+        if new := gone - self._compared:
             marks = self._catalog.incarnations({base_topic(name) for name, _ in new}, mark=False)
-            start.refuse_strangers(start.cluster, marks)
-        self._same = gone
+            start.refuse_mismatch(start.cluster, marks)
+        self._compared = gone
 
     def _refuse_loss(self, positions: Mapping[str, Position]) -> None:
-        found = losses(self._views, positions, self._hold.name)
+        found = losses(self._views, positions, self._subscription.name)
         if not found:
             return
-        strangers = [n for n, place in positions.items() if n in self._views and self._views[n].beyond(place)]
-        if self._options.fail_on_data_loss or strangers:
+        recreated = [n for n, position in positions.items() if n in self._views and self._views[n].beyond(position)]
+        if self._options.fail_on_data_loss or recreated:
             raise loss_error(found)
-        if self._lost.issuperset(found):  # said already
+        if self._lost.issuperset(found):  # already logged
             return
         self._lost.update(found)
         _log.warning(
-            "data is gone, going on with what is left, as failOnDataLoss is off; raise the retention to keep more",
+            "data is gone; the query continues, because failOnDataLoss is off. "
+            "Action: raise the retention to keep more",
             lost=found,
         )
 
     def _rows_per_entry(self, views: Mapping[str, PartitionView], starts: Mapping[str, Position]) -> dict[str, float]:
         at, rows = self._rows
-        if not self._catalog.off and (not rows or time.monotonic() - at > _ROWS_S):
-            following = {n: views[n].segments(place) for n, place in starts.items() if n in views}
+        if not self._catalog.without_admin and (not rows or time.monotonic() - at > _ROWS_S):
+            following = {n: views[n].segments(position) for n, position in starts.items() if n in views}
             rows = self._catalog.rows_per_entry(
                 {n: Position(found[0].ledger, found[0].first) for n, found in following.items() if found}
             )
@@ -436,37 +439,37 @@ class StreamPlanner:
 
 
 def _log_settings() -> LogSettings:
-    """Return what the driver's environment, or its pulsebridge.yaml, says of the log."""
-    # To load all settings takes a tenth of a second of each query's start.
+    """Return the log settings of the driver's environment, or of its pulsebridge.yaml."""
+    # Loading all settings adds a tenth of a second to each query's start.
     if not DEFAULT_FILE.exists() and not any(name.startswith(PREFIX) for name in os.environ):
         return LogSettings()
     from bridge.settings.loading import load
 
     try:
         return load().log
-    except ConfigError:  # of another tier's settings, which are none of the query's
+    except ConfigError:  # of settings that the query does not use
         return LogSettings()
 
 
-def _covers(views: Mapping[str, PartitionView], ends: Mapping[str, Position]) -> bool:
-    return all(name in views and views[name].end >= end for name, end in ends.items())
+def _covers(views: Mapping[str, PartitionView], stops: Mapping[str, Position]) -> bool:
+    return all(name in views and views[name].end >= end for name, end in stops.items())
 
 
 def _following(mark_delete: Position, view: PartitionView) -> Position:
     return max(Position(mark_delete.ledger, mark_delete.entry + 1), view.start)
 
 
-def _in_use(name: str, partition: str, record: HoldRecord | None, text: str) -> str:
+def _in_use(name: str, partition: str, record: SubscriptionRecord | None, text: str) -> str:
     what = f"subscription {name!r} on {partition}"
     if record is None:
         return f"{what} was not made by this source"
     if record.committed:
         return f"{what} belongs to a query that has committed batches already, and this checkpoint is new"
-    return f"{what} was made for startingOffsets={record.starting}, this query says {text}"
+    return f"{what} was made for startingOffsets={record.starting}, this query has {text}"
 
 
-def _patiently(act: Callable[[], T]) -> T:
-    """Do ``act``, again while it fails for a passing reason, for half a minute."""
+def _retry_transient(act: Callable[[], T]) -> T:
+    """Run ``act``, and retry it for half a minute after transient errors."""
     until = time.monotonic() + _RETRY_S
     while True:
         try:

@@ -1,7 +1,7 @@
-"""The subscriptions that queries left in Pulsar: found by the mark that the hold gives them, deleted on request.
+"""Lists the subscriptions of queries in Pulsar by their property, and deletes them on request.
 
-A subscription outlives its query and keeps everything that was not read, so one that nobody continues fills the disk.
-Only those that this source made are listed or deleted.
+A subscription outlives its query and retains all unread messages, so an abandoned one fills the disk. Only
+subscriptions made by this source are listed or deleted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from bridge.contract import base_topic, partition_names
 from bridge.errors import ConfigError, FencedError, RefusedError
-from bridge.pulsar_admin import PulsarAdmin, rest_path, subscription_path
-from sources.hold import HoldRecord
+from bridge.pulsar.admin import PulsarAdmin, rest_path, subscription_path
+from sources.retention import SubscriptionRecord
 
-__all__ = ["HeldTopic", "delete", "held_topics"]
+__all__ = ["RetainedTopic", "delete", "retained_topics"]
 
 
 @dataclass(frozen=True)
-class HeldTopic:
-    """What one query's subscription holds of one topic."""
+class RetainedTopic:
+    """The data of one topic that one query's subscription retains."""
 
     subscription: str
     topic: str
@@ -28,13 +28,13 @@ class HeldTopic:
     in_use: bool
     """Whether a query is connected."""
     committed: bool
-    """Whether its query has committed a batch: then the place to go on from is in the query's checkpoint."""
+    """Whether its query has committed a batch: then the query's checkpoint has its position."""
     starting: str
     """startingOffsets, as the query gave it."""
     entries: int
-    """Messages that it keeps, as Pulsar counts them: a batch by its entries, acknowledged ones left out."""
+    """Retained messages, as Pulsar counts them: a batch by its entries, without acknowledged ones."""
     size: int
-    """Bytes that it keeps."""
+    """Retained bytes."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, for programs."""
@@ -50,51 +50,51 @@ class HeldTopic:
         }
 
 
-def held_topics(admin: PulsarAdmin, topics: Iterable[str], name: str | None = None) -> list[HeldTopic]:
-    """Return the subscriptions that this source made on the topics, all or those of one name.
+def retained_topics(admin: PulsarAdmin, topics: Iterable[str], name: str | None = None) -> list[RetainedTopic]:
+    """Return this source's subscriptions on the topics, all or those of one name.
 
-    Raises TransientError when Pulsar's admin cannot be reached, DeniedError when it does not let us look.
+    Raises TransientError if Pulsar's admin is unreachable, DeniedError if it denies access.
     """
     found = []
     for topic in topics:
         count = admin.partition_count(topic)
         partitions = partition_names(topic, count)
-        by_name: dict[str, list[tuple[str, HoldRecord, dict[str, Any]]]] = {}
+        by_name: dict[str, list[tuple[str, SubscriptionRecord, dict[str, Any]]]] = {}
         for partition in partitions:
             path = f"/{rest_path(partition)}/stats?getPreciseBacklog=true&subscriptionBacklogSize=true"
             stats = admin.request("GET", path, accept=(404,)) or {}
             for subscription, of in stats.get("subscriptions", {}).items():
-                record = HoldRecord.decode(of.get("subscriptionProperties") or {})
+                record = SubscriptionRecord.decode(of.get("subscriptionProperties") or {})
                 if record is not None and name in (None, subscription):
                     by_name.setdefault(subscription, []).append((partition, record, of))
-        for subscription, held in sorted(by_name.items()):
+        for subscription, parts in sorted(by_name.items()):
             found.append(
-                HeldTopic(
+                RetainedTopic(
                     subscription,
                     base_topic(topic),
-                    tuple(partition for partition, _, _ in held),
-                    any(of.get("consumers") for _, _, of in held),
-                    any(record.committed for _, record, _ in held),
-                    held[0][1].starting,
-                    sum(int(of.get("msgBacklog", 0)) for _, _, of in held),
-                    sum(max(0, int(of.get("backlogSize", 0))) for _, _, of in held),
+                    tuple(partition for partition, _, _ in parts),
+                    any(of.get("consumers") for _, _, of in parts),
+                    any(record.committed for _, record, _ in parts),
+                    parts[0][1].starting,
+                    sum(int(of.get("msgBacklog", 0)) for _, _, of in parts),
+                    sum(max(0, int(of.get("backlogSize", 0))) for _, _, of in parts),
                 )
             )
     return found
 
 
-def delete(admin: PulsarAdmin, held: Iterable[HeldTopic]) -> None:
-    """Delete subscriptions: Pulsar may then delete what only they kept.
+def delete(admin: PulsarAdmin, subscriptions: Iterable[RetainedTopic]) -> None:
+    """Delete subscriptions: Pulsar may then delete the data that only they retained.
 
-    Raises FencedError, before anything is deleted, when a query uses one; ConfigError when there is none.
+    Raises FencedError, before anything is deleted, if a query uses one; ConfigError if none is given.
     """
-    found = list(held)
+    found = list(subscriptions)
     if not found:
-        raise ConfigError("there is no such subscription of a query", remedy="see pulsebridge subscriptions list")
+        raise ConfigError("no such subscription of a query exists", remedy="see pulsebridge subscriptions list")
     for of in found:
         if of.in_use:
             raise FencedError(
-                f"subscription {of.subscription!r} on {of.topic} is in use by a query that runs",
+                f"subscription {of.subscription!r} on {of.topic} is in use by a running query",
                 remedy="stop the query first",
             )
     for of in found:

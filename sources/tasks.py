@@ -1,4 +1,4 @@
-"""From ranges to tasks: which entries each task reads, split where the user asked for more of them."""
+"""Makes tasks from ranges, which are split if the user requests more tasks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sources.reading import ReadTask
 __all__ = ["read_tasks"]
 
 _LOOK_BACK_ENTRIES: Final = 1000
-"""How far before a range the first chunk of a message is looked for: 5 GB at Pulsar's default message size (H14)."""
+"""Entries to search before a range for a first chunk: 5 GB by default (H14)."""
 
 
 def read_tasks(
     options: SourceOptions,
     views: Mapping[str, PartitionView],
     starts: Mapping[str, Position],
-    ends: Mapping[str, Position],
+    stops: Mapping[str, Position],
 ) -> list[ReadTask]:
-    """Return the tasks that read every existing entry from ``starts`` to ``ends`` once."""
-    ranges = {n: views[n].segments(starts[n], end) for n, end in sorted(ends.items()) if n in views}
+    """Return the tasks that read every existing entry from ``starts`` to ``stops`` once."""
+    ranges = {n: views[n].segments(starts[n], end) for n, end in sorted(stops.items()) if n in views}
     total = sum(sum(s.entries for s in segments) for segments in ranges.values())
     found = []
     for name, segments in ranges.items():
         entries = sum(segment.entries for segment in segments)
         if not entries:
             continue
-        size = views[name].backlog(starts[name], ends[name])[1]
+        size = views[name].backlog(starts[name], stops[name])[1]
         parts = 1
         if options.min_partitions is not None:
             parts = -(-options.min_partitions * entries // total)

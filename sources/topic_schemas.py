@@ -1,11 +1,11 @@
-"""What Pulsar's admin REST knows of the schemas of topics. What follows from one is decided in ``sources.decoding``."""
+"""Reads the schemas of topics from Pulsar's admin REST for ``sources.decoding``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from sources.decoding import Decoding, columns_of, require_avro
 from sources.options import SourceOptions
 from sources.value_types import TopicSchema
@@ -14,14 +14,14 @@ __all__ = ["decoding_of", "schema_version"]
 
 
 def schema_version(admin: PulsarAdmin, topic: str, version: int) -> TopicSchema:
-    """Return one version. Raises RefusedError when there is none, TransientError when the admin cannot be reached."""
+    """Return one version. Raises RefusedError if there is none, TransientError if the admin is unreachable."""
     return _schema(admin.request("GET", f"{_path(topic)}/{version}"))
 
 
 def decoding_of(options: SourceOptions) -> Decoding | None:
-    """Return what the values of a query are by the newest schema of its topics; None where they stay raw bytes.
+    """Return the decoding by the newest schema of the topics. None if values stay raw bytes.
 
-    Raises ConfigError when a topic has no schema, when they differ, or when theirs is not understood.
+    Raises ConfigError if a topic has no schema, if schemas differ, or if theirs is unsupported.
     """
     if options.decode == "none":
         return None
@@ -34,7 +34,7 @@ def decoding_of(options: SourceOptions) -> Decoding | None:
     if None in schemas or not schemas:
         without = [topic for topic, schema in found.items() if schema is None]
         raise ConfigError(
-            f"decode={options.decode}: no schema is there for {', '.join(without) or 'any topic'}",
+            f"decode={options.decode}: no schema exists for {', '.join(without) or 'any topic'}",
             remedy="start a producer with a schema, upload one (pulsar-admin schemas upload), or set decode=none",
         )
     if len(schemas) > 1:

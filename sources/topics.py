@@ -1,6 +1,6 @@
-"""Which topics a query reads: full names of those it names, or a pattern that names are matched with.
+"""The topics that a query reads: full names, or a pattern that names must match.
 
-Pure: text in, names out. Which topics there are is asked by ``sources.snapshot``.
+``sources.snapshot`` requests the existing topics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DOMAIN = "persistent://"
 
 @dataclass(frozen=True)
 class TopicsPattern:
-    """Topics of one namespace whose last part matches a regular expression as a whole."""
+    """Topics of one namespace whose last part matches a whole regular expression."""
 
     tenant: str
     namespace: str
@@ -26,11 +26,11 @@ class TopicsPattern:
 
     @property
     def folder(self) -> str:
-        """The namespace as the admin names it: ``tenant/namespace``."""
+        """The namespace in the admin's form: ``tenant/namespace``."""
         return f"{self.tenant}/{self.namespace}"
 
     def matching(self, topics: Iterable[str]) -> tuple[str, ...]:
-        """Return those of these full names that match, sorted; Pulsar's own topics (``__…``) never do."""
+        """Return the matching ones of these full names, sorted, without Pulsar's own topics (``__…``)."""
         prefix = topic_name(self.tenant, self.namespace, "")
         found = []
         for topic in topics:
@@ -41,7 +41,7 @@ class TopicsPattern:
 
 
 def asked_topics(options: Mapping[str, str], problems: list[str]) -> tuple[tuple[str, ...], TopicsPattern | None]:
-    """Return the topics that ``topic`` or ``topics`` names, or the pattern; names of options in lower case."""
+    """Return the topics in ``topic`` or ``topics``, or the pattern. Option names are in lower case."""
     given = [name for name in ("topic", "topics", "topicspattern") if name in options]
     if len(given) != 1:
         problems.append("give exactly one of topic, topics and topicsPattern")
@@ -66,7 +66,7 @@ def asked_topics(options: Mapping[str, str], problems: list[str]) -> tuple[tuple
 
 def _pattern(text: str, problems: list[str]) -> TopicsPattern | None:
     rest = text.removeprefix(_DOMAIN)
-    # The first two slashes part tenant and namespace; a slash within the expression would match no name.
+    # The first two slashes delimit tenant and namespace; a slash within the expression would match no name.
     parts = rest.split("/", 2)
     if len(parts) == 1:
         parts = ["public", "default", rest]
@@ -75,7 +75,7 @@ def _pattern(text: str, problems: list[str]) -> TopicsPattern | None:
             raise ValueError("give tenant/namespace/ and a regular expression, or one for names in public/default")
         for name in parts[:2]:
             if not re.fullmatch(r"[-=:.\w]+", name, re.ASCII):
-                raise ValueError(f"{name!r} is no name; only the last part is a regular expression")
+                raise ValueError(f"{name!r} is not a valid name; only the last part is a regular expression")
         re.compile(parts[2])
     except (ValueError, re.error) as e:
         problems.append(f"topicsPattern={text!r}: {e}")

@@ -1,8 +1,7 @@
-"""From a topic's Pulsar schema to the Spark and Arrow type of its values, and to the functions that shape them.
+"""Maps a topic's Pulsar schema to Spark and Arrow types, and to conversions.
 
-Pure. Avro and JSON topics have the same definition, an Avro schema in JSON; the others are single values. Types are
-those of StreamNative's connector. All may be null: a tombstone has no value, and readers must not depend on what
-producers promise.
+Avro and JSON topics have the same definition, an Avro schema in JSON; the others are single values. Types are those
+of StreamNative's connector. All are nullable: a tombstone has no value, and readers must not rely on producers.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from bridge.errors import ConfigError
 __all__ = ["TopicSchema", "ValueType", "plain_definition", "single_value", "type_of"]
 
 Shape: TypeAlias = Callable[[Any], Any]
-"""From what a decoder gives to what Arrow takes. Raises ValueError for what does not fit."""
+"""Converts a decoder's value to one for Arrow. Raises ValueError for a value of another type."""
 
 _UTC: Final = pa.timestamp("us", tz="UTC")
 _KEPT: Final = frozenset({"decimal"})
-"""Logical types that the Avro reader turns into a value of their own; the others are read as the number they are."""
+"""Logical types that the Avro reader converts; it reads the others as plain numbers."""
 
 
 @dataclass(frozen=True)
 class TopicSchema:
-    """One version of a topic's schema, as Pulsar keeps it."""
+    """One version of a topic's schema, as Pulsar stores it."""
 
     kind: str
     """Pulsar's name of the type: AVRO, JSON, STRING, INT32, …"""
@@ -42,18 +41,18 @@ class TopicSchema:
 
 @dataclass(frozen=True)
 class ValueType:
-    """How a value looks in Spark and in Arrow, and how it is shaped. ``fields`` are those of a record."""
+    """The Spark and Arrow types of a value, and its conversions. ``fields`` are those of a record."""
 
     ddl: str
     arrow: Any
     from_avro: Shape | None
-    """None where it is taken as it comes."""
+    """None if the value needs no conversion."""
     from_json: Shape
     fields: tuple[tuple[str, ValueType], ...] = ()
 
 
 def type_of(schema: TopicSchema) -> ValueType:
-    """Return the type of a topic's values. Raises ConfigError for a schema that is not understood, with the remedy."""
+    """Return the type of a topic's values. Raises ConfigError, with the remedy, for an unsupported schema."""
     if schema.kind in _SINGLE:
         ddl, arrow, _ = _SINGLE[schema.kind]
         return ValueType(ddl, arrow, None, _same)
@@ -63,18 +62,18 @@ def type_of(schema: TopicSchema) -> ValueType:
         return _Definition(json.loads(schema.definition), as_json=schema.kind == "JSON").type()
     except (_Unknown, ValueError, KeyError, TypeError) as e:
         raise ConfigError(
-            f"decode: the topic's schema has what is not decoded here: {e}",
+            f"decode: the topic's schema is not supported: {e}",
             remedy="set decode=none and decode value yourself",
         ) from e
 
 
 def single_value(kind: str) -> Shape:
-    """Return the function that reads the payload of a topic whose schema is no record; it raises ValueError."""
+    """Return the decoder for a topic without a record schema. It raises ValueError."""
     return _SINGLE[kind][2]
 
 
 def plain_definition(schema: Any) -> Any:
-    """Return an Avro schema without the logical types that would come as objects of Python; decimals stay."""
+    """Return an Avro schema without logical types that become Python objects; decimals stay."""
     if isinstance(schema, list):
         return [plain_definition(of) for of in schema]
     if isinstance(schema, dict):
@@ -87,11 +86,11 @@ def plain_definition(schema: Any) -> Any:
 
 
 class _Unknown(Exception):
-    """Part of a schema that has no type here."""
+    """Unsupported part of a schema."""
 
 
 class _Definition:
-    """One Avro schema while it is read; it knows the names that were defined so far."""
+    """One Avro schema during its parsing, with the names defined so far."""
 
     def __init__(self, schema: Any, *, as_json: bool) -> None:
         self._schema = schema
@@ -110,7 +109,7 @@ class _Definition:
                 return _PRIMITIVE[schema]
             named = self._named.get(schema) or self._named.get(f"{namespace}.{schema}")
             if named is None or schema in self._open or f"{namespace}.{schema}" in self._open:
-                raise _Unknown(f"{schema!r}, which names no type, or one that contains itself")
+                raise _Unknown(f"{schema!r}, which is not a known type, or contains itself")
             return self._type(*named)
         kind, logical = schema["type"], schema.get("logicalType")
         if not isinstance(kind, str):
@@ -168,7 +167,7 @@ class _Definition:
 
 
 def _default(of: ValueType, value: Any) -> Any:
-    if of.ddl == "binary":  # a default is written by Avro's rules, each byte as the character of that number
+    if of.ddl == "binary":  # Avro writes a default of bytes as text, one character for each byte
         return str(value).encode("latin-1")
     return of.from_json(value)
 
@@ -186,7 +185,7 @@ def _struct(fields: tuple[tuple[str, ValueType], ...], defaults: Mapping[str, An
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise ValueError(f"{value!r:.80} is no object")
+            raise ValueError(f"{value!r:.80} is not an object")
         return {name: of.from_json(value[name]) if name in value else defaults.get(name) for name, of in fields}
 
     ddl = ",".join(f"`{name}`:{of.ddl}" for name, of in fields)
@@ -203,7 +202,7 @@ def _array(of: ValueType) -> ValueType:
 
     def from_json(value: Any) -> Any:
         if value is not None and not isinstance(value, list):
-            raise ValueError(f"{value!r:.80} is no array")
+            raise ValueError(f"{value!r:.80} is not an array")
         return None if value is None else [of.from_json(item) for item in value]
 
     arrow = pa.list_(pa.field("element", of.arrow))
@@ -218,7 +217,7 @@ def _map(of: ValueType) -> ValueType:
 
     def from_json(value: Any) -> Any:
         if value is not None and not isinstance(value, dict):
-            raise ValueError(f"{value!r:.80} is no object")
+            raise ValueError(f"{value!r:.80} is not an object")
         return None if value is None else [(name, of.from_json(item)) for name, item in value.items()]
 
     return ValueType(f"map<string,{of.ddl}>", pa.map_(pa.string(), of.arrow), from_avro, from_json)
@@ -227,11 +226,11 @@ def _map(of: ValueType) -> ValueType:
 def _decimal(precision: int, scale: int) -> ValueType:
     def from_json(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
-            raise ValueError(f"{value!r:.80} is no number")
+            raise ValueError(f"{value!r:.80} is not a number")
         try:
             return None if value is None else Decimal(str(value)).quantize(Decimal(1).scaleb(-scale))
         except ArithmeticError as e:
-            raise ValueError(f"{value!r:.80} is no number") from e
+            raise ValueError(f"{value!r:.80} is not a number") from e
 
     return ValueType(f"decimal({precision},{scale})", pa.decimal128(precision, scale), None, from_json)
 
@@ -244,7 +243,7 @@ def _only(what: str, *types: type) -> Shape:
     def shape(value: Any) -> Any:
         if value is None or (isinstance(value, types) and (bool in types or not isinstance(value, bool))):
             return value
-        raise ValueError(f"{value!r:.80} is no {what}")
+        raise ValueError(f"{value!r:.80} is not a {what}")
 
     return shape
 
@@ -259,7 +258,7 @@ def _bytes(value: Any) -> Any:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} is no base64")
+        raise ValueError(f"{value!r:.80} is not base64")
     return base64.b64decode(value, validate=True)
 
 
@@ -335,4 +334,4 @@ _SINGLE: Final[Mapping[str, tuple[str, Any, Shape]]] = {
     "TIMESTAMP": ("timestamp", _UTC, lambda payload: _ms(payload) * 1000),
     "INSTANT": ("timestamp", _UTC, _instant),
 }
-"""Pulsar's types of a single value, all big-endian: Spark type, Arrow type, and how the payload is read."""
+"""Pulsar's types of a single value, all big-endian: Spark type, Arrow type, payload decoder."""

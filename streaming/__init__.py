@@ -1,1 +1,1 @@
-"""The Spark jobs: bronze, silver and quarantine tables in Delta Lake, and rules that emit commands."""
+"""The Spark jobs: bronze, silver and quarantine tables in Delta Lake, and alert rules."""

@@ -1,7 +1,7 @@
-"""The stateful processor of alerts: Spark calls it for each device of a micro-batch, and when a timer is due.
+"""The stateful processor of alerts. Spark calls it for each device of a micro-batch and for due timers.
 
-It only carries: rows in, the decisions of ``streaming.evaluation``, the device's state and its one timer, alert rows
-out. Imported where alerts run; Spark before 4.1 cannot run it.
+It passes rows to ``streaming.evaluation``, stores the device's state and its one timer, and returns alert rows. It is
+imported only if alerts run. Spark before 4.1 cannot run it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streaming.evaluation import Alert, DeviceState, Found, Reading, due_us, eva
 __all__ = ["OUTPUT", "STATE", "AlertProcessor"]
 
 STATE: Final = "device"
-"""The state variable: a row for each device. Text, so that what it holds can change without Spark's schema of it."""
+"""The state variable: a row for each device. It is text, so its content can change without a new Spark schema."""
 _SCHEMA: Final = StructType([StructField("state", StringType())])
 OUTPUT: Final[tuple[tuple[str, str], ...]] = (
     ("rule", "string"),
@@ -37,13 +37,13 @@ OUTPUT: Final[tuple[tuple[str, str], ...]] = (
     ("position", "string"),
     ("expires_s", "double"),
 )
-"""Columns of an alert as the rules give it, with SQL types. ``payload`` is null for the usual one."""
-_FOUND: Final = ("holds", "message", "payload", "to_device", "command_topic")
+"""Columns of an alert that the rules create, with SQL types. ``payload`` is null for the default payload."""
+_FOUND: Final = ("matches", "message", "payload", "to_device", "command_topic")
 _Row: Final = Row(*(name for name, _ in OUTPUT))
 
 
 class AlertProcessor(StatefulProcessor):
-    """Evaluates the rules on the rows of each device. ``forget_us``: after so long without a row its state is deleted."""
+    """Evaluates the rules on each device's rows. It deletes a state after ``forget_us`` without a row."""
 
     def __init__(self, rules: tuple[AlertRule, ...], forget_us: int) -> None:
         self._rules = rules
@@ -52,12 +52,12 @@ class AlertProcessor(StatefulProcessor):
         self._state: Any = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Called first, for each partition of a batch, and once on the driver for the state's schema."""
+        """Called first for each partition of a batch. Spark also calls it once on the driver for the state's schema."""
         self._handle = handle
         self._state = handle.getValueState(STATE, _SCHEMA)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Called for each device with rows in the batch, before the timers; what it raises fails the query."""
+        """Called for each device with rows in the batch, before the timers. An exception fails the query."""
         device = str(key[0])
         readings = [reading for row in rows for reading in _readings(device, row)]
         alerts, state = evaluate(self._rules, self._read(device), readings)
@@ -65,7 +65,7 @@ class AlertProcessor(StatefulProcessor):
         return _rows(alerts)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Called when the watermark has passed the device's timer; Spark deletes that timer afterwards."""
+        """Called when the watermark has passed the device's timer. Spark deletes that timer afterwards."""
         device = str(key[0])
         now_us = timerValues.getCurrentWatermarkInMs() * 1000
         state = replace(self._read(device), timer_ms=None)
@@ -77,15 +77,15 @@ class AlertProcessor(StatefulProcessor):
         return _rows(alerts)
 
     def close(self) -> None:
-        """Called last; there is nothing to close."""
+        """Called last. It has nothing to close."""
 
     def _read(self, device: str) -> DeviceState:
         found = self._state.get()
         return DeviceState() if found is None else DeviceState.of_json(found[0], device)
 
     def _write(self, state: DeviceState) -> None:
-        """Store the state, with a timer. One that is due too early stays: when it fires, the next is set, so that a
-        reading costs none.
+        """Store the state, with a timer. A timer that is due too early stays until it fires and sets the next one, so a
+        reading sets no timer.
         """
         due = due_us(self._rules, state, self._forget_us)
         if due is not None:
@@ -100,8 +100,8 @@ class AlertProcessor(StatefulProcessor):
 
 
 def _readings(device: str, row: Row) -> Iterator[Reading]:
-    """Give a reading for each value of a row that rules look at."""
-    for one in row.seen:  # structs come as mappings
+    """Return a reading for each value of a row that rules evaluate."""
+    for one in row.seen:  # structs arrive as mappings
         found = {f["rule"]: Found(*map(f.get, _FOUND)) for f in row.found if f["series"] == one["series"]}
         yield Reading(
             device, one["metric"] or "", row.reading_id, row.event_us, one["value"], row.unit, row.arrived_us,
@@ -110,7 +110,7 @@ def _readings(device: str, row: Row) -> Iterator[Reading]:
 
 
 def _rows(alerts: Iterable[Alert]) -> Iterator[Row]:
-    """Give a row for each alert, in its order."""
+    """Return a row for each alert, in order."""
     for alert in alerts:
         rule, reading = alert.rule, alert.reading
         yield _Row(

@@ -1,4 +1,4 @@
-"""The built-in tables and flows, declared as any user's are: bronze, readings, gold and the newest of each device."""
+"""The built-in tables and flows: bronze, readings, gold and the newest of each device. Declared as a user's are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _readings(settings: Settings) -> None:
     from bridge.settings.presets import declared_readings
 
     decodings = declared_readings(settings)
-    # Only what carries an id of its own can come twice under one.
+    # Only messages with their own id can repeat one.
     with_ids = any(rule.reading_id for rule in settings.ingest.all_rules) or any(one.id for one in decodings)
 
     @dp.table(
@@ -60,7 +60,7 @@ def _gold(settings: Settings) -> None:
         from pyspark.sql import functions as F
 
         window = F.window("event_time", f"{seconds} seconds")
-        place = F.struct("event_time", "_position")
+        order = F.struct("event_time", "_position")
         rows = dp.read("readings").where("value IS NOT NULL")
         return rows.groupBy("device", "metric", window.start.alias("window_start")).agg(
             F.first(window.end).alias("window_end"),
@@ -69,9 +69,9 @@ def _gold(settings: Settings) -> None:
             F.max("value").alias("max_value"),
             F.avg("value").alias("mean_value"),
             F.min("event_time").alias("first_time"),
-            F.min_by("value", place).alias("first_value"),
+            F.min_by("value", order).alias("first_value"),
             F.max("event_time").alias("last_time"),
-            F.max_by("value", place).alias("last_value"),
+            F.max_by("value", order).alias("last_value"),
             F.count_if(F.col("arrival_time") > window.end).alias("late"),
         )
 

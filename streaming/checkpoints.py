@@ -1,7 +1,7 @@
-"""Checkpoints of a Great Expectations project: they give verdicts on tables, and run the actions that users add.
+"""Checkpoints of a Great Expectations project: they validate tables and run the user's actions.
 
-The project has a Checkpoint and a ValidationDefinition for each table with a suite; what is missing is added. Data Docs,
-notifications and a webhook are actions of the Checkpoint, in its file; the results are rows of a table as well.
+The project has a Checkpoint and a ValidationDefinition for each table with a suite; missing ones are added. Data Docs,
+notifications and a webhook are actions in the Checkpoint's file. The results are also rows of a table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RESULT_COLUMNS", "Verdict", "result_rows", "run_checkpoint"]
 
 RESULT_COLUMNS: Final = (
-    ("run_at", "timestamp", "when the verdict was made"),
+    ("run_at", "timestamp", "time of the verdict"),
     ("table", "string", "the table that was validated"),
     ("suite", "string", "name of the suite"),
     ("rule", "string", "name of the rule"),
@@ -34,7 +34,7 @@ RESULT_COLUMNS: Final = (
     ("success", "boolean", "the verdict"),
     ("evaluated", "bigint", "rows validated, null for a rule on the table"),
     ("unexpected", "bigint", "rows that failed, null for a rule on the table"),
-    ("observed", "string", "the observed value, or why there is no verdict"),
+    ("observed", "string", "the observed value, or the reason for no verdict"),
     ("rows_since", "timestamp", "the rows were processed after this"),
     ("rows_until", "timestamp", "and not after this"),
 )
@@ -43,7 +43,7 @@ RESULT_COLUMNS: Final = (
 _SOURCE: Final = "pulsebridge"
 _BATCH: Final = "rows"
 _lock = threading.Lock()
-"""Great Expectations keeps global state; verdicts of one process are made one after the other."""
+"""Great Expectations has global state, so a process makes its verdicts in sequence."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Verdict:
     evaluated: int | None
     unexpected: int | None
     observed: str
-    """The observed value of a rule on the table, or the error that left the rule without a verdict."""
+    """The observed value of a rule on the table, or the error that prevented a verdict."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON and for a row of a table."""
+        """Return it as a dictionary for JSON and for a row of a table."""
         return {
             "rule": self.rule.name,
             "expectation": self.rule.expectation,
@@ -71,12 +71,12 @@ class Verdict:
 
 
 def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> list[Verdict]:
-    """Run the Checkpoint with the table's name on rows, with its actions, and return the verdicts in suite order.
+    """Run the table's Checkpoint and its actions on rows. Return the verdicts in suite order.
 
-    A project without such a Checkpoint gets one, with a ValidationDefinition and the action that updates the Data
-    Docs; it keeps no values of rows. Edit it with Great Expectations to add actions. A suite without ids, which was
-    written by hand, is saved with ids. It takes seconds and runs jobs; persist the rows before.
-    Raises ConfigError when Great Expectations cannot use the project, and what an action raises.
+    A missing Checkpoint is added, with a ValidationDefinition and the action that updates the Data
+    Docs; it stores no values of rows. Edit it with Great Expectations to add actions. A suite without ids, which was
+    written by hand, is saved with ids. It takes seconds and runs jobs, so persist the rows before the call.
+    Raises ConfigError if Great Expectations cannot use the project, and an action's exception.
     """
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -85,7 +85,7 @@ def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> l
             context = gx.get_context(mode="file", context_root_dir=str(project_folder(folder)))
             stored = context.suites.get(suite.name)
             if stored.id is None or any(e.id is None for e in stored.expectations):
-                stored.save()  # written by hand: Great Expectations gives the ids that results have
+                stored.save()  # written by hand: Great Expectations adds the ids that results need
             checkpoint = _checkpoint(gx, context, table, stored)
             context.variables.progress_bars = {"globally": False}  # set after the additions, so never saved
         except gx.exceptions.GreatExpectationsError as e:
@@ -95,7 +95,7 @@ def run_checkpoint(folder: Path, table: str, suite: Suite, rows: DataFrame) -> l
             ) from e
         results = checkpoint.run(batch_parameters={"dataframe": rows}).run_results.values()
     entries = {e.expectation_config.id: e for result in results for e in result.results}
-    current = Suites(folder).suite(suite.name)  # Great Expectations validated what the file says now
+    current = Suites(folder).suite(suite.name)  # Great Expectations validated by the current file
     return [_verdict(rule, entries[rule.id]) for rule in current.rules if rule.id in entries]
 
 
@@ -113,7 +113,7 @@ def result_rows(
 
 
 def _checkpoint(gx: Any, context: Any, table: str, suite: Any) -> Any:
-    """Return the Checkpoint of the table; what is missing of it is added to the project."""
+    """Return the Checkpoint of the table; missing parts are added to the project."""
 
     def got(find: Callable[[str], Any], name: str, add: Callable[[], Any]) -> Any:
         try:

@@ -1,9 +1,9 @@
-"""Messages of the source become typed rows, as declarations say: ``decoded`` adds what a table's writer needs.
+"""Converts messages of the source to typed rows, as declared, for a table's writer.
 
-A payload is parsed once, in Spark; Python decodes only what Spark cannot read. What a device sends raises nothing: a
-payload that does not decode is a row with its reason in ``_fault``, and what is unknown or does not fit its type stays in
-``_rescued_data``. What becomes of such rows is decided by the writer of the table. A declaration without ``fields`` gives
-the neutral long form of ``streaming.readings``.
+Spark parses a payload once. Python decodes only formats that Spark cannot read. No payload raises an error. An
+undecodable payload is a row with its reason in ``_fault``, and unknown or unfit fields stay in ``_rescued_data``. The
+table's writer decides about such rows. Declarations without ``fields`` give the neutral long form of
+``streaming.readings``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from bridge.errors import ConfigError
+from bridge.routing.templates import Filter
 from bridge.settings.presets import declared_tables
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, path_steps
-from bridge.topic_templates import Filter
 from sources.payloads.message import Message
 from sources.payloads.unpacking import needs_python, unpack_rows, with_descriptor
 from streaming.decoders.fields import MAP, JsonFields, TextFields
@@ -29,13 +29,13 @@ from streaming.decoders.rows import (
     device,
     message_columns,
     row_id,
-    said,
+    text_of,
     time_columns,
     top_names,
 )
 from streaming.decoders.times import in_known_zone
 from streaming.readings import long_rows
-from streaming.sql import apart, by_number, ddl_of, json_path, literal, matches, once, quoted
+from streaming.sql import barrier, by_number, ddl_of, json_path, literal, matches, once, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,9 +46,9 @@ __all__ = ["Decoding", "Message", "TableDeclaration", "declared_tables", "decode
 _FIRST: Final = ("device", "event_time", "arrival_time", "mqtt_topic", "command_topic")
 _LAST: Final = ("_id", "_rescued_data", "_position", "_payload", "_fault")
 _LIST: Final = "array<variant>"
-_AGAIN: Final = "try_parse_json(concat('{\"d\":', _text, '}'))"
+_REPARSED: Final = "try_parse_json(concat('{\"d\":', _text, '}'))"
 _NOT_JSON: Final = (
-    "the payload is no JSON object, has two fields of one name, or is beyond Spark's limits: 1,000 levels, 1,000 digits "
+    "the payload is not a JSON object, has two fields of one name, or is beyond Spark's limits: 1,000 levels, 1,000 digits "
     "of a number"
 )
 _NOT_TEXT: Final = "the payload is not UTF-8"
@@ -56,19 +56,19 @@ _NOT_CSV: Final = "the payload is not one line of CSV, or has far more fields th
 
 
 def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[TopicRule] = ()) -> DataFrame:
-    """Return the rows of a table: each message by the first decoding whose filter matches; others are left out.
+    """Return the rows of a table. The first decoding whose filter matches reads a message; others are left out.
 
     ``messages`` has the source's columns. The rows have ``device``, the captures of the filters as strings,
     ``event_time`` (the payload's time, else that of arrival, else of publishing), ``arrival_time``, ``mqtt_topic``,
     ``command_topic``, the declared columns, and
 
     - ``_id string``: the payload's id, or ``ledger:entry:index#element``, the message's position in Pulsar;
-    - ``_rescued_data string``: JSON of unknown fields and of values that do not fit their type, null for none;
+    - ``_rescued_data string``: JSON of unknown fields and of values that do not fit their type, null without these;
     - ``_position struct<topic, partition, ledger, entry, index, element>``;
-    - ``_payload binary``: the message's payload, of an element of an array the element as JSON;
-    - ``_fault string``: null, or why the payload did not decode.
+    - ``_payload binary``: the message's payload, for an element of an array the element as JSON;
+    - ``_fault string``: null, or the reason why the payload did not decode.
 
-    ``rules`` are the topic rules in force: their ``reading_id`` and ``reading_time`` count where a decoding names no id or
+    ``rules`` are the topic rules in force: their ``reading_id`` and ``reading_time`` apply if a decoding names no id or
     time. Raises ConfigError for declarations that contradict each other, or that Spark cannot analyse.
     """
     from pyspark.errors import PySparkException
@@ -80,22 +80,22 @@ def decoded(messages: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     if problem is not None:
         raise ConfigError(problem, remedy="correct the table's decoding")
     try:
-        rows = apart(documents(taken(messages, decodings), giving))
+        rows = barrier(documents(matched(messages, decodings), giving))
         found = (long_rows if giving[0].fields is None else _typed_rows)(rows, giving, rules)
-        found = apart(found)
-        found.schema  # noqa: B018 — Spark Connect analyses when it is asked
+        found = barrier(found)
+        found.schema  # noqa: B018 — Spark Connect analyses on request
     except PySparkException as e:
         first = str(e).strip().splitlines()[0]
         what = f"the decoding of {', '.join(one.filter for one in giving)}"
-        raise ConfigError(f"Spark refuses {what}: {first}", remedy="correct its fields, columns or paths") from e
+        raise ConfigError(f"Spark rejects {what}: {first}", remedy="correct its fields, columns or paths") from e
     return found
 
 
 # --- messages into documents ---
 
 
-def taken(messages: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
-    """Return the messages that give rows; ``_n`` is the number of their decoding among those that do."""
+def matched(messages: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
+    """Return the messages that give rows. ``_n`` is the index of their decoding among those that give rows."""
     cases, number = "", 0
     for one in decodings:
         reads = one.format != "none"
@@ -105,9 +105,9 @@ def taken(messages: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
 
 
 def documents(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
-    """Return messages with the number ``_n`` of their decoding, a row for each document.
+    """Return messages with the index ``_n`` of their decoding as one row for each document.
 
-    ``_text`` is the document, ``_whole`` that of the message around it, ``_element`` its place, ``_fault`` what is wrong.
+    ``_text`` is the document, ``_whole`` the whole message's, ``_element`` its index, ``_fault`` the error.
     """
     if any(map(needs_python, decodings)):
         rows = unpack_rows(rows, decodings)
@@ -131,7 +131,7 @@ def documents(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
 
 
 def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
-    """Take apart the documents of which each element is a row. An array without any gives none."""
+    """Split documents whose elements are rows. An empty array gives no row."""
     many = by_number([str(one.many).lower() for one in decodings])
     items, faults = [], []
     for one in decodings:
@@ -143,10 +143,10 @@ def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
         if one.format == "csv":
             items.append("filter(split(_whole, r'\\r?\\n'), line -> line != '')")
         else:
-            place = json_path(path_steps(one.elements or "$"))
-            listed = f"try_variant_get(try_parse_json(_whole), {place}, '{_LIST}')"
+            path = json_path(path_steps(one.elements or "$"))
+            listed = f"try_variant_get(try_parse_json(_whole), {path}, '{_LIST}')"
             items.append(f"transform({listed}, item -> to_json(item))")
-        none = literal(f"there is no array at {one.elements or '$'}")
+        none = literal(f"no array at {one.elements or '$'}")
         faults.append(
             f"CASE WHEN _items IS NULL THEN {none} WHEN size(_items) > {one.max_elements} THEN {literal(most)} END"
         )
@@ -155,15 +155,15 @@ def _elements(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
     rows = rows.selectExpr("*", f"coalesce(_before, {by_number(faults)}) AS _fault").drop("_before")
     rows = rows.where("_fault IS NOT NULL OR size(_items) > 0")
     kept = [quoted(name) for name in rows.columns if name not in ("_items", "payload")]
-    apart = f"{many} AND _fault IS NULL"
+    splits = f"{many} AND _fault IS NULL"
     rows = rows.selectExpr(
         *kept,
-        # no copy of the whole payload goes with each of its elements
-        f"CASE WHEN NOT ({apart}) THEN payload END AS payload",
-        "posexplode_outer(CASE WHEN _fault IS NULL THEN _items END) AS (_place, _text)",
+        # Elements carry no copy of the whole payload.
+        f"CASE WHEN NOT ({splits}) THEN payload END AS payload",
+        "posexplode_outer(CASE WHEN _fault IS NULL THEN _items END) AS (_index, _text)",
     )
     return rows.selectExpr(
-        *kept, "coalesce(payload, encode(_text, 'UTF-8')) AS payload", "_text", "coalesce(_place, 0) AS _element"
+        *kept, "coalesce(payload, encode(_text, 'UTF-8')) AS payload", "_text", "coalesce(_index, 0) AS _element"
     )
 
 
@@ -182,7 +182,7 @@ class _Typed:
 
     @cached_property
     def fields(self) -> JsonFields | TextFields:
-        """How the document's fields are read."""
+        """The reader of the document's fields."""
         one = self.decoding
         if one.format in ("csv", "raw"):
             names = one.names or tuple(self.declared.names)
@@ -194,7 +194,7 @@ class _Typed:
 
     @property
     def parsed(self) -> str:
-        """The column with what the document gives."""
+        """The column with the parsed document."""
         return f"_parsed{self.n}"
 
     @property
@@ -204,7 +204,7 @@ class _Typed:
 
     @property
     def fault(self) -> str:
-        """What is wrong with a document that is no object."""
+        """The error for a document that is not an object."""
         if isinstance(self.fields, TextFields):
             return literal(_NOT_CSV)
         return f"CASE WHEN coalesce(length(_text), 0) = 0 THEN 'the payload is empty' ELSE {literal(_NOT_JSON)} END"
@@ -213,16 +213,16 @@ class _Typed:
         """Return ``then`` for rows of this decoding, null for others."""
         return then if self.count == 1 else f"CASE WHEN _n = {self.n} THEN {then} END"
 
-    def said(self, part: Literal["id", "time"]) -> str:
-        """Return the row's id or time."""
-        return said(self.decoding, part, self.rules, self._row)
+    def text_of(self, part: Literal["id", "time"]) -> str:
+        """Return the row's id or time as text."""
+        return text_of(self.decoding, part, self.rules, self._row)
 
     def _row(self, path: Path) -> str:
-        return self.fields.place(path, self.parsed) or f"get_json_object(_text, {json_path(path)})"
+        return self.fields.text_at(path, self.parsed) or f"get_json_object(_text, {json_path(path)})"
 
     @property
     def shared(self) -> str:
-        """Whether the id is that of a message of several rows."""
+        """Whether several rows of a message share the id."""
         text = self.decoding.id
         return str(self.decoding.many and (text is None or text.startswith("$$"))).lower()
 
@@ -243,12 +243,12 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
         for n, one in enumerate(decodings)
     ]
     rows = rows.selectExpr("*", *(f"{one.here(one.fields.parsed('_text'))} AS {one.parsed}" for one in typed))
-    whole = by_number([one.fields.all_taken(one.parsed, "_text") for one in typed])
-    rows = rows.selectExpr("*", f"{whole} AS _taken")
+    whole = by_number([one.fields.all_read(one.parsed, "_text") for one in typed])
+    rows = rows.selectExpr("*", f"{whole} AS _all_read")
     is_text = [isinstance(one.fields, TextFields) for one in typed]
-    again = by_number(["CAST(NULL AS VARIANT)" if text else _AGAIN for text in is_text])
-    rows = rows.selectExpr("*", f"CASE WHEN NOT _taken AND _fault IS NULL THEN {again} END AS _again")
-    left = [f"CASE WHEN NOT _taken THEN {one.fields.left('_again', one.parsed)} END" for one in typed]
+    reparsed = by_number(["CAST(NULL AS VARIANT)" if text else _REPARSED for text in is_text])
+    rows = rows.selectExpr("*", f"CASE WHEN NOT _all_read AND _fault IS NULL THEN {reparsed} END AS _reparsed")
+    left = [f"CASE WHEN NOT _all_read THEN {one.fields.left('_reparsed', one.parsed)} END" for one in typed]
     if any(is_text) and not all(is_text):
         left = [f"CAST({one} AS {MAP})" if text else one for one, text in zip(left, is_text, strict=True)]
     more = captures(message, decodings)
@@ -261,9 +261,9 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
     )
     rows = rows.selectExpr(
         "* EXCEPT (_fault)",
-        f"coalesce(_fault, CASE WHEN NOT _taken AND _left IS NULL THEN {by_number([o.fault for o in typed])} END) AS _fault",
+        f"coalesce(_fault, CASE WHEN NOT _all_read AND _left IS NULL THEN {by_number([o.fault for o in typed])} END) AS _fault",
     )
-    rows = apart(rows)
+    rows = barrier(rows)
     scope = [*message, *more]
     for one in typed:
         rows = _with_columns(rows, one, scope)
@@ -273,15 +273,15 @@ def _typed_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[
 
 
 def _with_columns(rows: DataFrame, one: _Typed, scope: Sequence[str]) -> DataFrame:
-    """Evaluate what a decoding's expressions say, where its fields are columns."""
-    taken = {name.lower() for name in (*scope, "fields")}
-    names = [name for name in one.declared.names if name.lower() not in taken and name[0] != "_"]
+    """Evaluate a decoding's expressions over its fields as columns."""
+    used = {name.lower() for name in (*scope, "fields")}
+    names = [name for name in one.declared.names if name.lower() not in used and name[0] != "_"]
     inner = [name for name in rows.columns if name.startswith("_") and not name.startswith("__")]
     fields = [f"{one.values}.{quoted(name)} AS {quoted(name)}" for name in names]
     rows = rows.selectExpr("*", f"{one.values} AS fields", *fields)
     columns = ", ".join(f"{literal(name)}, ({sql})" for name, sql in one.columns().items())
-    identity = f"CAST({one.said('id')} AS STRING)"
-    time = one.said("time")
+    identity = f"CAST({one.text_of('id')} AS STRING)"
+    time = one.text_of("time")
     given, text = "CAST(NULL AS TIMESTAMP_LTZ)", f"CAST({time} AS STRING)"
     if rows.selectExpr(f"{time} AS t").schema[0].dataType.typeName().startswith("timestamp"):
         given, text = f"({time})", "CAST(NULL AS STRING)"
@@ -296,23 +296,23 @@ def _with_columns(rows: DataFrame, one: _Typed, scope: Sequence[str]) -> DataFra
 
 
 def _finished(rows: DataFrame, typed: Sequence[_Typed], more: Sequence[str]) -> DataFrame:
-    """Return the columns of the table, one of all decodings."""
+    """Return the columns of the table, merged from all decodings."""
     schema: Any = rows.schema
     kinds: dict[str, DataType] = {}
     for one in typed:
         for field in schema[f"_columns{one.n}"].dataType.fields:
-            there = kinds.setdefault(field.name, field.dataType)
-            if there != field.dataType:
+            first = kinds.setdefault(field.name, field.dataType)
+            if first != field.dataType:
                 raise ConfigError(
-                    f"column {field.name} is {there.simpleString()} and {field.dataType.simpleString()} in two decodings "
+                    f"column {field.name} is {first.simpleString()} and {field.dataType.simpleString()} in two decodings "
                     "of one table",
-                    remedy="give one of them another name, or cast it",
+                    remedy="rename one of them, or cast it",
                 )
     fixed = {name.lower() for name in (*_FIRST, *_LAST, *more)}
     names = [name.lower() for name in kinds]
     clash = [name for name in kinds if name.lower() in fixed or names.count(name.lower()) > 1]
     if clash:
-        raise ConfigError(f"column {clash[0]} exists already", remedy="give it another name under columns")
+        raise ConfigError(f"column {clash[0]} exists already", remedy="rename it under columns")
 
     def column(name: str, kind: DataType) -> str:
         none = f"CAST(NULL AS {ddl_of(kind)})"

@@ -1,13 +1,13 @@
-"""Which readings make an alert, and what is kept of a device for that: free of Spark and of any clock of its own.
+"""Decides which readings raise alerts, and which state of a device to keep. Without Spark and without a clock.
 
-Everything is a fold: rules, what was kept, new readings (or how late it is) in; alerts and what is to be kept out.
+Everything is a fold: rules, state and new readings (or the current lateness) in; alerts and new state out.
 
-* Thresholds and rates follow the device's own time. A reading that comes later than a newer one of its metric is not
-  evaluated: the newer one was evaluated before it. So neither the order of arrival
-  within a batch nor a repetition makes a command.
-* Silence follows arrival, as a device's clock may be wrong and what it buffered is no sign of now. What time it is
-  comes from outside: the latest arrival of all devices, less a grace. So a batch that is run again says the same, and
-  a pipeline that stood still, or is behind, reports no device as silent.
+* Thresholds and rates follow the device's own time. A reading that arrives after a newer one of its metric is not
+  evaluated, because the newer one was evaluated before. So neither the order of arrival within a batch nor a
+  repetition makes a command.
+* Silence follows arrival, because a device's clock may be wrong and its buffered messages are no sign of life. The time
+  comes from outside: the latest arrival of all devices, less a grace. So a repeated batch gives the same result, and a
+  pipeline that stopped or lags reports no device as silent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MINUTE_US: Final = 60_000_000
 _EPOCH: Final = datetime(1970, 1, 1)
 _VERSION: Final = 2
 _POINTS: Final = 32
-"""A rate's time is cut into so many parts; the first reading of each is kept."""
+"""Parts of a rate's time; the first reading of each part is kept."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What SQL says of one row for a rule of kind sql that has state."""
+    """Result of a stateful rule of kind sql for one row."""
 
-    holds: bool | None
+    matches: bool | None
     message: str
     payload: bytes | None
     to_device: str | None
@@ -57,30 +57,30 @@ class Reading:
     value: float | None
     unit: str | None = None
     arrived_us: int = 0
-    """When ingest took it."""
+    """Time at which ingest received it."""
     command_topic: str | None = None
-    """Where its device takes commands."""
+    """MQTT topic of its device's commands."""
     position: str | None = None
-    """Where the message is in Pulsar, as JSON."""
+    """Position of the message in Pulsar, as JSON."""
     series: str | None = None
-    """What it is a value of, where that is not the metric."""
+    """Name of its series, if that is not the metric."""
     found: Mapping[str, Found] = field(default_factory=dict)
     """By the names of rules of kind sql."""
 
     @property
     def key(self) -> str:
-        """What it is a value of, as ``AlertRule.series`` names it."""
+        """Its series, as ``AlertRule.series`` names it."""
         return self.metric if self.series is None else self.series
 
     @property
     def order(self) -> tuple[int, str]:
-        """The order of a device's readings: its own time, then the id, so that it never depends on arrival."""
+        """The order of a device's readings: device time, then id. It does not depend on arrival."""
         return (self.event_us, self.reading_id)
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule that fired on a reading, or whose alert is over with it. Of silence it is the last one that came."""
+    """A rule that fired on a reading, or whose alert the reading clears. For silence, it is the last reading."""
 
     rule: AlertRule
     reading: Reading
@@ -89,7 +89,7 @@ class Alert:
 
     @property
     def command_id(self) -> str:
-        """Identity of the command: the same whenever the same reading fires the same rule (H19)."""
+        """Identity of the command, the same for the same reading and rule (H19)."""
         return command_id(self.rule.name, self.reading.device, self.reading.reading_id, cleared=self.cleared)
 
     @property
@@ -98,8 +98,8 @@ class Alert:
         return "cleared" if self.cleared else "raised"
 
     def command(self) -> tuple[bytes | None, str | None, str | None]:
-        """Return payload (None: the usual one), device and MQTT topic of the command; without a device or topic there is
-        none.
+        """Return payload (None: the default), device and MQTT topic of the command. A command needs a device and a
+        topic.
         """
         reading, rule = self.reading, self.rule
         found = reading.found.get(rule.name)
@@ -132,7 +132,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Watch:
-    """What one rule keeps of a device."""
+    """State of one rule for a device."""
 
     raised: bool = False
     since_us: int | None = None
@@ -143,19 +143,19 @@ class Watch:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What is kept of a device between batches."""
+    """State of a device between batches."""
 
     newest: Mapping[str, Reading] = field(default_factory=dict)
     """The newest reading of each series, by the device's time."""
     watches: Mapping[str, Watch] = field(default_factory=dict)
-    """By the rule's name; a rule that has nothing to keep is not there."""
+    """By the rule's name; rules without state are left out."""
     last: Mapping[str, Reading] = field(default_factory=dict)
-    """The last reading that came, of any series and of those that a rule of silence names."""
+    """The last reading to arrive, of any series and of those that a silence rule names."""
     timer_ms: int | None = None
-    """When Spark is to call for this device, where that is set."""
+    """Time of Spark's next call for this device, if set."""
 
     def to_json(self) -> str:
-        """Return the state as text of version 2, with what is empty left out."""
+        """Return the state as text of version 2, without empty parts."""
         body: dict[str, Any] = {"v": _VERSION}
         for name, of in (("newest", self.newest), ("last", self.last)):
             if of:
@@ -168,11 +168,11 @@ class DeviceState:
 
     @classmethod
     def of_json(cls, text: str, device: str) -> DeviceState:
-        """Read a state. Raises ContractError for one of a version that is not known here."""
+        """Read a state. Raises ContractError for an unknown version."""
         body = json.loads(text)
         if body.get("v") != _VERSION:
             raise ContractError(
-                f"the state of alerts for {device} has version {body.get('v')!r}, this release knows {_VERSION}",
+                f"the state of alerts for {device} has version {body.get('v')!r}, this release reads {_VERSION}",
                 remedy="run the release that wrote it, or a later one",
             )
         return cls(
@@ -189,15 +189,15 @@ class DeviceState:
 def evaluate(
     rules: Sequence[AlertRule], state: DeviceState, readings: Iterable[Reading]
 ) -> tuple[list[Alert], DeviceState]:
-    """Evaluate new readings of one device; return the alerts in the order of its time, and what to keep.
+    """Evaluate new readings of one device. Returns the alerts in the order of the device's time, and the new state.
 
-    What was kept for rules that are no more is left out.
+    State of removed rules is dropped.
     """
     readings = list(readings)
     names = {rule.name for rule in rules}
     watches = {name: watch for name, watch in state.watches.items() if name in names}
     newest = dict(state.newest)
-    alerts = _speaks_again(rules, state, readings, watches)
+    alerts = _cleared_silences(rules, state, readings, watches)
     for reading in sorted(readings, key=lambda r: r.order):
         previous = newest.get(reading.key)
         if (reading.value is None and not reading.found) or (previous and reading.order <= previous.order):
@@ -205,7 +205,7 @@ def evaluate(
         for rule in rules:
             if rule.kind == "silence" or rule.series != reading.key:
                 continue
-            fired, watch = _looked_at(rule, watches.get(rule.name, Watch()), previous, reading)
+            fired, watch = _evaluated(rule, watches.get(rule.name, Watch()), previous, reading)
             alerts += fired
             _keep(watches, rule.name, watch)
         newest[reading.key] = reading
@@ -220,7 +220,7 @@ def evaluate(
 
 
 def silent(rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: int) -> tuple[list[Alert], DeviceState]:
-    """Return an alert for each rule whose time without a reading is over at ``now_us``, once, and the new state."""
+    """Return an alert for each rule with silence at ``now_us``, once, and the new state."""
     watches = dict(state.watches)
     alerts = []
     for rule in rules:
@@ -233,7 +233,7 @@ def silent(rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: 
 
 
 def due_us(rules: Iterable[AlertRule], state: DeviceState, forget_us: int) -> int | None:
-    """Return when the next timer of the device is due: for silence, or to delete its state."""
+    """Return the time of the device's next timer: for silence, or to delete its state."""
     last = state.last.get(WHOLE)
     if last is None:
         return None
@@ -251,10 +251,10 @@ def forgotten(state: DeviceState, now_us: int, forget_us: int) -> bool:
     return last is not None and now_us >= last.arrived_us + forget_us
 
 
-def _speaks_again(
+def _cleared_silences(
     rules: Iterable[AlertRule], state: DeviceState, readings: Sequence[Reading], watches: dict[str, Watch]
 ) -> list[Alert]:
-    """Return what is over with the first reading that came after the silence; what came before it says nothing."""
+    """Return the alerts that the first reading after the silence clears; earlier readings clear none."""
     alerts = []
     for rule in rules:
         last = _last_reading_for(rule, state)
@@ -307,20 +307,20 @@ def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
         watches[name] = watch
 
 
-def _looked_at(rule: AlertRule, was: Watch, previous: Reading | None, reading: Reading) -> tuple[list[Alert], Watch]:
-    """Return what a rule says of a series' next reading, and what it keeps."""
+def _evaluated(rule: AlertRule, was: Watch, previous: Reading | None, reading: Reading) -> tuple[list[Alert], Watch]:
+    """Return the alerts of a rule for a series' next reading, and its new state."""
     rate: float | None = None
     found = reading.found.get(rule.name)
     if rule.kind == "sql" or reading.value is None:
-        if found is None or found.holds is None:
+        if found is None or found.matches is None:
             return [], was
-        watch = Watch(raised=found.holds)
+        watch = Watch(raised=found.matches)
     elif rule.limit is not None:
         watch = _threshold(rule, was, reading)
     elif rule.over_minutes is not None:
         rate, watch = _over_time(rule, was, reading)
     else:
-        fast = _from_one_to_the_next(rule, previous, reading)
+        fast = _changes_fast(rule, previous, reading)
         return ([Alert(rule, reading, message_of(rule, reading, previous))] if fast else []), Watch()
     if watch.raised == was.raised or (was.raised and not rule.notifies_cleared):
         return [], watch
@@ -329,7 +329,7 @@ def _looked_at(rule: AlertRule, was: Watch, previous: Reading | None, reading: R
 
 
 def _threshold(rule: AlertRule, was: Watch, reading: Reading) -> Watch:
-    """Between limit and clear nothing changes for what is raised, and a pending alert restarts."""
+    """Return the new state. Between limit and clear a raised alert stays raised, and a pending alert restarts."""
     limit, value = rule.limit or 0.0, reading.value or 0.0
     if was.raised:
         clear = limit if rule.clear is None else rule.clear
@@ -344,8 +344,8 @@ def _threshold(rule: AlertRule, was: Watch, reading: Reading) -> Watch:
 
 
 def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | None, Watch]:
-    """Return the change per minute since the oldest reading kept within the rule's time, None where those kept reach
-    back less than half of it, and what to keep.
+    """Return the change per minute and the new state. The change is measured since the oldest stored reading within the
+    rule's time. It is None if the stored readings span less than half of that time.
     """
     at_us, value = reading.event_us, reading.value or 0.0
     over_us = (rule.over_minutes or 0.0) * MINUTE_US
@@ -363,7 +363,7 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
     return rate, Watch(raised, None, points)
 
 
-def _from_one_to_the_next(rule: AlertRule, previous: Reading | None, reading: Reading) -> bool:
+def _changes_fast(rule: AlertRule, previous: Reading | None, reading: Reading) -> bool:
     if previous is None or reading.event_us - previous.event_us > rule.within_minutes * MINUTE_US:
         return False
     return per_minute(previous, reading) * rule.sign > (rule.per_minute or 0.0)
@@ -387,14 +387,14 @@ def _watch_body(watch: Watch) -> dict[str, Any]:
 
 
 def command_id(rule: str, device: str, reading_id: str, *, cleared: bool = False) -> str:
-    """Return the id of the command that a rule makes of a reading, or of its alert being over with it."""
-    # No rule's name has a bar, or is empty, so none of the one kind is one of the other.
+    """Return the id of a rule's command for a reading, or for its alert's clearing."""
+    # A rule's name is not empty and contains no bar, so the two kinds of ids differ.
     text = f"|cleared|{rule}|{device}|{reading_id}" if cleared else f"{rule}|{device}|{reading_id}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def per_minute(previous: Reading, reading: Reading) -> float:
-    """Return the change of the value per minute; 0 if no time has passed, or one has no value."""
+    """Return the change of the value per minute. It is 0 if no time has passed, or without a value."""
     if reading.event_us <= previous.event_us or reading.value is None or previous.value is None:
         return 0.0
     return (reading.value - previous.value) / ((reading.event_us - previous.event_us) / MINUTE_US)
@@ -413,7 +413,7 @@ def message_of(
     minutes: float = 0.0,
     cleared: bool = False,
 ) -> str:
-    """Return the message for a reading. ``rate``: per minute, over the rule's time; ``minutes``: of silence."""
+    """Return the message for a reading. ``rate`` is per minute, over the rule's time; ``minutes`` are of silence."""
     if rate is None:
         rate = 0.0 if previous is None else per_minute(previous, reading)
         rate = rate if rule.kind == "rising" else -rate

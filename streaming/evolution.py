@@ -1,4 +1,4 @@
-"""Columns for payload fields that a table's declaration does not know: which, and of which type."""
+"""Adds columns, with their types, for payload fields that a table's declaration does not name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["NewColumns", "column_type", "new_columns"]
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
-"""Other names stay in ``_rescued_data``: a device chooses them."""
+"""Other names stay in ``_rescued_data``, because a device chooses them."""
 
 
 @dataclass(frozen=True)
 class NewColumns:
-    """Fields at the top of ``_rescued_data`` that have, or get, columns of their own."""
+    """Top-level fields of ``_rescued_data`` that have or get a column."""
 
     types: Mapping[str, str]
-    """All of them, by name, with the type in SQL."""
+    """All fields by name, with the type in SQL."""
     lacking: frozenset[str]
     """Columns that the table lacks."""
 
@@ -42,7 +42,7 @@ class NewColumns:
         )
 
     def filled(self, rows: DataFrame) -> DataFrame:
-        """Return the rows with these columns; what does not fit them stays in ``_rescued_data``."""
+        """Return the rows with these columns. Values that do not fit stay in ``_rescued_data``."""
         from pyspark.sql import functions as F
 
         if not self.types:
@@ -52,13 +52,13 @@ class NewColumns:
             n: F.expr(f"try_variant_get(_fields[{literal(n)}], '$', {literal(kind)})") for n, kind in self.types.items()
         }
         found = rows.withColumn("_fields", rescued).withColumns(values)
-        taken = F.array_compact(F.array(*(F.when(F.col(quoted(n)).isNotNull(), F.lit(n)) for n in self.types)))
-        left = F.map_filter("_fields", lambda name, _value: ~F.array_contains(taken, name))
+        moved = F.array_compact(F.array(*(F.when(F.col(quoted(n)).isNotNull(), F.lit(n)) for n in self.types)))
+        left = F.map_filter("_fields", lambda name, _value: ~F.array_contains(moved, name))
         return found.withColumn("_rescued_data", F.when(F.size(left) > 0, F.to_json(left))).drop("_fields")
 
 
 def new_columns(rows: DataFrame, known: StructType, declared: Declared, limit: int) -> NewColumns:
-    """Look at ``_rescued_data`` of a batch. Columns that the table has beyond the batch's are filled again."""
+    """Find new fields in ``_rescued_data`` of a batch. Columns that earlier batches added are filled as well."""
     from pyspark.sql import functions as F
 
     own = {n.lower() for n in rows.columns}
@@ -74,17 +74,17 @@ def new_columns(rows: DataFrame, known: StructType, declared: Declared, limit: i
         .limit(10 * (limit + 1))
     )
     lacking: dict[str, str] = {}
-    there = {n.lower() for n in (*own, *added)}
+    names = {n.lower() for n in (*own, *added)}
     for row in fields.collect():
         kind = column_type(row["kind"])
-        if kind and _NAME.match(row["name"]) and row["name"].lower() not in there and len(added) + len(lacking) < limit:
+        if kind and _NAME.match(row["name"]) and row["name"].lower() not in names and len(added) + len(lacking) < limit:
             lacking[row["name"]] = kind
-            there.add(row["name"].lower())
+            names.add(row["name"].lower())
     return NewColumns({**added, **lacking}, frozenset(lacking))
 
 
 def column_type(kind: str) -> str | None:
-    """Return the type of the column for what ``schema_of_variant_agg`` says of a field, None where there is none."""
+    """Return the column type for a result of ``schema_of_variant_agg``, None for no column."""
     if kind.startswith(("DECIMAL", "DOUBLE", "FLOAT")):
         return "double"
     return {"BIGINT": "bigint", "STRING": "string", "BOOLEAN": "boolean"}.get(kind)

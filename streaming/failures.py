@@ -1,4 +1,4 @@
-"""Why a query failed: in one line, and whether starting it again can help; and a batch that is cut by a stop."""
+"""Finds a failed query's cause, and whether a restart can help. Also handles batches cut by a stop."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["BatchFailed", "Batches", "Cause", "cause_of"]
 
 _FREE: Final = ("DELTA_SCHEMA_CHANGED", "Python worker failed to connect back")
-"""Nothing is wrong then: a table that is read has new columns, or a busy machine was slow to start a Python worker."""
+"""The query is not at fault: a table that it reads has new columns, or a Python worker started slowly."""
 _NAMED: Final = re.compile(r"\[(?!FOREACH_BATCH|STREAM_FAILED)[A-Z0-9_.]+\] .*")
-"""An error of Spark or Delta by its class, in the text of another one."""
+"""An error of Spark or Delta by its class, within the text of another error."""
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception)\b: .*")
 _BATCH: Final = re.compile(r"BatchFailed: (batch \d+)")
 _CUT: Final = ("InterruptedException", "InterruptedIOException", "ClosedByInterruptException", "cancelled job group")
-"""What Spark says in a batch whose query is stopped."""
+"""Marks of Spark in a batch whose query is stopped."""
 
 
 class BatchFailed(Exception):
-    """Raised from the error of a micro-batch: its text names the batch."""
+    """Raised from the error of a micro-batch; its text names the batch."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Writes micro-batches: an error names its batch, and a batch that is cut by a stop ends with few words.
+    """Writes micro-batches. An error names its batch; a batch that is cut by a stop raises a short error.
 
-    Spark 4.2 tells a stop from a failure by a regular expression over the text of the error, which needs more stack than
-    a thread has for a traceback with Java's: a StackOverflowError on the console. What is raised here is what it looks for.
+    Spark 4.2 recognises a stop by a regular expression over the text of the error. For a traceback with Java's this
+    needs more stack than a thread has: a StackOverflowError on the console. The short error matches that expression.
     """
 
     write: Callable[[DataFrame, int], None]
@@ -55,24 +55,24 @@ class Batches:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a query failed."""
+    """Cause of a query's failure."""
 
     text: str
     terminal: bool
-    """Whether trying again cannot help."""
+    """Whether a restart cannot help."""
     remedy: str | None = None
     transient: bool = False
-    """Whether it ends without anybody's action, however long it takes."""
+    """Whether it ends without an action of an operator, after any time."""
     free: bool = False
-    """Whether nothing is wrong, and a start for this does not count."""
+    """Whether the query is not at fault, so that the restart does not count."""
     where: str = ""
-    """The batch, in words, if it is known."""
+    """The batch, in words, if known."""
 
 
 def cause_of(failure: Any, last: Any = None) -> Cause:
-    """Read the cause from Spark's error: our own error where one is named in the worker's traceback.
+    """Read the cause from Spark's error: our own error if the worker's traceback names one.
 
-    ``last`` is the progress of the query's last batch, for errors that name no batch.
+    ``last`` is the progress of the query's last batch, for errors that do not name a batch.
     """
     text = str(failure)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -86,5 +86,5 @@ def cause_of(failure: Any, last: Any = None) -> Cause:
             terminal, transient = issubclass(known, TerminalError), issubclass(known, TransientError)
             return Cause(what, terminal, remedy or None, transient, where=where)
     named = _NAMED.search(text) or next((m for line in reversed(lines) if (m := _RAISED.match(line))), None)
-    said = named.group(0) if named is not None else lines[0] if lines else "no message"
-    return Cause(said, False, free=any(mark in text for mark in _FREE), where=where)
+    text_of_error = named.group(0) if named is not None else lines[0] if lines else "no message"
+    return Cause(text_of_error, False, free=any(mark in text for mark in _FREE), where=where)

@@ -1,8 +1,8 @@
-"""The job: all flows of a pipeline in one driver, or some, until it is stopped or all is done.
+"""Runs all or some flows of a pipeline in one driver, until stopped or done.
 
-``pulsebridge stream`` runs it on this machine; ``spark-submit … streaming/job.py [--config PATH]`` on a cluster; with
-SPARK_REMOTE it runs through Spark Connect. SIGTERM and SIGINT end it (exit code 0); a flow that fails for good ends it
-with one line (exit code 1); ``--available-now`` ends it when all that was there at the start is done.
+``pulsebridge stream`` runs it on this machine, and ``spark-submit … streaming/job.py [--config PATH]`` on a cluster.
+With SPARK_REMOTE it uses Spark Connect. SIGTERM and SIGINT stop it (exit code 0). A flow that fails for good stops it
+with one line (exit code 1). With ``--available-now`` it ends when all data present at the start is processed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 if __name__ == "__main__":
-    # Python puts a script's folder first: this package's modules would pass for top-level ones.
+    # Python puts a script's folder first, so this package's modules could be imported as top-level ones.
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
 
 import structlog
@@ -66,16 +66,16 @@ class Job:
     counted: Callable[[str, int, int], object] | None = None
     """Called with a table's name and the numbers of good and bad rows of each batch."""
     part: Part | None = None
-    """Of these the flows that write commands, or those into tables; None: both."""
+    """Run only the flows that write commands, or those that write tables; None: both."""
     queries: dict[str, list[StreamingQuery]] = field(default_factory=dict)
     _failures: dict[str, deque[tuple[float, bool]]] = field(default_factory=dict)
-    """By flow: when it failed, and whether that counts against the budget."""
+    """By flow: the times of its failures, and whether each counts against the budget."""
     _due: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.only if name not in self.pipeline.flows]
         if unknown:
-            raise ConfigError(f"there is no flow {unknown[0]!r}", remedy=f"there are {', '.join(self.pipeline.flows)}")
+            raise ConfigError(f"no flow is named {unknown[0]!r}", remedy=f"flows: {', '.join(self.pipeline.flows)}")
         self.only = [
             name
             for name, flow in self.pipeline.flows.items()
@@ -83,14 +83,14 @@ class Job:
             and self.part in (None, "commands" if flow.kind == "commands" else "tables")
         ]
         if self.part and not self.only:
-            raise ConfigError(f"no flow writes {self.part}", remedy="leave --part out, or name flows that do by --only")
+            raise ConfigError(f"no flow writes {self.part}", remedy="leave --part out, or name such flows with --only")
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
         self._upkeep = Upkeep(self)
         self._stop = threading.Event()
 
     def prepare(self) -> None:
-        """Check the suites and create the tables. Raises ConfigError in one line for what will not do."""
+        """Check the suites and create the tables. Raises ConfigError in one line for an invalid declaration."""
         from pyspark.errors import AnalysisException
 
         streaming, into_tables = self.settings.streaming, self._into_tables()
@@ -122,10 +122,9 @@ class Job:
                     _log.info("verdict only", suite=suite.name, expectations=", ".join(suite.unsplit))
 
     def run(self, stop: threading.Event, *, available_now: bool = False) -> None:
-        """Run the flows to their end. Raises TerminalError when one failed for good.
+        """Run the flows to their end. Raises TerminalError if one failed for good.
 
-        With ``available_now`` one runs after the other, in the order of what they read. Upkeep that was asked for comes
-        first.
+        With ``available_now`` they run in sequence, each after the tables that it reads. Requested upkeep runs first.
         """
         self._stop = stop
         with self._upkeep.entered(self.only, stop) if self._into_tables() else nullcontext():
@@ -150,7 +149,7 @@ class Job:
 
     @contextmanager
     def paused(self, names: Iterable[str]) -> Iterator[None]:
-        """Stop flows for a while. A batch that is cut runs again after it."""
+        """Pause flows within the block. Afterwards a cut batch is repeated."""
         stopped = [name for name in names if name in self.queries or name in self._due]
         for name in stopped:
             self._due.pop(name, None)
@@ -164,11 +163,11 @@ class Job:
             self._due.update(dict.fromkeys(stopped, 0.0))
 
     def drain(self) -> None:
-        """Let all flows, which are paused, process what is there now. Raises TransientError when the job is to stop."""
+        """Let all paused flows process the present data. Raises TransientError if the job must stop."""
         for flow in self._in_order():
             self._start(flow, available_now=True)
             if not self._watch(self._stop):
-                raise TransientError("the job was stopped", remedy="run the command again")
+                raise TransientError("the job was stopped", remedy="repeat the command")
         self.queries.clear()
 
     @property
@@ -181,7 +180,7 @@ class Job:
         return self._suites
 
     def _quality(self) -> QualityWatch | None:
-        """Return what makes verdicts on the tables with a suite, None where none has one."""
+        """Return the watch that validates the tables with a suite, None without such tables."""
         streaming = self.settings.streaming
         tables = {}
         for name in {flow.target for flow in self._into_tables()}:
@@ -201,13 +200,13 @@ class Job:
         )
 
     def close(self) -> None:
-        """Stop the queries; a batch that is cut runs again at the next start."""
+        """Stop the queries. The next start repeats a cut batch."""
         for query in [q for of in self.queries.values() for q in of]:
             query.stop()
         self.queries.clear()
 
     def names(self) -> list[str]:
-        """Return the names of the queries: a view has one for each table that it reads."""
+        """Return the names of the queries. A view has one for each table that it reads."""
         return [name for flow in self._chosen() for name, _, _ in self._queries_of(flow)]
 
     def _chosen(self) -> list[Flow]:
@@ -217,7 +216,7 @@ class Job:
         return [flow for flow in self._chosen() if flow.kind != "commands"]
 
     def _in_order(self) -> list[Flow]:
-        """Return the flows, each after those into the tables that it reads."""
+        """Return the flows, each after the flows of the tables that it reads."""
         reads: dict[str, set[str]] = {}
         for flow in self._chosen():
             self.reader.seen.clear()
@@ -233,12 +232,12 @@ class Job:
         return found
 
     def _watch(self, stop: threading.Event) -> bool:
-        """Return True when all queries have ended, False when a stop was requested."""
+        """Return True if all queries have ended, False if a stop was requested."""
         while not stop.wait(0.2):
             running = False
             for name, queries in list(self.queries.items()):
                 for query in queries:
-                    # Asked once: a query that ends meanwhile is looked at in the next turn.
+                    # Checked once: a query that ends in between is handled in the next pass.
                     if query.isActive:
                         running = True
                     elif (failure := query.exception()) is not None:
@@ -249,15 +248,15 @@ class Job:
             for name, at in list(self._due.items()):
                 if time.monotonic() >= at:
                     del self._due[name]
-                    self._again(name)
+                    self._restart(name)
                     running = True
             if not self._due and not running:
                 return True
         return False
 
     def _failed(self, name: str, cause: Cause) -> None:
-        """Plan the next start of a flow that failed. Raises TerminalError if that cannot help, or did not help for as
-        often as ``streaming.restart_budget`` allows; a transient cause may last, unless the job is to end by itself.
+        """Schedule the restart of a failed flow. Raises TerminalError if a restart cannot help, or if the failures
+        exceed ``streaming.restart_budget``. Transient causes do not count, except with ``available_now``.
         """
         for query in self.queries.pop(name, ()):
             query.stop()
@@ -274,19 +273,19 @@ class Job:
             raise TerminalError(
                 f"{name}{into} failed{cause.where}: {cause.text}",
                 remedy=cause.remedy
-                or f"correct the cause and start the job again, nothing is lost; see also {streaming.spark_log}",
+                or f"correct the cause and restart the job, nothing is lost; see also {streaming.spark_log}",
             )
         wait = min(_BACKOFF_S[0] * 2 ** max(0, len(failures) - 1), _BACKOFF_S[1])
         self._due[name] = now + wait
-        say = _log.info if cause.free else _log.warning
-        say(
-            f"a flow failed{cause.where} and is started again. Action: see the error if it repeats",
+        log_failure = _log.info if cause.free else _log.warning
+        log_failure(
+            f"a flow failed{cause.where} and is restarted. Action: check the error if it repeats",
             flow=name,
             error=cause.text,
             after_s=wait,
         )
 
-    def _again(self, name: str) -> None:
+    def _restart(self, name: str) -> None:
         try:
             self._start(self.pipeline.flows[name], available_now=self._available_now)
         except TransientError as e:
@@ -302,17 +301,17 @@ class Job:
         for name, rows, batches in self._queries_of(flow):
             try:
                 queries.append(self._started(flow, name, rows, batches, available_now))
-            except PySparkException as e:  # a server of Spark Connect that is slow to start a Python worker
+            except PySparkException as e:  # a Spark Connect server started a Python worker too slowly
                 self._failed(flow.name, replace(cause_of(e), terminal=isinstance(e, AnalysisException)))
                 return
 
     def _started(self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool) -> StreamingQuery:
         streaming = self.settings.streaming
-        usual = streaming.commands_trigger_s if flow.kind == "commands" else streaming.trigger_s
-        seconds = usual if flow.trigger_s is None else flow.trigger_s
+        default_s = streaming.commands_trigger_s if flow.kind == "commands" else streaming.trigger_s
+        seconds = default_s if flow.trigger_s is None else flow.trigger_s
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
-            from bridge.provisioning import provision_alerts
+            from bridge.pulsar.provisioning import provision_alerts
             from sinks.options import sink_options
 
             pulsar = self.settings.pulsar
@@ -329,7 +328,7 @@ class Job:
             return writer.start()
 
     def _queries_of(self, flow: Flow) -> list[tuple[str, DataFrame, Any]]:
-        """Return name, frame and writer of each query that a flow needs: a view needs one for each table it reads."""
+        """Return name, frame and writer of each query of a flow. A view has one for each table that it reads."""
         self.reader.seen.clear()
         rows = self.reader.frame(flow)
         if flow.kind == "commands":
@@ -358,7 +357,7 @@ class Job:
         return None if name is None else self.suites.suite(name)
 
     def batches(self, flow: Flow, reader: Reader) -> TableBatches:
-        """Return what validates and writes the rows of a flow."""
+        """Return the batch writer of a flow, which also validates its rows."""
         declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
         counted = self.counted
         return TableBatches(
@@ -384,14 +383,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set one value")
     parser.add_argument("--only", action="append", default=[], help="run this flow only; may be repeated")
     parser.add_argument("--part", choices=get_args(Part), help="run the flows of commands only, or those into tables")
-    parser.add_argument("--available-now", action="store_true", help="process what is there, then end")
+    parser.add_argument("--available-now", action="store_true", help="process the present data, then end")
     given = parser.parse_args(argv)
     try:
         settings = load(given.config, given.set)
         logs.configure(settings.log)
         if given.part:  # two drivers may run in one folder
             settings = settings.model_copy(update={"streaming": _of_part(settings.streaming, given.part)})
-        # It logs what a batch raised, with its traceback; the job says it in one line, and Spark's log has the rest.
+        # py4j logs a batch's exception with its traceback. The job logs it in one line, and Spark's log has the rest.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         return _run(settings, pipeline_of(settings), given)
     except PulsebridgeError as e:
@@ -408,17 +407,17 @@ def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
 def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:
     from bridge.health import Health
     from bridge.metrics import serving
-    from bridge.provisioning import await_pulsar
-    from bridge.stream_metrics import StreamMetrics
+    from bridge.pulsar.provisioning import await_pulsar
     from sources.progress import SourceProgress
     from sources.query_progress import QueryProgress
+    from sources.stream_metrics import StreamMetrics
     from streaming.session import job_session
 
     stop = threading.Event()
 
     def ask(*_: object) -> None:
-        # A service manager signals all processes of a service: that Spark's JVM ended first is printed and logged by
-        # pyspark and py4j.
+        # A service manager signals all processes of a service. If Spark's JVM ends first, pyspark and py4j report
+        # errors.
         sys.stderr = StringIO()
         logging.disable()
         stop.set()
@@ -441,7 +440,7 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
                 job.run(stop, available_now=given.available_now)
     except Exception as e:
         if isinstance(e, PulsebridgeError) or not stop.is_set():
-            raise  # else the JVM ended first: the next start goes on as after a kill
+            raise  # else the JVM ended first, and the next start continues as after a kill
     finally:
         with suppress(Exception):
             spark.stop()

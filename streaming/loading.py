@@ -1,4 +1,4 @@
-"""Builds the pipeline that settings ask for: built-in tables, declared ones, and those of the user's modules."""
+"""Builds the pipeline of the settings: built-in, declared and the user's own tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["pipeline_of"]
 
 
 def pipeline_of(settings: Settings) -> dp.Pipeline:
-    """Return what the settings declare. Raises ConfigError, in one line, for an invalid module or declaration."""
+    """Return the pipeline of the settings. Raises ConfigError, in one line, for an invalid module or declaration."""
     from streaming.decoding import declared_tables
 
     with dp.declaring(dp.Pipeline()) as pipeline:
-        # Alerts look at the columns of tables: they come last.
+        # Alerts use the columns of tables, so they come last.
         chosen = settings.streaming.built_in
         built_in.declare(settings, [name for name in chosen if name != "alerts"])
         for table in declared_tables(settings):
@@ -40,9 +40,9 @@ def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:
     def rows() -> DataFrame:
         return dp.decoded(table.decoding)
 
-    # A row without an id of its own is known by its place in Pulsar, of which there is one: nothing is looked up.
-    said = [one for one in table.decoding if one.id is not None] or any(r.reading_id for r in rules)
-    keys = table.keys if table.keys != type(table).model_fields["keys"].default or said else ()
+    # A row without its own id is identified by its unique position in Pulsar, so no key is looked up.
+    has_ids = [one for one in table.decoding if one.id is not None] or any(r.reading_id for r in rules)
+    keys = table.keys if table.keys != type(table).model_fields["keys"].default or has_ids else ()
 
     dp.table(
         rows,

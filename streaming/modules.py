@@ -1,4 +1,4 @@
-"""The user's modules: imported by name or from a file, here and in the processes that Spark starts."""
+"""Imports the user's modules by name or file, here and in Spark's processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from bridge.errors import ConfigError, PulsebridgeError
 from streaming import pipelines as dp
 
-__all__ = ["import_module", "load_again", "sources_of"]
+__all__ = ["import_module", "load_sources", "sources_of"]
 
 
 def import_module(name: str) -> None:
-    """Import a module of the user's, by name or by its file. What it declares counts each time.
+    """Import a module of the user's, by name or by its file. Each call runs its declarations.
 
-    Raises ConfigError in one line for what it raises.
+    Raises ConfigError in one line for its exception.
     """
     where = f"streaming.modules: {name!r}"
     try:
@@ -28,7 +28,7 @@ def import_module(name: str) -> None:
             path = Path(name).expanduser().absolute()
             spec = importlib.util.spec_from_file_location(path.stem, path)
             if spec is None or spec.loader is None or not path.is_file():
-                raise ConfigError(f"{where}: there is no file {path}", remedy="correct the path")
+                raise ConfigError(f"{where}: file {path} does not exist", remedy="correct the path")
             module = importlib.util.module_from_spec(spec)
             sys.modules[path.stem] = module
             spec.loader.exec_module(module)
@@ -51,7 +51,7 @@ def import_module(name: str) -> None:
 
 
 def sources_of(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return name and text of those of the modules that were imported from a file."""
+    """Return name and text of the modules that were imported from a file."""
     from pyspark import cloudpickle
 
     by_value: Any = cloudpickle.list_registry_pickle_by_value
@@ -59,8 +59,8 @@ def sources_of(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, path.read_text(encoding="utf-8")) for name, path in found)
 
 
-def load_again(sources: Iterable[tuple[str, str]]) -> None:
-    """Make modules from their text, in a process that has not got them. What they declare counts for nothing here."""
+def load_sources(sources: Iterable[tuple[str, str]]) -> None:
+    """Create missing modules from their text, in a process of Spark. Their declarations have no effect here."""
     for name, text in sources:
         if name not in sys.modules:
             sys.modules[name] = module = ModuleType(name)

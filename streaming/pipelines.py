@@ -1,11 +1,11 @@
-"""What a pipeline declares: tables, views, flows and commands. ``from streaming import pipelines as dp``.
+"""Decorators that declare a pipeline: tables, views, flows and commands. ``from streaming import pipelines as dp``.
 
-Decorators and arguments are named as in Spark's Declarative Pipelines (``pyspark.pipelines``), so that moving there is
-a matter of imports. What this runtime adds has a default: ``keys``, ``suite``, ``schema_evolution``, ``trigger_s``.
+Decorators and arguments are named as in Spark's Declarative Pipelines (``pyspark.pipelines``), so that a migration
+changes only imports. Additions of this runtime have defaults: ``keys``, ``suite``, ``schema_evolution``, ``trigger_s``.
 
-A declared table gets by itself: creation with comments, clustering and properties; a checkpoint; exactly-once writes;
-its suite and its quarantine; metrics; ``--only``; deletion of a device. The built-in tables are declared by the same
-decorators (``streaming.built_in``). The functions are called when the job starts, on the driver: they return lazy
+A declared table is created with comments, clustering and properties. It automatically has a checkpoint, exactly-once
+writes, its suite, its quarantine, metrics, ``--only`` and deletion of a device. The built-in tables are declared by the
+same decorators (``streaming.built_in``). The functions are called when the job starts, on the driver. They return lazy
 frames, read by ``messages``, ``read`` and ``read_stream``.
 """
 
@@ -48,32 +48,32 @@ Query = Callable[[], "DataFrame"]
 Kind = Literal["append", "view", "cdc", "commands"]
 Evolution = Literal["rescue", "add_columns", "fail"]
 DEVICES: Final = "(devices)"
-"""Target of the flows of commands, where others have a table."""
+"""Target of the flows of commands, which have no table."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A table of the pipeline, as it was declared."""
+    """A table of the pipeline, as declared."""
 
     name: str
     comment: str = ""
     schema: Any = None
-    """StructType or DDL; None: that of what its flows give."""
+    """StructType or DDL; None: the schema of its flows."""
     cluster_by: tuple[str, ...] = ()
     partition_cols: tuple[str, ...] = ()
     table_properties: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
-    """Columns of which a combination is there once: a row whose key is there already is left out."""
+    """Columns whose combination is unique: a row with an existing key is left out."""
     suite: str | None = None
     """Name of the suite of Great Expectations that splits rows from quarantine."""
     schema_evolution: Evolution = "rescue"
     device_column: str | None = "device"
-    """The column that names the device, for its deletion; None: the table knows of no device."""
+    """The column that names the device, for its deletion; None: the table has no device."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What brings rows into a table, or commands to devices."""
+    """A source of rows for a table, or of commands for devices."""
 
     name: str
     target: str
@@ -89,44 +89,44 @@ class Flow:
 
 @dataclass
 class Pipeline:
-    """All that was declared, in its order."""
+    """All declarations, in order."""
 
     tables: dict[str, Declared] = field(default_factory=dict)
     flows: dict[str, Flow] = field(default_factory=dict)
     views: dict[str, Query] = field(default_factory=dict)
 
     def add_table(self, declared: Declared) -> None:
-        """Add a table. Raises ConfigError where its name is taken."""
+        """Add a table. Raises ConfigError if its name is in use."""
         if declared.name in self.tables or declared.name in self.views:
             raise ConfigError(
                 f"two tables are named {declared.name!r}",
-                remedy="give one of them another name, or make it a flow",
+                remedy="rename one of them, or make it a flow",
             )
         self.tables[declared.name] = declared
 
     def add_flow(self, flow: Flow) -> None:
-        """Add a flow. Raises ConfigError where its name is taken."""
+        """Add a flow. Raises ConfigError if its name is in use."""
         if flow.name in self.flows:
-            raise ConfigError(f"two flows are named {flow.name!r}", remedy="give one of them another name")
+            raise ConfigError(f"two flows are named {flow.name!r}", remedy="rename one of them")
         self.flows[flow.name] = flow
 
     def check(self) -> None:
-        """Raise ConfigError for a flow into an undeclared table, or a table that no flow fills."""
+        """Raise ConfigError for a flow into an undeclared table, or a table without a flow."""
         for flow in self.flows.values():
             if flow.kind != "commands" and flow.target not in self.tables:
                 raise ConfigError(
-                    f"flow {flow.name!r}: there is no table {flow.target!r}",
-                    remedy=f"declare it by create_streaming_table({flow.target!r}), or correct the name",
+                    f"flow {flow.name!r}: table {flow.target!r} does not exist",
+                    remedy=f"declare it with create_streaming_table({flow.target!r}), or correct the name",
                 )
         filled = [flow.target for flow in self.flows.values()]
         for name, declared in self.tables.items():
             if declared.keys and filled.count(name) > 1:
                 raise ConfigError(
                     f"table {name!r} has keys and {filled.count(name)} flows, which do not see each other's rows",
-                    remedy="let one flow fill it, from a union of frames",
+                    remedy="fill it by one flow, from a union of frames",
                 )
             if name not in filled:
-                raise ConfigError(f"table {name!r} has no flow", remedy=f"add one by @append_flow(target={name!r})")
+                raise ConfigError(f"table {name!r} has no flow", remedy=f"add one with @append_flow(target={name!r})")
 
     def flows_of(self, table: str) -> list[Flow]:
         """Return the flows into a table."""
@@ -139,7 +139,7 @@ _running: ContextVar[Any] = ContextVar("running", default=None)
 
 @contextmanager
 def declaring(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Collect in ``pipeline`` what the decorators declare within."""
+    """Collect in ``pipeline`` the declarations within the block."""
     token = _declaring.set(pipeline)
     try:
         yield pipeline
@@ -149,7 +149,7 @@ def declaring(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 @contextmanager
 def running(reader: Any) -> Iterator[None]:
-    """Let ``messages``, ``read`` and ``read_stream`` ask ``reader`` within."""
+    """Make ``messages``, ``read`` and ``read_stream`` use ``reader`` within the block."""
     token = _running.set(reader)
     try:
         yield
@@ -192,15 +192,15 @@ def table(
     device_column: str | None = "device",
     trigger_s: float | None = None,
 ) -> Callable[..., Any]:
-    """Declare a streaming table and the flow that fills it: the decorated function returns a streaming frame.
+    """Declare a streaming table and the flow that fills it. The decorated function returns a streaming frame.
 
-    ``keys``: columns that identify a row; one whose key is there already is left out (without: nothing is looked up).
-    ``suite``: rows that fail one of its critical expectations go to quarantine. ``schema_evolution``: what becomes of
-    payload fields that the declaration does not know: JSON in ``_rescued_data``, columns of the table, or an error that
-    stops the job. ``device_column``: where ``pulsebridge tables forget`` finds the device. ``trigger_s``: seconds between
-    micro-batches. The others as in ``pyspark.pipelines.table``.
+    ``keys``: columns that identify a row; a row with an existing key is left out (without keys: no look-up). ``suite``:
+    rows that fail one of its critical expectations go to quarantine. ``schema_evolution``: the handling of undeclared
+    payload fields: as JSON in ``_rescued_data``, as columns of the table, or by an error that stops the job.
+    ``device_column``: where ``pulsebridge tables forget`` finds the device. ``trigger_s``: seconds between
+    micro-batches. The others are as in ``pyspark.pipelines.table``.
 
-    Raises ConfigError where the name is taken.
+    Raises ConfigError if the name is in use.
     """
 
     def declare(function: Query) -> Query:
@@ -260,7 +260,7 @@ def append_flow(
     spark_conf: Mapping[str, str] | None = None,
     trigger_s: float | None = None,
 ) -> Callable[[Query], Query]:
-    """Declare a further flow into a table: the decorated function returns a streaming frame of its columns."""
+    """Declare a further flow into a table. The decorated function returns a streaming frame of its columns."""
 
     def declare(function: Query) -> Query:
         _pipeline().add_flow(
@@ -287,12 +287,12 @@ def materialized_view(
     device_column: str | None = "device",
     trigger_s: float | None = None,
 ) -> Callable[..., Any]:
-    """Declare a table that is always what the decorated function gives of the tables that it reads (``read``).
+    """Declare a table that follows the decorated function's result on the tables that it reads.
 
-    ``keys``: the columns by which it groups. Whenever rows of a table that it reads come, change or go, the rows of
-    the keys concerned are recomputed and merged, so that a late reading corrects its window. ``within``: a column of
-    time and the longest span of it that one key covers, ``("event_time", "1 hour")``: no rows further away are read.
-    Raises ConfigError without keys, or where the name is taken.
+    ``keys``: the columns by which it groups. After each change of a table that it reads, the rows of the affected keys
+    are recomputed and merged. So a late reading corrects its window. ``within``: a column of time and
+    the longest span of one key, ``("event_time", "1 hour")``: rows further off are not read.
+    Raises ConfigError without keys, or if the name is in use.
     """
 
     def declare(function: Query) -> Query:
@@ -316,13 +316,13 @@ def materialized_view(
 
 
 def temporary_view(query_function: Query | None = None, *, name: str | None = None) -> Callable[..., Any]:
-    """Declare a name for a frame that other functions read (``read``, ``read_stream``); nothing is stored."""
+    """Declare a name for a frame that other functions read (``read``, ``read_stream``). It stores nothing."""
 
     def declare(function: Query) -> Query:
         called = name or function.__name__
         pipeline = _pipeline()
         if called in pipeline.tables or called in pipeline.views:
-            raise ConfigError(f"two tables are named {called!r}", remedy="give one of them another name")
+            raise ConfigError(f"two tables are named {called!r}", remedy="rename one of them")
         pipeline.views[called] = function
         return function
 
@@ -338,8 +338,8 @@ def create_auto_cdc_flow(
     name: str | None = None,
     trigger_s: float | None = None,
 ) -> None:
-    """Declare the flow that keeps of each key the row of ``source`` with the greatest ``sequence_by``, an SQL expression
-    (null is the least). An older row never overwrites a newer one, in whatever order they come.
+    """Declare the flow that keeps each key's row of ``source`` with the greatest ``sequence_by``. This is an SQL
+    expression; null is the least. An older row never overwrites a newer one, in any order of arrival.
     """
     _pipeline().add_flow(
         Flow(
@@ -361,8 +361,8 @@ def commands(
     spark_conf: Mapping[str, str] | None = None,
     trigger_s: float | None = None,
 ) -> Callable[..., Any]:
-    """Declare commands to devices: the decorated function returns a streaming frame with the columns of
-    ``format("pulsebridge_commands")``. A device gets a ``command_id`` once, whatever is run again.
+    """Declare commands to devices. The decorated function returns a streaming frame with the columns of
+    ``format("pulsebridge_commands")``. A device gets a ``command_id`` once, also if a batch is repeated.
     """
 
     def declare(function: Query) -> Query:
@@ -377,30 +377,30 @@ def commands(
 
 
 def messages(filter: str = "#", **declared: Any) -> DataFrame:
-    """Return the stream of the MQTT messages whose topic a filter matches, decoded as ``declared`` says.
+    """Return the stream of the MQTT messages whose topic matches a filter, decoded as ``declared``.
 
-    ``fields`` is the DDL of the payload's fields, the others are those of ``streaming.decoding.Decoding``. Without any
-    declaration the rows are the messages as they are (``bridge.contract.SOURCE_COLUMNS``). Outside of a job the
-    subscription in Pulsar has the filter in its name: there a filter can be read once. Raises ConfigError for a
-    declaration that will not do.
+    ``fields`` is the DDL of the payload's fields; the other arguments are those of ``streaming.decoding.Decoding``.
+    Without a declaration the rows are the unchanged messages (``bridge.contract.SOURCE_COLUMNS``). Outside a job the
+    filter is part of the subscription's name in Pulsar, so one reader can use a filter there. Raises ConfigError for an
+    invalid declaration.
     """
     found: DataFrame = _reader().messages(filter, declared)
     return found
 
 
 def decoded(decodings: Sequence[Decoding]) -> DataFrame:
-    """Return the stream of the messages of several declarations, each decoded by the first whose filter matches."""
+    """Return the messages of several declarations as a stream. The first matching filter decodes a message."""
     found: DataFrame = _reader().decoded(decodings)
     return found
 
 
 def read(name: str) -> DataFrame:
-    """Return the rows of a table or view of the pipeline, or of any other table."""
+    """Return the rows of the pipeline's table or view, or of any other table."""
     found: DataFrame = _reader().read(name)
     return found
 
 
 def read_stream(name: str) -> DataFrame:
-    """Return the stream of the rows that come into a table or view of the pipeline, or into any other table."""
+    """Return the stream of new rows of a table or view, or any other table."""
     found: DataFrame = _reader().read_stream(name)
     return found

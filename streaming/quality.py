@@ -1,8 +1,8 @@
-"""Runs the checkpoints of Great Expectations beside the flows, never inside a batch, into the table of results.
+"""Runs the checkpoints of Great Expectations besides the flows, and writes the table of results.
 
-A verdict takes seconds and a batch must not: rows are split at once by ``Suite.validated``, and every
-``streaming.quality_interval_s`` seconds the newest rows that a suite validated, those of its table and those that went to
-quarantine, are validated on a thread of their own. What fails there is logged and harms no flow.
+A verdict takes seconds, and a batch must not. So ``Suite.validated`` splits rows at once. Every
+``streaming.quality_interval_s`` seconds a separate thread validates the newest rows of each suite: those of its table
+and those in quarantine. An error there is logged and does not affect the flows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _log = structlog.get_logger("stream")
 def validated_since(
     spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime
 ) -> DataFrame:
-    """Return the rows that a table's suite validated: those that came into the table after a version of it, and those
-    that went to quarantine after a time.
+    """Return the rows that a table's suite validated. They were written to the table after ``version``, or to
+    quarantine after ``since``.
     """
     from pyspark.sql import functions as F
 
@@ -45,17 +45,17 @@ def validated_since(
     good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
     schema = rows.select(*map(quoted, kept)).schema
     bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("validated_at") > F.lit(since)))
-    held = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
-    return good.select(*map(quoted, kept)).unionByName(held)
+    failed = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
+    return good.select(*map(quoted, kept)).unionByName(failed)
 
 
 def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -> list[Verdict]:
     """Run the checkpoint of a table on all rows that its suite validated, quarantine included.
 
-    Raises what ``run_checkpoint`` raises.
+    Raises the exceptions of ``run_checkpoint``.
     """
     folder = reader.settings.streaming.expectations
-    assert folder is not None  # where the suite is
+    assert folder is not None  # the suite is in it
     begin = datetime.fromtimestamp(0, timezone.utc)
     rows = validated_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
     try:
@@ -65,7 +65,7 @@ def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -
 
 
 class QualityWatch:
-    """Makes verdicts at an interval on a thread of its own, until stopped."""
+    """Makes verdicts at an interval on its own thread, until it is stopped."""
 
     def __init__(
         self,
@@ -90,27 +90,27 @@ class QualityWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless the interval is 0."""
+        """Start the thread, except if the interval is 0."""
         if self._interval_s > 0 and self._tables:
             self._thread = threading.Thread(target=self._run, name="quality", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; one verdict that is under way is waited for, half a minute at most."""
+        """Stop the thread, and wait at most half a minute for a verdict in progress."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
             self._thread = None
 
     def once(self) -> None:
-        """Make a verdict on each table now, on what came since the last one."""
+        """Make a verdict on each table now, for the rows since the last verdict."""
         now = datetime.now(timezone.utc)
         for name in self._tables:
             try:
                 self._validate(name, now)
-            except Exception as e:  # noqa: BLE001 — an observer: whatever breaks it, the flows go on
+            except Exception as e:  # noqa: BLE001 — an observer, whose errors do not stop the flows
                 _log.warning(
-                    "no verdict; see the suite, or set streaming.quality_interval_s=0",
+                    "no verdict on a table. Action: check the suite, or set streaming.quality_interval_s=0",
                     table=name,
                     error=str(e)[:300],
                 )

@@ -1,4 +1,4 @@
-"""What the functions of a pipeline read: messages of topics, tables, views. Spark's part of ``streaming.pipelines``."""
+"""Reads for a pipeline's functions: messages of topics, tables and views, as Spark frames."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 __all__ = ["MESSAGE_COLUMNS", "QUARANTINE", "WORKING_COLUMNS", "Reader"]
 
 MESSAGE_COLUMNS: Final = tuple(name for name, _ in SOURCE_COLUMNS if name != "value")
-"""The facts of a message: all columns of the source but ``value``, which is ``payload`` again."""
+"""The facts of a message: all columns of the source but ``value``, which repeats ``payload``."""
 WORKING_COLUMNS: Final = ("_fault", "_ahead", "_payload")
-"""Columns that rows carry on their way to a table and that no table has."""
+"""Temporary columns of rows on their way to a table. No table has them."""
 QUARANTINE: Final = "quarantine"
 """Name of the table of rows that failed a rule."""
 
 
 @dataclass
 class Reader:
-    """Resolves what functions read, for one pipeline in one session."""
+    """Resolves the reads of functions, for one pipeline in one session."""
 
     spark: SparkSession
     settings: Settings
     pipeline: Pipeline = field(default_factory=Pipeline)
     instead: dict[str, DataFrame] = field(default_factory=dict)
-    """Frames to give for tables, in place of all of their rows."""
+    """Frames that replace a table's rows."""
     stored: DataFrame | None = None
-    """Messages as bronze has them. Where they are given, functions read them in place of the topics, and the rows of a
-    table in place of its stream: what they return is not streaming.
+    """Messages as in bronze. If set, functions read them instead of the topics, and a table's rows instead of its
+    stream. Then their frames are not streaming.
     """
     seen: list[str] = field(default_factory=list)
-    """Tables of the pipeline that were read, in this order."""
+    """Tables of the pipeline that were read, in order."""
     _flow: str = ""
     _sources: int = 0
     _made: set[str] = field(default_factory=set)
 
     def __getstate__(self) -> dict[str, Any]:
-        # With Spark Connect views are brought up to date in another process, which has a session of its own.
+        # With Spark Connect, another process updates the views in its own session.
         return {**self.__dict__, "spark": None, "instead": {}, "stored": None}
 
     @classmethod
     def of_session(cls) -> Reader:
-        """Return a reader for the active session, with the settings that the environment gives."""
+        """Return a reader for the active session, with the settings of the environment."""
         from pyspark.sql import SparkSession
 
         from bridge.settings.loading import load
@@ -65,8 +65,8 @@ class Reader:
         return cls(spark, load(None, ()))
 
     def frame(self, flow: Flow) -> DataFrame:
-        """Return what a flow's function gives, with the tables that it reads created. Raises ConfigError for what the
-        function raises.
+        """Return the frame of a flow's function, and create the tables that it reads. Raises ConfigError for an
+        exception of the function.
         """
         from pyspark.sql import DataFrame
 
@@ -77,14 +77,14 @@ class Reader:
         except PulsebridgeError:
             raise
         except Exception as e:
-            if type(e).__module__.startswith("py4j"):  # Spark's own trouble, a query that is stopped for example
+            if type(e).__module__.startswith("py4j"):  # an error of Spark, for example a query that is stopped
                 raise
             raise ConfigError(
                 f"flow {flow.name!r}: {type(e).__name__}: {_line(e)}", remedy="correct its function"
             ) from e
         if not isinstance(found, DataFrame):
             raise ConfigError(
-                f"flow {flow.name!r} returns {type(found).__name__}, which is no frame",
+                f"flow {flow.name!r} returns {type(found).__name__}, which is not a DataFrame",
                 remedy="return a DataFrame",
             )
         if self.stored is None and found.isStreaming == (flow.kind == "view"):
@@ -101,7 +101,7 @@ class Reader:
         return self._sources > 0
 
     def messages(self, filter: str, declared: Mapping[str, Any]) -> DataFrame:
-        """Return the messages of a filter, decoded as declared."""
+        """Return the messages of a filter, decoded by the declaration."""
         from streaming.decoding import Decoding
 
         if declared:
@@ -109,14 +109,14 @@ class Reader:
                 return self.decoded([Decoding(filter=filter, **declared)])
             except ValidationError as e:
                 raise ConfigError(f"messages({filter!r}): {_line(e)}", remedy="correct its arguments") from e
-        from bridge.topic_templates import Filter
+        from bridge.routing.templates import Filter
         from streaming.sql import matches
 
         rows = self._source(filter)
         return rows if filter == "#" else rows.where(matches(Filter.parse(filter)))
 
     def decoded(self, decodings: Sequence[Decoding]) -> DataFrame:
-        """Return the messages of several declarations, decoded. ``_ahead``: whether the row's time is too far ahead."""
+        """Return the messages of several declarations, decoded. ``_ahead`` marks rows whose time is too far ahead."""
         from pyspark.sql import functions as F
 
         from streaming.decoding import decoded
@@ -141,7 +141,7 @@ class Reader:
         return self._table(name).read(self.spark)
 
     def read_stream(self, name: str) -> DataFrame:
-        """Return the stream of what comes into a table."""
+        """Return the stream of a table's new rows."""
         if self.stored is not None:
             return self.read(name)
         if name in self.pipeline.views:
@@ -149,11 +149,11 @@ class Reader:
         return self._table(name).stream(self.spark)
 
     def table(self, name: str) -> Table:
-        """Return where a table is."""
+        """Return a table's location."""
         return table_of(name, self.settings.streaming)
 
     def ensure(self, name: str) -> Table:
-        """Return a table of the pipeline, created from its declaration unless it exists."""
+        """Return a table of the pipeline. It is created from its declaration if it does not exist."""
         found = self.table(name)
         if name in self._made:
             return found
@@ -164,7 +164,7 @@ class Reader:
         missing = {key.lower() for key in keys} - {column.lower() for column in schema.names}
         if missing:
             raise ConfigError(
-                f"table {name!r}: its key {min(missing)!r} is none of its columns",
+                f"table {name!r}: its key {min(missing)!r} is not one of its columns",
                 remedy=f"name some of {', '.join(schema.names)}",
             )
         create(
@@ -205,9 +205,9 @@ class Reader:
         return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in fields])
 
     def system_topic(self, name: str) -> DataFrame:
-        """Return the messages of a topic that flows of commands write; where flows run one by one, it comes after these.
+        """Return the messages of a topic that command flows write. If flows run in sequence, it comes after these.
 
-        Its subscription may be there before it, and says where the first start begins.
+        If its subscription exists already, the subscription's position is the first start.
         """
         self.seen.append(DEVICES)
         return self._messages([self.settings.pulsar.system_topic(name)], reuseSubscription="position")
@@ -219,19 +219,19 @@ class Reader:
         return self._messages(self._topics(filters), re.sub(r"\W+", "-", " ".join(filters)).strip("-"))
 
     def _messages(self, topics: Sequence[str], otherwise: str = "", **more: str) -> DataFrame:
-        """Return the stream of topics, held by a subscription named after the flow, or ``otherwise`` outside of a job."""
+        """Return the stream of topics. The flow names its retention subscription, outside a job ``otherwise`` does."""
         from sources.options import connection_options
 
         streaming = self.settings.streaming
-        hold = streaming.subscription_of(self._flow or otherwise)
+        subscription = streaming.subscription_of(self._flow or otherwise)
         if self._sources > 1:
-            hold += f"-{self._sources}"
+            subscription += f"-{self._sources}"
         options = {
             **connection_options(self.settings.pulsar),
             "topics": ",".join(topics),
-            "predefinedSubscription": hold,
+            "predefinedSubscription": subscription,
             "startingOffsets": "earliest",
-            "waitingForNonExistedTopic": "true",  # a topic may be made with its first message, long after the start
+            "waitingForNonExistedTopic": "true",  # a topic may be created with its first message, long after the start
             "maxRowsPerTrigger": str(streaming.max_rows_per_trigger),
             "maxBytesPerTrigger": str(streaming.max_bytes_per_trigger),
             "columns": ",".join(MESSAGE_COLUMNS),
@@ -240,8 +240,8 @@ class Reader:
         return self.spark.readStream.format("pulsebridge").options(**options).load()
 
     def _topics(self, filters: Iterable[str]) -> list[str]:
-        from bridge.pulsar_admin import PulsarAdmin
-        from bridge.readings_topics import topics_to_read
+        from bridge.pulsar.admin import PulsarAdmin
+        from bridge.routing.readings_topics import topics_to_read
 
         pulsar = self.settings.pulsar
         with PulsarAdmin(pulsar) as admin:
@@ -255,7 +255,7 @@ class Reader:
 
 
 def _line(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's message in one line."""
     if isinstance(error, ValidationError):
         found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
         return "; ".join(f"{at}: {what}" if at else what for at, what in found)

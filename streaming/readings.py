@@ -1,7 +1,7 @@
-"""The neutral long form: a row for each field of what any device publishes, without any declaration of it.
+"""The neutral long form: a row for each field of any message, without a declaration.
 
-A field of JSON is a row, nested objects by their path (``AM2301.Temperature``) down to four levels; what is deeper, and
-arrays, stay JSON text. Of an array of objects at the top each element is taken. A payload that is plain text or a number is
+A field of JSON is a row. Nested objects are rows by their path (``AM2301.Temperature``), up to four levels; deeper
+objects and arrays stay JSON text. For an array of objects at the top, each element is read. A plain text or number is
 one row, named by the capture ``metric`` of its route, else by the topic's last level.
 """
 
@@ -22,7 +22,7 @@ from streaming.decoders.rows import (
     message_columns,
     metric_of,
     row_id,
-    said,
+    text_of,
     time_columns,
 )
 from streaming.decoders.times import in_known_zone
@@ -34,36 +34,36 @@ if TYPE_CHECKING:
 __all__ = ["READINGS", "long_rows"]
 
 READINGS: Final = Decoding(filter="#")
-"""How the table ``readings`` takes every message of which no setting says anything else."""
+"""Decoding of messages for the table ``readings`` without any setting."""
 _LEVELS: Final = 4
 _EXACT: Final = 2**53
-"""Whole numbers from here on may lose digits as a double; their text is kept as well."""
+"""Whole numbers from here on may lose digits as a double, so their text is kept as well."""
 _NUMBER: Final = r"r'^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$'"
 _BROKEN: Final = r"r'^\s*(\{|\[\s*\{)'"
-"""How a payload begins that was meant to be JSON; other text that is none is plain text."""
+"""Start of a payload that was meant to be JSON. Other text that is not JSON is plain text."""
 _NOT_JSON: Final = (
-    "the payload begins like JSON and is none, has two fields of one name, or is beyond Spark's limits: 1,000 levels, "
+    "the payload begins like JSON and is not JSON, has two fields of one name, or is beyond Spark's limits: 1,000 levels, "
     "1,000 digits of a number"
 )
 
 
 def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[TopicRule]) -> DataFrame:
-    """Return the rows of ``streaming.decoding.documents`` as readings: ``metric``, ``value`` (numbers; booleans as 1 and
-    0) and ``text`` (all else) beside what each table has.
+    """Return the rows of ``streaming.decoding.documents`` as readings.
 
-    A null is left out. A device without a name is known by its MQTT topic.
+    Besides the columns of each table, they have ``metric``, ``value`` (numbers; booleans as 1 and 0) and ``text`` (all
+    else). A null is left out. The MQTT topic replaces a missing device name.
     """
     more = captures(message_columns(rows), decodings)
     rows = rows.selectExpr("*", f"{by_number([_document(one) for one in decodings])} AS _json")
     rows = rows.selectExpr("*", "try_parse_json(concat('[', _json, ']')) AS _list")
-    # What has no end of its own, as `1 2` or `1,2`, is plain text.
+    # Text that continues after a value, as `1 2` or `1,2`, is plain text.
     one, two = (f"try_variant_get(_list, '$[{n}]', 'variant')" for n in (0, 1))
     rows = rows.selectExpr("*", f"CASE WHEN {two} IS NULL THEN {one} END AS _root")
     rows = rows.selectExpr(
         "*",
         f"coalesce(_fault, CASE WHEN _root IS NULL AND _json RLIKE {_BROKEN} THEN {literal(_NOT_JSON)} END) AS _wrong",
         f"{by_number([metric_of(one, rules) for one in decodings])} AS _metric",
-        f"{by_number([_said(one, 'id', rules) for one in decodings])} AS _own_id",
+        f"{by_number([_text_of(one, 'id', rules) for one in decodings])} AS _own_id",
         f"{by_number([_time(one, rules) for one in decodings])} AS _time",
         *(f"{column} AS {quoted(name)}" for name, column in more.items()),
     )
@@ -79,12 +79,12 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     rows = rows.selectExpr(
         *kept,
         "_element AS _first",
-        "posexplode_outer(CASE WHEN _wrong IS NULL THEN _fields END) AS (_place, _field)",
+        "posexplode_outer(CASE WHEN _wrong IS NULL THEN _fields END) AS (_index, _field)",
     )
     rows = rows.where("_wrong IS NOT NULL OR _field.json IS NULL OR NOT is_variant_null(_field.json)")
     rows = rows.selectExpr(
         *kept,
-        f"_first * {most} + coalesce(_place, 0) AS _element",
+        f"_first * {most} + coalesce(_index, 0) AS _element",
         "_field.metric AS metric",
         "_field.json AS _value",
         "_field.plain AS _plain",
@@ -110,12 +110,12 @@ def long_rows(rows: DataFrame, decodings: Sequence[Decoding], rules: Sequence[To
     )
 
 
-def _said(decoding: Decoding, part: Literal["id", "time"], rules: Sequence[TopicRule]) -> str:
-    return f"CAST({said(decoding, part, rules, _in_row)} AS STRING)"
+def _text_of(decoding: Decoding, part: Literal["id", "time"], rules: Sequence[TopicRule]) -> str:
+    return f"CAST({text_of(decoding, part, rules, _in_row)} AS STRING)"
 
 
 def _time(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
-    return in_known_zone(_said(decoding, "time", rules), decoding.time_zone)
+    return in_known_zone(_text_of(decoding, "time", rules), decoding.time_zone)
 
 
 def _in_row(path: Path) -> str:
@@ -132,14 +132,14 @@ def _document(decoding: Decoding) -> str:
 
 
 def _of_root() -> str:
-    """Return the fields of a document: of an object, of the objects of an array, or the document itself."""
+    """Return the fields of an object or of an array's objects, else the document itself."""
     objects = "try_variant_get(_root, '$', 'array<variant>')"
     each = f"flatten(transform({objects}, one -> {_of_object('one', None, 1)}))"
     return f"coalesce({_of_object('_root', None, 1)}, {each}, array({_leaf('_metric', '_root')}))"
 
 
 def _of_object(value: str, path: str | None, level: int) -> str:
-    """Return the fields of an object, null where it is none."""
+    """Return the fields of an object, null for other values."""
     entry = f"e{level}"
     name = f"{entry}.key" if path is None else f"concat({path}, '.', {entry}.key)"
     own = f"array({_leaf(name, f'{entry}.value')})"
@@ -154,7 +154,7 @@ def _leaf(name: str, value: str) -> str:
 
 
 def _number(untyped: str) -> str:
-    """Return the number that a field is; ``untyped``: whether the form knows text alone."""
+    """Return a field's number; ``untyped``: whether the format has only text."""
 
     def read(text: str) -> str:
         return f"CASE WHEN {text} RLIKE {_NUMBER} THEN try_cast({text} AS DOUBLE) END"
@@ -170,7 +170,7 @@ def _number(untyped: str) -> str:
 
 
 def _text() -> str:
-    """Return what is no number, and the digits of one that a double does not keep."""
+    """Return non-numbers, and the digits of numbers that a double does not preserve."""
     return (
         f"CASE WHEN abs(value) < {_EXACT}D AND coalesce(_kind, '') != 'BOOLEAN' THEN NULL "
         "WHEN _value IS NULL THEN _plain "

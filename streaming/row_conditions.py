@@ -1,11 +1,10 @@
 """Great Expectations' own conditions on a row, as Spark columns.
 
-This is the one module that uses parts of Great Expectations outside its published API: the registry of metrics, the
+Only this module uses parts of Great Expectations outside its published API. They are the registry of metrics, the
 graph that resolves a metric, and the Spark engine's filters. It names nothing that starts with an underscore. A test
-compares the result with Great Expectations for every map expectation that it ships, so that an upgrade cannot change
-it silently.
+compares the result with Great Expectations for all its map expectations, so that an upgrade cannot change it silently.
 
-No session and no data are needed: Great Expectations gets a stand-in for the DataFrame, which has a schema and
+No session and no data are needed. Great Expectations gets a substitute for the DataFrame, which has a schema and
 collects the filters. A condition that needs data (a mean, for example) therefore cannot be resolved by mistake.
 """
 
@@ -37,9 +36,9 @@ __all__ = ["RowCondition", "has_row_condition", "load_expectation", "row_conditi
 
 _OF_THE_SCHEMA: Final = frozenset({"table.columns", "table.column_types"})
 _BY_VALUE: Final = frozenset({"column_values.unique", "compound_columns.unique"})
-"""Metrics with a window for each value, null included: without a row condition the value decides the domain too."""
+"""Metrics with a window for each value, null included. Without a row condition the value also decides the domain."""
 _ROW_COUNT: Final = "table.row_count"
-"""A dependency of every map metric, for its summary; no condition of Great Expectations reads it."""
+"""A dependency of every map metric, for its summary. No condition of Great Expectations reads it."""
 _OF_THE_ROW: Final = (".condition", ".map")
 """Suffixes of metrics that are a Spark column."""
 
@@ -49,17 +48,17 @@ class RowCondition:
     """The condition of one expectation. Both columns name the table's columns, and belong to no DataFrame."""
 
     domain: Column | None
-    """True for the rows that the expectation looks at (row condition, ignored rows); None: all rows."""
+    """True for the rows that the expectation covers (row condition, ignored rows); None: all rows."""
     unexpected: Column
     """True for a row of the domain that fails. A null passes."""
-    apart: bool
+    independent: bool
     """Whether a window of the condition never mixes rows of the domain with others."""
 
 
 def load_expectation(entry: Mapping[str, Any]) -> Any:
     """Return the expectation of an entry of a saved suite.
 
-    Raises ValueError with one line: an unknown type, or what Great Expectations refuses.
+    Raises ValueError in one line: for an unknown type, or for a rejection by Great Expectations.
     """
     try:
         return ExpectationConfiguration(**entry).to_domain_obj()
@@ -78,7 +77,7 @@ def load_expectation(entry: Mapping[str, Any]) -> Any:
 
 
 def has_row_condition(expectation: Any) -> bool:
-    """Return whether Great Expectations has a condition on Spark that depends on the row alone, or on a window."""
+    """Return whether Great Expectations has a Spark condition on the row, or with a window."""
     wanted = _condition_metric(expectation, _engine(None))
     return wanted is not None and all(
         name in _OF_THE_SCHEMA or name.endswith(_OF_THE_ROW) for name in _names(wanted) - {_ROW_COUNT}
@@ -88,24 +87,24 @@ def has_row_condition(expectation: Any) -> bool:
 def row_condition(expectation: Any, schema: StructType) -> RowCondition:
     """Return the condition of an expectation that has one, for rows of this schema.
 
-    Raises whatever Great Expectations or the author of a custom metric raises.
+    Raises any exception of Great Expectations or of a custom metric.
     """
     engine = _engine(_Rows(schema))
     wanted = _condition_metric(expectation, engine)
     if wanted is None:
         raise ValueError("no condition on a row")
     unexpected, compute, accessor = _resolve(wanted, engine, {})
-    # The parts together are the domain. The metric of pairs in a set does not name the row condition as a part of it.
+    # The parts together are the domain. The metric of pairs in a set does not name the row condition as a part.
     kwargs = expectation.configuration.kwargs
-    asked = {key: kwargs[key] for key in ("row_condition", "condition_parser") if key in kwargs}
-    conditions = engine.get_domain_records(domain_kwargs={**asked, **compute, **accessor}).conditions
+    given = {key: kwargs[key] for key in ("row_condition", "condition_parser") if key in kwargs}
+    conditions = engine.get_domain_records(domain_kwargs={**given, **compute, **accessor}).conditions
     domain = reduce(lambda a, b: a & b, conditions) if conditions else None
-    apart = expectation.map_metric in _BY_VALUE and not expectation.row_condition
-    return RowCondition(domain, unexpected, apart)
+    independent = expectation.map_metric in _BY_VALUE and not expectation.row_condition
+    return RowCondition(domain, unexpected, independent)
 
 
 class _Rows:
-    """Stands for a DataFrame: it has a schema, and collects filters instead of rows."""
+    """Replaces a DataFrame: it has a schema, and collects filters instead of rows."""
 
     def __init__(self, schema: StructType, conditions: tuple[Column, ...] = ()) -> None:
         self.schema = schema
@@ -140,7 +139,7 @@ def _engine(rows: _Rows | None) -> Any:
 
 
 def _condition_metric(expectation: Any, engine: Any) -> Any:
-    """Return the metric of the condition with all that it depends on; None: there is none for Spark."""
+    """Return the metric of the condition with all its dependencies; None without one for Spark."""
     name = f"{getattr(expectation, 'map_metric', None)}.condition"
     try:
         get_metric_provider(name, engine)

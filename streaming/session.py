@@ -1,8 +1,7 @@
-"""Makes Spark sessions that know Delta, the source and the sinks: for the job, notebooks and tests.
+"""Creates Spark sessions with Delta, the source and the sinks, for job, notebooks and tests.
 
-Settings that every deployment wants stand in ``conf/spark-defaults.conf``; what suits one small machine in
-``conf/spark-local.conf``, and large batches or commands alone there in ``conf/spark-throughput.conf`` and
-``conf/spark-commands.conf``.
+``conf/spark-defaults.conf`` has the settings of every deployment, ``conf/spark-local.conf`` those of one small machine.
+``conf/spark-throughput.conf`` and ``conf/spark-commands.conf`` add those for large batches and for commands alone.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.captured_output import printing_to
 from bridge.errors import ConfigError, MissingExtraError
-from bridge.niceness import stand_back
-from bridge.python_start import local_python
 from bridge.settings.loading import conf_path
+from bridge.spark.captured_output import printing_to
+from bridge.spark.niceness import lower_priority
+from bridge.spark.python_start import local_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +34,8 @@ _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 def spark_settings(master: str, profile: Profile = "latency") -> dict[str, str]:
-    """Return Spark's settings for a master: ``conf/spark-defaults.conf``, on one machine ``conf/spark-local.conf`` and the
-    file of the profile.
+    """Return Spark's settings for a master. ``conf/spark-defaults.conf``, and on one machine ``conf/spark-local.conf``
+    and the profile's file have them.
     """
     found = spark_defaults()
     if f"{master}[".startswith("local["):
@@ -60,16 +59,16 @@ def _pairs(name: str) -> dict[str, str]:
 
 
 def delta_jars(cache_dir: Path | None = None) -> list[Path]:
-    """Return Delta's jars from the cache, downloaded once; never resolved at Spark's start."""
-    from bridge.local.spark_jars import delta_jars as cached
+    """Return Delta's jars from the cache, downloaded once. Spark does not resolve them at its start."""
+    from bridge.downloads.spark_jars import delta_jars as cached
 
     return list(cached(cache_dir))
 
 
 def job_session(settings: Settings) -> SparkSession:
-    """Return the session of the job: that of spark-submit or of a Spark Connect server, else one of this process.
+    """Return the job's session: of spark-submit or a Spark Connect server, else of this process.
 
-    A session of this process prints to ``streaming.spark_log``. Raises ConfigError where Delta is not on the class path,
+    A session of this process prints to ``streaming.spark_log``. Raises ConfigError if Delta is not on the class path,
     MissingExtraError without pyspark.
     """
     streaming = settings.streaming
@@ -78,7 +77,7 @@ def job_session(settings: Settings) -> SparkSession:
         _register(spark)
     else:
         jars = delta_jars(settings.local.cache_dir)
-        stand_back(streaming.nice)
+        lower_priority(streaming.nice)
         more: dict[str, str | None] = {"spark.driver.memory": streaming.driver_memory}
         if "://" in streaming.root:
             more[_CHECKPOINTS] = None
@@ -88,7 +87,7 @@ def job_session(settings: Settings) -> SparkSession:
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        # Spark prints what it refuses as JSON as well; the job's own line says it.
+        # Spark also prints a rejected query as JSON. The job logs the error in one line.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return spark
 
@@ -104,7 +103,7 @@ def local_session(
     """Return a session whose driver is this process, with Delta's jars from the cache. ``more``: settings that replace
     those of the files; None: Spark's own default.
     """
-    # The workers must be this very Python, with the same packages.
+    # The workers must run the same Python with the same packages.
     os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
     builder = _builder().appName(name).master(master)
     pairs = {
@@ -137,12 +136,12 @@ def _check_delta(spark: SparkSession) -> None:
         if "DeltaCatalog" not in (spark.conf.get("spark.sql.catalog.spark_catalog", "") or ""):
             raise ConfigError(
                 "Delta Lake is not Spark's catalog",
-                remedy="give spark-submit --properties-file conf/spark-defaults.conf and --jars with Delta's jars",
+                remedy="pass spark-submit --properties-file conf/spark-defaults.conf and --jars with Delta's jars",
             )
     except PySparkException as e:
         raise ConfigError(
             f"Delta Lake is not on Spark's class path: {str(e).splitlines()[0]}",
-            remedy="run `pulsebridge stream`, or give --jars with Delta's jars",
+            remedy="run `pulsebridge stream`, or pass --jars with Delta's jars",
         ) from e
 
 

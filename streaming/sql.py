@@ -1,6 +1,6 @@
-"""Pieces of Spark SQL as text: names and values that are quoted, topics that a filter matches, captures of a topic. Pure.
+"""Builds pieces of Spark SQL as text: quoted names and values, topic filters, captures.
 
-Columns are written as SQL, for each function of pyspark is a call into the JVM, or a message of Spark Connect.
+Columns are written as SQL, because each pyspark function is a call into the JVM, or a message of Spark Connect.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.topic_patterns import Star
-from bridge.topic_templates import Filter
+from bridge.routing.patterns import Star
+from bridge.routing.templates import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["apart", "by_number", "captured", "ddl_of", "json_path", "literal", "matches", "once", "quoted", "same"]
+__all__ = ["barrier", "by_number", "captured", "ddl_of", "json_path", "literal", "matches", "once", "quoted", "same"]
 
 
 _PARTITIONS: Final = 1_000_000
@@ -32,31 +32,31 @@ def quoted(name: str) -> str:
 
 
 def json_path(steps: tuple[str | int, ...]) -> str:
-    """Return a path as ``get_json_object`` and ``try_variant_get`` take it, as SQL."""
+    """Return a path for ``get_json_object`` and ``try_variant_get``, as SQL."""
     return literal(
         "$" + "".join(f"[{s}]" if isinstance(s, int) else f'["{s}"]' if "'" in s else f"['{s}']" for s in steps)
     )
 
 
 def once(sql: str) -> str:
-    """Return an expression that Spark computes once for each row. It copies what is deterministic into the conditions behind
-    it: a payload would be parsed for them many times over.
+    """Return an expression that Spark computes once for each row. Spark copies a deterministic expression into later
+    conditions, and would parse a payload for each of them.
     """
     return f"IF(spark_partition_id() < 0, NULL, {sql})"
 
 
-def apart(rows: DataFrame) -> DataFrame:
-    """Return rows behind a step that changes nothing, and at which Spark stops to look for projections to put together.
+def barrier(rows: DataFrame) -> DataFrame:
+    """Return rows after a step that changes nothing, and at which Spark stops merging projections.
 
-    For several of its rules it goes from each projection down to the last one in a row, so a long row takes long to plan.
+    Several of Spark's rules traverse each projection down to the last one, so long chains of them are slow to plan.
     """
     return rows.coalesce(_PARTITIONS)
 
 
 def matches(of: Filter) -> str:
-    """Return whether a row's MQTT topic is one that the filter matches (MQTT 5, 4.7)."""
+    """Return whether the filter matches a row's MQTT topic (MQTT 5, 4.7)."""
     if of.levels == (Star.REST,):
-        return "coalesce(mqtt_topic NOT LIKE '$%', true)"  # a message of no MQTT topic is one of all
+        return "coalesce(mqtt_topic NOT LIKE '$%', true)"  # "#" includes messages without an MQTT topic
     parts = [
         "[^/]*" if level is Star.LEVEL else "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in level)
         for level in of.levels
@@ -70,7 +70,7 @@ def matches(of: Filter) -> str:
 
 
 def captured(of: Filter, name: str) -> str:
-    """Return what a capture of the filter stands for in a row's MQTT topic."""
+    """Return the value of a filter's capture in a row's MQTT topic."""
     number = of.names.index(name) + 1
     levels = "split(mqtt_topic, '/', -1)"
     if of.levels[number - 1] is Star.REST:

@@ -1,15 +1,15 @@
-"""Expectation suites of a Great Expectations project: rows are split, and tables get verdicts.
+"""Expectation suites of a Great Expectations project: they split rows and give verdicts on tables.
 
 The project is a folder that Great Expectations itself and notebooks open with
 ``great_expectations.get_context(mode="file", project_root_dir=...)``. It has one suite per table, as
 ``ExpectationSuite.save`` writes it. A suite does two things:
 
-* ``Suite.validated`` marks the rows of a batch, by the conditions that Great Expectations itself makes for its map
+* ``Suite.validated`` marks the rows of a batch, by the conditions that Great Expectations creates for its map
   expectations. Severity decides: ``critical`` goes to ``_failed_rules``, ``warning`` to ``_warnings``, and ``info``
   marks nothing. ``mostly`` does not change a row's marks.
 * ``streaming.checkpoints`` runs the table's Checkpoint on rows.
 
-Great Expectations is imported when a suite is first read.
+Great Expectations is imported at the first read of a suite.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError, MissingExtraError
-from streaming.modules import load_again, sources_of
+from streaming.modules import load_sources, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,7 +44,7 @@ _COLUMN_KEYS: Final = ("column", "column_A", "column_B", "column_list")
 _MOST_DOUBLING: Final = 4
 """Each rule with a window over some of the rows doubles the plan of a batch."""
 _built: dict[tuple[Any, ...], tuple[_Mark, ...]] = {}
-"""Conditions by suite, schema and Spark context, so that a batch costs no work of Great Expectations."""
+"""Conditions by suite, schema and Spark context, so that a batch does not run Great Expectations."""
 
 
 @dataclass(frozen=True)
@@ -57,40 +57,40 @@ class Rule:
     severity: str
     """``critical``, ``warning`` or ``info``."""
     splits: bool
-    """Whether Great Expectations has a condition on a row for it; if not, it gives a verdict only."""
+    """Whether Great Expectations has a row condition for it; if not, it gives only a verdict."""
     id: str | None = None
 
     @property
     def marks(self) -> bool:
-        """Whether a row that fails gets the rule's name."""
+        """Whether a failing row gets the rule's name."""
         return self.splits and self.severity != "info"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite of a project. It is small, can be pickled, and works in another process."""
+    """A suite of a project. It is small and picklable, and works in another process."""
 
     name: str
     file: str
     text: str
-    """The expectations as JSON, as the file has them."""
+    """The expectations as JSON, as in the file."""
     rules: tuple[Rule, ...]
     modules: tuple[str, ...] = ()
-    """Modules of custom expectations, imported again in another process."""
+    """Modules of custom expectations, also imported in another process."""
     sources: tuple[tuple[str, str], ...] = ()
-    """Text of those that another process cannot import: files of ``streaming.modules``."""
+    """Text of modules that another process cannot import: files of ``streaming.modules``."""
 
     @property
     def unsplit(self) -> tuple[str, ...]:
-        """Names of the rules that give a verdict only, because Great Expectations has no row condition for them."""
+        """Names of the rules that give only a verdict. Great Expectations has no row condition for them."""
         return tuple(rule.name for rule in self.rules if not rule.splits)
 
     def check(self, columns: Mapping[str, str], spark: SparkSession | None = None) -> None:
         """Check the suite against a table's columns (name to Spark SQL type).
 
-        With a session, each rule is also evaluated on one made-up row, whose texts are ``'x'``: devices can send any
-        text, and a rule that raises an error would end the batch.
-        Raises ConfigError naming all rules that cannot work on this table.
+        With a session, each rule is also evaluated on one sample row whose texts are ``'x'``. Devices can send any
+        text, and a rule that raises an error would fail the batch. Raises ConfigError that names all rules that cannot
+        work on this table.
         """
         problems = [
             f"rule {rule.name!r}: the table has no column {name!r}"
@@ -107,10 +107,10 @@ class Suite:
     def validated(self, rows: DataFrame) -> DataFrame:
         """Return the rows of a batch with the columns ``_failed_rules`` and ``_warnings``.
 
-        No job runs. A rule with a window (unique values, for example) looks at this batch only. Such a rule with a
-        row condition makes a plan that reads ``rows`` twice: persist them before.
-        A user-defined function in a rule gets every row, even one outside of its row condition.
-        Raises ConfigError when a rule cannot be applied to these columns.
+        No job runs. A rule with a window (unique values, for example) covers only this batch. If such a rule has a row
+        condition, its plan reads ``rows`` twice, so persist them before.
+        A user-defined function in a rule receives every row, even one outside of its row condition.
+        Raises ConfigError if a rule cannot be applied to these columns.
         """
         from pyspark.sql import functions as F
 
@@ -130,29 +130,29 @@ class Suite:
 
 
 class Suites:
-    """The suites of a project folder: the one with ``great_expectations.yml``, or the folder above its ``gx``."""
+    """The suites of a project: a folder with ``great_expectations.yml``, in it or in ``gx``."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the suites; none without a folder. Raises ConfigError when it has no project."""
+        """Return the names of the suites; none without a folder. Raises ConfigError if the folder has no project."""
         if self.folder is None:
             return ()
         found = project_folder(self.folder) / "expectations"
         return tuple(sorted(p.relative_to(found).as_posix()[: -len(".json")] for p in found.rglob("*.json")))
 
     def suite(self, name: str) -> Suite:
-        """Return a suite, read now. Raises ConfigError that names the file and all problems of it."""
+        """Return a suite as it is in its file now. Raises ConfigError that names the file and all its problems."""
         names = self.names()
         if self.folder is None:
             raise ConfigError(
-                f"there is no suite {name!r}: no folder of a Great Expectations project is set",
-                remedy="name the folder in the settings",
+                f"suite {name!r} does not exist: no folder of a Great Expectations project is set",
+                remedy="set streaming.expectations",
             )
         if name not in names:
             raise ConfigError(
-                f"there is no suite {name!r} in {self.folder}, only {', '.join(names) or 'no suite at all'}",
+                f"suite {name!r} does not exist in {self.folder}; existing suites: {', '.join(names) or 'none'}",
                 remedy="save it with ExpectationSuite.save()",
             )
         return _parsed(name, project_folder(self.folder) / "expectations" / f"{name}.json")
@@ -160,7 +160,7 @@ class Suites:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How a rule marks rows. ``doubles``: its window spans some of the rows, so the others need a plan of their own."""
+    """A rule's marks on rows. ``doubles``: its window spans some of the rows, so the others need a separate plan."""
 
     rule: Rule
     domain: Column | None
@@ -169,7 +169,7 @@ class _Mark:
 
     @property
     def flag(self) -> Column:
-        """True for a row that fails. The condition is evaluated for rows of the domain only."""
+        """True for a row that fails. The condition is evaluated only for rows of the domain."""
         from pyspark.sql import functions as F
 
         return self.unexpected if self.domain is None else F.when(self.domain, self.unexpected)
@@ -186,7 +186,7 @@ class _Mark:
 
 
 def _marks(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
-    # A column is part of a JVM, and a process may start a second one; Spark Connect has no context.
+    # A column belongs to a JVM, and a process may start a second one. Spark Connect has no context.
     context = getattr(rows.sparkSession, "sparkContext", None)
     key = (suite, rows.schema.simpleString(), context)
     if key not in _built:
@@ -214,11 +214,11 @@ def _build(suite: Suite, rows: DataFrame) -> tuple[_Mark, ...]:
             try:
                 _ = rows.where(mark.flag).select(F.lit(1)).schema  # Spark Connect analyses for a new schema
             except AnalysisException:
-                # Spark refuses a window in a filter.
-                mark = _Mark(rule, made.domain, made.unexpected, made.domain is not None and not made.apart)
+                # Spark rejects a window in a filter.
+                mark = _Mark(rule, made.domain, made.unexpected, made.domain is not None and not made.independent)
                 _ = mark.added(rows, "_flag").schema
             marks.append(mark)
-        except Exception as e:  # noqa: BLE001 — Spark's, Great Expectations' or a custom metric's: the suite is wrong
+        except Exception as e:  # noqa: BLE001 — of Spark, Great Expectations or a custom metric: the suite is invalid
             problems.append(f"rule {rule.name!r}: {line_of(e)}")
     doubling = [mark.rule.name for mark in marks if mark.doubles]
     if len(doubling) > _MOST_DOUBLING:
@@ -232,12 +232,12 @@ def _failures(marks: Sequence[_Mark], row: DataFrame) -> Iterable[str]:
     for mark in marks:
         try:
             mark.added(row, "_flag").select("_flag").collect()
-        except Exception as e:  # noqa: BLE001 — an error of any kind would end a batch
+        except Exception as e:  # noqa: BLE001 — any error would fail a batch
             yield f"rule {mark.rule.name!r} raises an error for the text 'x': {line_of(e)}"
 
 
 def _sample(name: str, kind: str) -> str:
-    """Return a value of a type as Spark SQL: text that is no number, time or JSON; a null for nested types."""
+    """Return a value of a type as Spark SQL. Its text is not a number, time or JSON; nested types have null."""
     base = kind.strip().lower()
     value = "0"
     if base.startswith(("string", "varchar", "char")):
@@ -251,13 +251,13 @@ def _sample(name: str, kind: str) -> str:
 
 
 def project_folder(folder: Path) -> Path:
-    """Return the folder with ``great_expectations.yml``: this one or its ``gx``. Raises ConfigError where there is none."""
+    """Return the folder with ``great_expectations.yml``: this one or its ``gx``. Raises ConfigError without one."""
     for found in (folder, folder / "gx"):
         if (found / "great_expectations.yml").is_file():
             return found
     raise ConfigError(
-        f"{folder} is not a Great Expectations project: it has no great_expectations.yml, nor has its folder gx",
-        remedy='make one: great_expectations.get_context(mode="file", project_root_dir=...)',
+        f"{folder} is not a Great Expectations project: neither it nor its folder gx has great_expectations.yml",
+        remedy='create one: great_expectations.get_context(mode="file", project_root_dir=...)',
     )
 
 
@@ -293,11 +293,11 @@ def _parsed(name: str, path: Path) -> Suite:
     custom = sorted(m for m in modules if m.partition(".")[0] not in ("great_expectations", "__main__"))
     suite = Suite(name, str(path), json.dumps(entries), tuple(rules), tuple(custom), sources_of(custom))
     if problems:
-        raise suite._error(problems, "correct the file, and keep what Great Expectations saves")
+        raise suite._error(problems, "correct the file, or save the suite with ExpectationSuite.save()")
     return suite
 
 
-def _rule(expectation: Any, splits: bool, taken: set[str]) -> Rule:
+def _rule(expectation: Any, splits: bool, used: set[str]) -> Rule:
     kind, kwargs = expectation.expectation_type, expectation.configuration.kwargs
     columns: list[str] = []
     for key in _COLUMN_KEYS:
@@ -305,12 +305,12 @@ def _rule(expectation: Any, splits: bool, taken: set[str]) -> Rule:
             columns += [kwargs[key]] if isinstance(kwargs[key], str) else kwargs[key]
     given = (expectation.meta or {}).get("rule")
     base = str(given or (f"{kind}({', '.join(columns)})" if columns else kind))
-    name = next(n for n in (base, *(f"{base}#{i}" for i in range(2, len(taken) + 2))) if n not in taken)
+    name = next(n for n in (base, *(f"{base}#{i}" for i in range(2, len(used) + 2))) if n not in used)
     return Rule(name, kind, tuple(columns), expectation.severity.value, splits, expectation.id)
 
 
 def line_of(e: Exception) -> str:
-    """Return the line of an error that says most, at most 300 characters."""
+    """Return the most specific line of an error, at most 300 characters."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [type(e).__name__]
     # An error of a Python worker begins with a sentence and ends with the error.
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
@@ -318,10 +318,10 @@ def line_of(e: Exception) -> str:
 
 
 def great_expectations(suite: Suite | None = None) -> Any:
-    """Return Great Expectations, after the import of the modules that add a suite's expectations to it."""
-    # Read when the package is imported: nothing is sent anywhere.
+    """Import the modules of a suite's expectations and return Great Expectations."""
+    # Read at the package's import: it sends no analytics.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    # Its loggers set levels of their own; what matters of it is raised, or is in the verdict.
+    # Its loggers set their own levels. Relevant messages are raised, or are in the verdict.
     log = logging.getLogger("great_expectations")
     log.propagate = False
     if not log.handlers:
@@ -332,7 +332,7 @@ def great_expectations(suite: Suite | None = None) -> Any:
     except ModuleNotFoundError as e:
         raise MissingExtraError("a suite needs great_expectations", remedy="pip install 'pulsebridge[quality]'") from e
     if suite is not None:
-        load_again(suite.sources)
+        load_sources(suite.sources)
         for module in suite.modules:
             importlib.import_module(module)
     return gx
@@ -340,8 +340,8 @@ def great_expectations(suite: Suite | None = None) -> Any:
 
 @contextmanager
 def _main_with_file() -> Iterator[None]:
-    """Give the main module a file meanwhile: pyspark 4.2 takes one without (``python -c``) for a run of its doctests.
-    Great Expectations imports ``pyspark.sql.connect``, which then ends the process if grpc is not installed.
+    """Give the main module a file for the import. Pyspark 4.2 takes a main module without one (``python -c``) for its
+    doctests. Then ``pyspark.sql.connect``, which Great Expectations imports, ends the process if grpc is not installed.
     """
     main = sys.modules["__main__"]
     if hasattr(main, "__file__"):

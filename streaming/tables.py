@@ -1,7 +1,7 @@
-"""Where a table is, and the statements that make and change it: by Spark's SQL alone, so that it works through Spark Connect.
+"""Locations of tables, and the SQL statements that create and change them. SQL alone also works through Spark Connect.
 
-A table is given as a name (``catalog.schema.table``), a path or URI, or a plain name, which is a table of
-``streaming.schema`` where that is set, else a folder below ``streaming.root``.
+A table is given as a name (``catalog.schema.table``), a path or URI, or a plain name. A plain name is a table of
+``streaming.schema`` if set, else a folder below ``streaming.root``.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = [
 ]
 
 GONE: Final = "_gone"
-"""Column of rows to merge: whether the row of this key is gone."""
+"""Column of rows to merge: whether to delete the row of this key."""
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableChangeDataFeed": "true",
     "delta.checkpointInterval": "20",
     "delta.autoOptimize.autoCompact": "true",
     "delta.enableDeletionVectors": "true",
 }
-"""What a table gets unless its declaration says otherwise. Views follow the change data feed. Streams make many small
-commits: checkpoints of the log are rarer than by default, and small files are merged as they pile up.
+"""Default properties of a table; its declaration can override them. Views follow the change data feed. Streams make
+many small commits, so log checkpoints are rarer than by default, and small files are merged as they accumulate.
 """
 
 _COMMITS: Final = 100
-"""So far back a table's history is read at first for the last batch of a query."""
+"""Commits of a table's history that are read first to find the last batch of a query."""
 _STATS: Final = "delta.dataSkippingStatsColumns"
 _TIMES: Final = ("event_time", "arrival_time")
 _ORDERED: Final = re.compile(r"(string|varchar|char|tinyint|smallint|int|bigint|float|double|decimal|date|timestamp)")
-"""Types of which Delta keeps the least and the greatest value."""
+"""Types for which Delta stores minimum and maximum."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Table:
 
     @property
     def sql(self) -> str:
-        """How SQL names it."""
+        """Its name in SQL."""
         if self.by_name:
             return ".".join(quoted(part) for part in self.where.split("."))
         return f"delta.{quoted(self.where)}"
@@ -76,7 +76,7 @@ class Table:
         return self.detail(spark) is not None
 
     def detail(self, spark: SparkSession) -> Row | None:
-        """Return what DESCRIBE DETAIL says of it, None if it is not there."""
+        """Return the result of DESCRIBE DETAIL, None if the table does not exist."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -91,13 +91,13 @@ class Table:
         return spark.table(self.sql)
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Return the stream of the rows that are added to it, from its first row on. A commit that takes rows away or
-        rewrites them is passed over: its other rows were streamed when they came.
+        """Return the stream of added rows, from its first row on. Commits that delete or rewrite rows are skipped,
+        because their other rows were streamed before.
         """
         return self._streamed(spark, "skipChangeCommits")
 
     def changes(self, spark: SparkSession) -> DataFrame:
-        """Return the stream of its changes, from all of its rows as inserts on: its columns and ``_change_type``."""
+        """Return the stream of its changes, with ``_change_type``. It begins with all rows as inserts."""
         return self._streamed(spark, "readChangeFeed")
 
     def _streamed(self, spark: SparkSession, option: str) -> DataFrame:
@@ -105,8 +105,8 @@ class Table:
         return reader.table(self.sql) if self.by_name else reader.load(self.where)
 
     def append(self, rows: DataFrame, transaction: tuple[str, int] | None = None, note: str = "") -> None:
-        """Append rows. ``transaction``: name of the writer and number of its batch, by which Delta takes a batch once;
-        ``note``: what the table's history shows as ``userMetadata``.
+        """Append rows. ``transaction`` is the writer's name and its batch's number: Delta commits a batch once.
+        ``note`` appears in the table's history as ``userMetadata``.
         """
         writer = rows.write.format("delta").mode("append")
         if transaction is not None:
@@ -119,8 +119,8 @@ class Table:
             writer.save(self.where)
 
     def merge(self, rows: DataFrame, keys: Sequence[str], *, complete: bool = False) -> None:
-        """Insert or update the rows of these keys, in one commit. A row with ``_gone`` true deletes that of its key, and
-        with ``complete`` a key that ``rows`` lacks is deleted. Merging the same rows twice changes nothing.
+        """Insert or update the rows of these keys, in one commit. A row with ``_gone`` true deletes its key's row. With
+        ``complete``, keys that ``rows`` lacks are deleted. Merging the same rows twice changes nothing.
         """
         names = [quoted(n) for n in rows.columns if n != GONE]
         rest = [quoted(n) for n in rows.columns if n not in (*keys, GONE)]
@@ -138,7 +138,7 @@ class Table:
         rows.sparkSession.sql(statement, rows=rows).collect()
 
     def overwrite(self, rows: DataFrame) -> None:
-        """Replace rows and columns, in one commit; the table is created unless it exists."""
+        """Replace rows and columns in one commit, and create the table if missing."""
         writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         if self.by_name:
             writer.saveAsTable(self.sql)
@@ -150,20 +150,20 @@ class Table:
 class Appends:
     """Appends the micro-batches of one query to a table, each of them once.
 
-    Only the first batch of a run can be there already, so that the table is asked once for each run. Each commit names
-    query and batch in the table's history. Delta's own check (``txnAppId``) reads what it knows of all files for each
-    commit, half the time of a small batch: it is on for the first batch alone, against a second driver that starts.
+    Only the first batch of a run can be a repetition, so each run queries the table once. Each commit names query and
+    batch in the table's history. Delta's own check (``txnAppId``) reads the state of all files for each commit, half
+    the time of a small batch. It is used only for the first batch, against a second driver that starts.
     """
 
     table: Table
     name: str
-    """Of the query and what it writes: no other query has it."""
+    """Name of the query and its output; no other query has it."""
     _last: int | None = None
     """Number of the last batch that the table has, -1 for none."""
     _first: bool = True
 
     def has(self, spark: SparkSession, number: int) -> bool | None:
-        """Whether the table has the batch; None: the history is not long enough to say."""
+        """Whether the table has the batch; None if the history is too short to decide."""
         if self._last is None:
             for limit in (f"LIMIT {_COMMITS}", ""):
                 rows = (
@@ -177,7 +177,7 @@ class Appends:
         return None if self._last is None else number <= self._last
 
     def append(self, rows: DataFrame, number: int) -> None:
-        """Append a batch, unless the table is known to have it."""
+        """Append a batch, except one that the table is known to have."""
         if not self.has(rows.sparkSession, number):
             self.table.append(rows, (self.name, number) if self._first else None, f"{self.name}:{number}")
         self._last, self._first = number, False
@@ -185,7 +185,7 @@ class Appends:
 
 @contextmanager
 def configured(spark: SparkSession, pairs: Mapping[str, str]) -> Iterator[None]:
-    """Let Spark have these settings within."""
+    """Apply these Spark settings within the block."""
     kept = {key: spark.conf.get(key, None) for key in pairs}
     try:
         for key, value in pairs.items():
@@ -197,7 +197,7 @@ def configured(spark: SparkSession, pairs: Mapping[str, str]) -> Iterator[None]:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether an error of Spark means that a table is not there."""
+    """Whether an error of Spark means that a table does not exist."""
     text = str(error)
     return any(
         mark in text
@@ -207,14 +207,14 @@ def is_missing(error: Exception) -> bool:
 
 
 def resolve_root(root: str) -> str:
-    """Return a root as Spark takes it: a URI as it is, a local folder as an absolute path."""
+    """Return a root in Spark's form: an unchanged URI, or an absolute local path."""
     if "://" in root:
         return root.rstrip("/")
     return str(Path(root.removeprefix("file:")).expanduser().absolute())
 
 
 def table_of(name: str, settings: StreamingSettings) -> Table:
-    """Return the table of this name. Raises ConfigError for a name that cannot be one."""
+    """Return the table of this name. Raises ConfigError for an invalid name."""
     if "/" in name:
         return Table(resolve_root(name), False)
     if re.fullmatch(r"\w+(\.\w+){1,2}", name):
@@ -224,8 +224,8 @@ def table_of(name: str, settings: StreamingSettings) -> Table:
             return Table(f"{settings.schema_name}.{name}", True)
         return Table(f"{resolve_root(settings.root)}/{name}", False)
     raise ConfigError(
-        f"{name!r} names no table",
-        remedy="give a name of letters, digits and _, catalog.schema.table, or a path with a slash",
+        f"{name!r} is not a valid table name",
+        remedy="use a name of letters, digits and _, catalog.schema.table, or a path with a slash",
     )
 
 
@@ -239,7 +239,7 @@ def struct_of(columns: str) -> StructType:
 
 
 def ddl(schema: StructType) -> str:
-    """Return the columns as SQL declares them, with their comments."""
+    """Return the columns as DDL, with their comments."""
     parts = []
     for field in schema.fields:
         comment = (field.metadata or {}).get("comment")
@@ -260,21 +260,21 @@ def create(
     keys: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Create the table, or give it the columns, properties and clustering that it lacks. ``keys``: columns by which its
-    rows are looked up. Raises Spark's AnalysisException for a declaration that will not do.
+    """Create the table, or add the columns, properties and clustering that it lacks. Rows are looked up by ``keys``.
+    Raises Spark's AnalysisException for an invalid declaration.
     """
     layout = f"CLUSTER BY ({', '.join(map(quoted, cluster_by))})" if cluster_by else ""
-    there = table.detail(spark)
+    detail = table.detail(spark)
     looked_up = [*cluster_by, *keys]
-    if there is not None:
+    if detail is not None:
         schema = add_columns(spark, table, schema)
-        looked_up += there["clusteringColumns"]  # they need statistics until the table is clustered otherwise
+        looked_up += detail["clusteringColumns"]  # they need statistics until the clustering changes
     properties = {_STATS: _skipping(schema, looked_up), **(properties or {})}
-    if there is not None:
-        new = {name: value for name, value in properties.items() if there["properties"].get(name) != value}
+    if detail is not None:
+        new = {name: value for name, value in properties.items() if detail["properties"].get(name) != value}
         if new:
             spark.sql(f"ALTER TABLE {table.sql} SET {_tblproperties(new)}")
-        if layout and list(cluster_by) != there["clusteringColumns"]:
+        if layout and list(cluster_by) != detail["clusteringColumns"]:
             spark.sql(f"ALTER TABLE {table.sql} {layout}")
         return
     if partition_cols and not layout:
@@ -286,8 +286,8 @@ def create(
 
 
 def _skipping(schema: StructType, names: Iterable[str]) -> str:
-    """Return the columns by whose statistics Delta skips files: these, the times, and where a message is in Pulsar. Those
-    of each further column cost more than all else of a small write.
+    """Return the columns whose statistics let Delta skip files: these, times, and the ledger. Each further column
+    would cost more than the rest of a small write.
     """
     kinds = {f.name: f.dataType.simpleString() for f in schema.fields}
     wanted = [n for n in dict.fromkeys((*names, *_TIMES)) if _ORDERED.match(kinds.get(n, ""))]
@@ -299,12 +299,12 @@ def _tblproperties(pairs: Mapping[str, str]) -> str:
 
 
 def add_columns(spark: SparkSession, table: Table, schema: StructType) -> StructType:
-    """Add those of the columns that the table lacks, whatever the case of their names. Returns all that it has then."""
+    """Add the columns that the table lacks, ignoring case. Returns all its columns after that."""
     from pyspark.sql.types import StructType
 
-    there = table.read(spark).schema
-    names = {name.lower() for name in there.names}
+    known = table.read(spark).schema
+    names = {name.lower() for name in known.names}
     lacking = [f for f in schema.fields if f.name.lower() not in names]
     if lacking:
         spark.sql(f"ALTER TABLE {table.sql} ADD COLUMNS ({ddl(StructType(lacking))})")
-    return StructType([*there.fields, *lacking])
+    return StructType([*known.fields, *lacking])

@@ -1,9 +1,9 @@
-"""The log of requests for upkeep: which are asked for, who carries one out, and which jobs run.
+"""The log of upkeep: the requests, the processes that execute them, and the running jobs.
 
-It is a Delta table that is only appended to. Each event has the number after the last one, and Delta takes a number
-once: all processes see one order, and one process wins each step. A job enters the log before it starts a flow and
-leaves it after its flows have ended. While a job is in the log, only this job carries out requests. If the log does not
-change for long although a process waits, those in it are dead, and the waiting process removes them.
+It is an append-only Delta table. Each event has the number after the last one, and Delta commits a number once. So all
+processes see one order, and one process wins each step. A job enters the log before it starts a flow and leaves it
+after its flows have ended. While a job is in the log, only this job executes requests. If the log stays unchanged for
+long although a process waits, the processes in it are dead. The waiting process removes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Log", "Request", "Standing"]
 
 _EVENT: Final = (
-    "seq bigint, token string, at timestamp, event string COMMENT 'what happened', id string COMMENT 'of the request', "
+    "seq bigint, token string, at timestamp, event string COMMENT 'kind', id string COMMENT 'of the request', "
     "owner string COMMENT 'process', kind string, `table` string, arguments string COMMENT 'as JSON', message string"
 )
 _WRITER: Final = "pulsebridge-upkeep"
@@ -36,7 +36,7 @@ _log = structlog.get_logger("upkeep")
 
 @dataclass(frozen=True)
 class Request:
-    """A request. ``state``: asked, staged, done or failed; ``owner``: the process that carries it out, if any."""
+    """A request. ``state``: asked, staged, done or failed; ``owner``: the process that executes it, if any."""
 
     id: str
     kind: str = ""
@@ -48,13 +48,13 @@ class Request:
 
     @property
     def open(self) -> bool:
-        """Whether there is something to do."""
+        """Whether it still has to be executed."""
         return self.state in ("asked", "staged")
 
 
 @dataclass
 class Standing:
-    """What the events say, free of Spark: the jobs that run, with their flows, and the requests."""
+    """State after the events, without Spark: the running jobs with their flows, and the requests."""
 
     seq: int = 0
     tokens: set[str] = field(default_factory=set)
@@ -82,7 +82,7 @@ class Standing:
             self.requests[id] = replace(known, state=event, message=message)
         elif event == "began":
             flows = json.loads(arguments)
-            # Two jobs cannot run one flow: the earlier one was killed.
+            # Two jobs cannot run one flow, so the earlier one was killed.
             self._remove([job for job, its in self.jobs.items() if set(its) & set(flows)])
             self.jobs[owner] = flows
         elif event == "removed":
@@ -96,17 +96,17 @@ class Standing:
 
     @property
     def busy(self) -> list[Request]:
-        """Requests that a process carries out."""
+        """Requests that a process executes now."""
         return [r for r in self.requests.values() if r.open and r.owner]
 
     @property
     def next(self) -> Request | None:
-        """The request to carry out next: first one that may have changed tables."""
+        """The next request to execute: first one that may have changed tables."""
         waiting = [r for r in self.requests.values() if r.open and not r.owner]
         return min(waiting, key=lambda r: r.state != "staged", default=None)
 
     def free_for(self, owner: str) -> bool:
-        """Whether this process may carry out a request: no other process does, and no other job runs."""
+        """Whether this process may execute a request: no other does, and no other job runs."""
         return not self.busy and set(self.jobs) <= {owner}
 
 
@@ -122,27 +122,27 @@ class Log:
         self._made = False
 
     def read(self) -> Standing:
-        """Return what the events say now; the table is created unless it is there."""
+        """Return the current state. The table is created if it does not exist."""
         if not self._made:
             create(
                 self._spark,
                 self.table,
                 struct_of(_EVENT),
-                comment="Requests of `pulsebridge tables`, and the jobs that run",
+                comment="Requests of `pulsebridge tables`, and the running jobs",
             )
             self._made = True
         rows = self.table.read(self._spark).collect()
         return Standing.of({k: v for k, v in row.asDict().items() if v is not None} for row in rows)
 
     def add(self, event: str, when: Callable[[Standing], bool] = lambda now: True, **fields: str) -> bool:
-        """Append an event if ``when`` holds for those before it; return whether it did."""
+        """Append an event if ``when`` is true for the earlier events. Return whether it was appended."""
         token = uuid.uuid4().hex
         names = ("id", "owner", "kind", "table", "arguments", "message")
         with self._lock:
             while when(now := self.read()):
                 row = (now.seq + 1, token, datetime.now(timezone.utc), event, *map(fields.get, names))
                 try:
-                    # Delta leaves out a number that it has: then another process was first.
+                    # Delta ignores a known number: then another process was first.
                     self.table.append(self._spark.createDataFrame([row], struct_of(_EVENT)), (_WRITER, now.seq + 1))
                 except Exception as e:
                     if "Concurrent" not in str(e):
@@ -152,7 +152,7 @@ class Log:
         return False
 
     def forget_arguments(self) -> None:
-        """Delete the arguments of finished requests: they may name a device that was deleted."""
+        """Delete the arguments of finished requests, because they may name a deleted device."""
         settled = ", ".join(f"'{r.id}'" for r in self.read().requests.values() if r.kind and not r.open)
         while settled:
             try:
@@ -161,13 +161,13 @@ class Log:
                         f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({settled})"
                     ).collect()
             except Exception as e:
-                if "Concurrent" not in str(e):  # another process has added an event meanwhile
+                if "Concurrent" not in str(e):  # another process added an event
                     raise
             else:
                 return
 
     def remove_if_dead(self, now: Standing) -> None:
-        """Wait a moment, and remove the processes in the log if it has not changed for long."""
+        """Wait a moment. Remove the processes in the log if it has not changed for long."""
         if now.seq != self._quiet[0]:
             self._quiet = (now.seq, time.monotonic())
         elif time.monotonic() - self._quiet[1] > self._patience_s:

@@ -1,8 +1,8 @@
-"""Keeps tables that follow other tables: views by key, and the newest row of each key. Both merges give the same
-result however often they run.
+"""Maintains tables that follow other tables: views, and the newest row of each key. Both merges are idempotent.
 
-A view's flow follows the change data feed of a table that the view reads. What the view's own function gives of the
-changed rows names the keys concerned; what it gives of the table now, for these keys alone, replaces their rows.
+A view's flow follows the change data feed of a table that the view reads. The view's function, applied to the changed
+rows, returns the affected keys. Applied to the current table for only these keys, it returns the rows that replace
+theirs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["NewestBatches", "ViewBatches", "newest"]
 
 @dataclass
 class ViewBatches:
-    """Brings a view up to date with a micro-batch of changes of ``source``, one of the tables that it reads.
+    """Updates a view with a micro-batch of changes of ``source``, a table that it reads.
 
-    A row of the view that fails a critical rule of its suite is taken out of the view and appended to quarantine, each
-    time that it is computed.
+    A row of the view that fails a critical rule of its suite goes from the view to quarantine, at each
+    computation.
     """
 
     reader: Reader
@@ -41,7 +41,7 @@ class ViewBatches:
     quarantine: Table | None = None
 
     def __call__(self, changes: DataFrame, number: int) -> None:
-        """Compute the keys concerned. What it raises stops the query, and the batch is run again."""
+        """Recompute the affected keys. An exception stops the query, and the batch is repeated."""
         from pyspark.sql import functions as F
 
         keys = self.flow.keys
@@ -77,7 +77,7 @@ class ViewBatches:
             rows.unpersist()
 
     def _passed(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that the view's suite lets pass; the others go to quarantine."""
+        """Return the rows that pass the view's suite; the others go to quarantine."""
         from pyspark.sql import functions as F
 
         if self.suite is None or self.quarantine is None:
@@ -89,7 +89,7 @@ class ViewBatches:
         return validated.where(F.size("_failed_rules") == 0).drop("_failed_rules")
 
     def _given(self, rows: DataFrame) -> DataFrame:
-        """Return what the view gives of these rows of the source."""
+        """Return the view's result for these rows of the source."""
         self.reader.instead = {self.source: rows}
         try:
             return self.reader.frame(self.flow)
@@ -98,7 +98,7 @@ class ViewBatches:
             self.reader.seen.clear()
 
     def _near(self, whole: DataFrame, rows: DataFrame, touched: DataFrame) -> DataFrame:
-        """Return the rows of the source that can belong to the keys, by columns whose statistics let Delta skip files."""
+        """Return the rows of the source that can belong to the keys. Statistics of the columns let Delta skip files."""
         from pyspark.sql import functions as F
 
         plain = [k for k in self.flow.keys if k in whole.columns]
@@ -130,29 +130,29 @@ class ViewBatches:
 
 @dataclass
 class NewestBatches:
-    """Keeps of each key the row with the greatest sequence."""
+    """Keeps for each key the row with the greatest sequence."""
 
     table: Table
     keys: tuple[str, ...]
     sequence_by: str
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Merge one micro-batch. What it raises stops the query, and the batch is run again."""
+        """Merge one micro-batch. An exception stops the query, and the batch is repeated."""
         from pyspark.sql import functions as F
 
         known = self.table.read(batch.sparkSession)
         names = [quoted(c) for c in known.columns if c in batch.columns]
         rows = batch.select(*names)
-        # With what is there already: whatever the sequence is, it is compared by one expression, in one place.
-        there = known.select(*names).join(
+        # With the stored rows, so that one expression compares all sequences.
+        stored = known.select(*names).join(
             F.broadcast(rows.select(*map(quoted, self.keys)).distinct()), list(self.keys), "left_semi"
         )
-        self.table.merge(newest(rows.unionByName(there), self.keys, self.sequence_by), self.keys)
+        self.table.merge(newest(rows.unionByName(stored), self.keys, self.sequence_by), self.keys)
         reach("newest.merged")
 
 
 def newest(rows: DataFrame, keys: tuple[str, ...], sequence_by: str) -> DataFrame:
-    """Return of each key the row with the greatest sequence; a row without one is left out."""
+    """Return for each key the row with the greatest sequence. Rows without a sequence are left out."""
     from pyspark.sql import functions as F
 
     row = F.max_by(F.struct("*"), F.expr(sequence_by)).alias("_newest")

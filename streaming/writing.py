@@ -1,16 +1,16 @@
-"""Writes the micro-batches of a flow into its table and into quarantine: each row into exactly one of them, once.
+"""Writes the micro-batches of a flow: each row once, into its table or into quarantine.
 
 One micro-batch, in this order; a test kills the driver after each step (``bridge.killpoints``):
 
-1. *validated*: rows are validated by the table's suite, as a column. A payload that did not decode has failed already.
-2. *table*: rows that fail nothing are appended, in a commit that names the flow and the batch (``streaming.tables.Appends``).
-   With keys, a row whose key is there is left out before, of several in one batch the first in the order of its partition
-   is kept (H17: no watermark, so nothing is too late).
-3. *quarantine*: the others are appended to quarantine, in a commit of the same kind.
+1. *validated*: the table's suite validates rows, as a column. An undecodable payload has failed already.
+2. *table*: rows that fail nothing are appended, in a commit that names the flow and the batch
+   (``streaming.tables.Appends``). With keys, rows whose key exists are left out before. Of several rows with a key, the
+   first in partition order is kept (H17: without a watermark, no row is too late).
+3. *quarantine*: the other rows are appended to quarantine, in a commit of the same kind.
 
-Both tables cannot be written in one commit (H18). The first batch of a run may have been begun before, by other rules
-perhaps. If the table has it, or its history does not say, all of it that the table lacks goes to quarantine, whatever
-today's rules say.
+One commit cannot write both tables (H18). The first batch of a run may be a repetition, perhaps with other rules in the
+first attempt. If the table has the batch, or its history cannot decide, all rows that the table lacks go to quarantine.
+The current rules do not matter for that.
 """
 
 from __future__ import annotations
@@ -37,71 +37,71 @@ if TYPE_CHECKING:
 __all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "quarantined", "validated"]
 
 UNDECODABLE: Final = "undecodable"
-"""Rule that a row fails when its payload did not decode; ``reason`` says why."""
+"""Rule that a row with an undecodable payload fails; ``reason`` has the error."""
 CLOCK_SKEW: Final = "clock_skew"
-"""Rule that a row fails when its time is ahead by more than ``streaming.clock_skew_s``."""
+"""Rule that a row fails if its time is ahead by more than ``streaming.clock_skew_s``."""
 NO_KEY: Final = "no_key"
-"""Rule that a row fails when a column of its table's keys is null."""
+"""Rule that a row fails if a column of its table's keys is null."""
 EARLIER: Final = "earlier_rules"
-"""Rule of a row that an earlier run of the batch, by the rules in force at that time, left out of the table."""
+"""Rule of a row that an earlier run of the batch left out, by the rules in force at that time."""
 _NO_ORDER: Final = re.compile("map<|variant")
-"""Types whose values Spark does not compare."""
+"""Types whose values Spark cannot compare."""
 _MOST_SPANS: Final = 64
-"""Hours of a batch's times that are looked for one by one; beyond, from the first to the last."""
+"""Most hours of a batch's times that are looked up one by one. Above it, the range from first to last is used."""
 
 _SPANS: Final = {
     "timestamp": ("floor(unix_seconds({}) / 3600)", "timestamp_seconds({} * 3600)"),
     "date": ("unix_date({})", "date_from_unix_date({})"),
 }
-"""By type: the number of the hour or day of a time, and when that begins."""
+"""By type: the number of a time's hour or day, and the start of that hour or day."""
 _FEW: Final = 2_000
-"""Rows of a batch up to which computing them again for the second write is cheaper than keeping them."""
+"""Most rows of a batch for which recomputing them for the second write is cheaper than persisting them."""
 
 POSITION: Final = "struct<topic: string, partition: int, ledger: bigint, entry: bigint, index: int, element: int>"
 """Type of ``_position``."""
 
 QUARANTINE_SCHEMA: Final = (
-    "`table` string COMMENT 'table that the row was meant for', "
+    "`table` string COMMENT 'target table of the row', "
     "failed_rules array<string> COMMENT 'names of all rules that the row failed', "
-    "reason string COMMENT 'the first of them, or why the payload did not decode, in words', "
+    "reason string COMMENT 'the first of them, or the decoding error, in words', "
     "device string COMMENT 'device that a topic rule names', "
     "mqtt_topic string COMMENT 'MQTT topic that the device published on', "
-    "event_time timestamp COMMENT 'time of the row, where it has one', "
-    "arrival_time timestamp COMMENT 'when ingest took the message from MQTT', "
-    "`row` string COMMENT 'the row as JSON, as it would have stood in the table', "
-    "payload binary COMMENT 'payload as it came; of an element of an array that element, as JSON', "
+    "event_time timestamp COMMENT 'time of the row, if it has one', "
+    "arrival_time timestamp COMMENT 'when ingest received the message from MQTT', "
+    "`row` string COMMENT 'the row as JSON, with the columns of the table', "
+    "payload binary COMMENT 'unchanged payload; for an element of an array, the element as JSON', "
     f"_position {POSITION} "
-    "COMMENT 'where the message is in Pulsar', "
+    "COMMENT 'position of the message in Pulsar', "
     "validated_at timestamp COMMENT 'start of the micro-batch that validated the row'"
 )
 
 
 @dataclass
 class BadRows:
-    """What happens when many rows are bad: nothing beyond a count, or the job stops before the batch is written."""
+    """Reaction to many bad rows: count them, or stop the job before the write."""
 
     limit: float = 1.0
     min_rows: int = 100
     stop: bool = False
 
     def check(self, table: str, good: int, bad: int) -> None:
-        """Raise TerminalError where the batch has too many bad rows and the job is to stop then."""
+        """Raise TerminalError if the batch has too many bad rows and the job must stop."""
         rows = good + bad
         if self.stop and rows >= self.min_rows and bad > self.limit * rows:
             raise TerminalError(
                 f"{table}: {bad} of {rows} rows of a batch failed a rule, the limit is {self.limit:.1%}; "
                 "nothing of the batch is written",
-                remedy="correct the declaration or the suite and start again; or raise streaming.bad_share_limit, or "
+                remedy="correct the declaration or the suite and restart; or raise streaming.bad_share_limit, or "
                 "set streaming.on_bad_share=alert to store them in quarantine",
             )
 
 
 @dataclass
 class TableBatches:
-    """Writes micro-batches; called by Spark, in the driver or, with Spark Connect, in a process of the server.
+    """Writes micro-batches. Spark calls it in the driver or, with Spark Connect, in a process of the server.
 
-    ``checkpoint`` is the folder of the flow's query. ``counted`` is called with the numbers of good and bad rows
-    of each batch, where this process is the driver.
+    ``checkpoint`` is the folder of the flow's query. In the driver, ``counted`` is called with the numbers of good and
+    bad rows of each batch.
     """
 
     declared: Declared
@@ -114,16 +114,16 @@ class TableBatches:
     max_added_columns: int = 100
     counted: Callable[[int, int], object] | None = None
     _rows: int = 0
-    """Rows of the batch before: the next one is likely as large."""
+    """Rows of the previous batch. The next one is likely as large."""
     _into: tuple[Appends, ...] = ()
-    """The table and quarantine, once the first batch is there."""
+    """The table and quarantine, after the first batch."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process, with Spark Connect, has metrics of its own.
+        # With Spark Connect, another process has its own metrics.
         return {**self.__dict__, "counted": None}
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Write one micro-batch. What it raises stops the query, and the batch is run again at the next start."""
+        """Write one micro-batch. An exception stops the query, and the next start repeats the batch."""
         first = not self._into
         if first:
             app = f"{self.flow}:{_id_of(batch.sparkSession, self.checkpoint)}"
@@ -147,30 +147,27 @@ class TableBatches:
         table, quarantine = self._into
         self.evolve(validated)
         bad = F.size("_failed_rules") > 0 if splits else F.lit(False)
-        there = table.has(validated.sparkSession, number)
-        # What Delta has already is skipped, and then nothing is observed: that can be of a first batch alone.
-        asked = first or bool(self.declared.keys) or (splits and self.bad_rows.stop)
-        counts = self._figures(validated, bad) if asked else {}
-        if asked:
+        stored = table.has(validated.sparkSession, number)
+        # Delta skips a known batch, and then nothing is observed. Only a first batch can be known.
+        counted_first = first or bool(self.declared.keys) or (splits and self.bad_rows.stop)
+        counts = self._figures(validated, bad) if counted_first else {}
+        if counted_first:
             self.bad_rows.check(self.declared.name, counts["good"], counts["bad"])
         reach("table.validated")
         seen = Observation()
-        if not asked:
+        if not counted_first:
             validated = validated.observe(seen, F.count_if(~bad).alias("good"), F.count_if(bad).alias("bad"))
-        if not there:
+        if not stored:
             good = self.as_table(validated.where(~bad) if splits else validated)
             if self.declared.keys:
                 good = self._unknown(self.first_of_keys(good), counts)
-            elif there is None:
+            elif stored is None:
                 good = self._absent(good)[0]
             table.append(good, number)
         reach("table.written")
         counts = counts or seen.get
-        if splits and there is not False:
-            # A rebuild may have brought rows of the batch meanwhile, those of a message all at once.
-            held = self.quarantine.read(validated.sparkSession).where(F.col("table") == self.declared.name)
-            rows = quarantined(self._left_out(validated), self.declared).alias("s")
-            quarantine.append(rows.join(held.alias("t"), F.expr("s._position = t._position"), "left_anti"), number)
+        if splits and stored is not False:
+            quarantine.append(quarantined(self._left_out(validated), self.declared), number)
         elif counts.get("bad"):
             quarantine.append(quarantined(validated.where(bad), self.declared), number)
         reach("table.quarantined")
@@ -180,8 +177,8 @@ class TableBatches:
             self.counted(good_rows, bad_rows)
 
     def _figures(self, validated: DataFrame, bad: Column) -> dict[str, Any]:
-        """Return the numbers of good and bad rows; and of each key that is a time, in which hours or days it lies: the first
-        and the last of them, and ``_MOST_SPANS`` + 1 of them at most.
+        """Return the numbers of good and bad rows. For each time key, add its hours or days: the first, the last, and at
+        most ``_MOST_SPANS`` + 1 of them.
         """
         from pyspark.sql import functions as F
 
@@ -194,14 +191,14 @@ class TableBatches:
         return validated.agg(*parts).collect()[0].asDict()
 
     def as_table(self, rows: DataFrame) -> DataFrame:
-        """Return validated rows with the columns that the table has. ``evolve`` was called before."""
+        """Return validated rows with the table's columns. ``evolve`` must be called before."""
         dropped = [n for n in (*WORKING_COLUMNS, "_failed_rules") if n in rows.columns]
         return self._new.filled(rows.drop(*dropped)) if self._new else rows.drop(*dropped)
 
     _new: NewColumns | None = None
 
     def evolve(self, validated: DataFrame) -> None:
-        """Give the table the columns that fields unknown so far want, or raise TerminalError where there may be none."""
+        """Add columns for unknown fields to the table. Raises TerminalError if the declaration forbids them."""
         if self.declared.schema_evolution == "rescue" or "_rescued_data" not in validated.columns:
             return
         if self.declared.schema_evolution == "fail":
@@ -220,7 +217,7 @@ class TableBatches:
             add_columns(spark, self.table, self._new.as_schema())
 
     def first_of_keys(self, rows: DataFrame) -> DataFrame:
-        """Return of the rows with one key the first, in the order of its partition; without keys all rows."""
+        """Return each key's first row in the order of its partition; without keys all rows."""
         from pyspark.sql import functions as F
         from pyspark.sql.window import Window
 
@@ -236,8 +233,8 @@ class TableBatches:
         from pyspark.sql import functions as F
 
         keys = self.declared.keys
-        there = self.table.read(rows.sparkSession).select(*map(quoted, keys))
-        for key, kind in there.dtypes:
+        stored = self.table.read(rows.sparkSession).select(*map(quoted, keys))
+        for key, kind in stored.dtypes:
             if f"{kind} {key}" in figures:  # literals let Delta skip files
                 low, high, some = figures[f"{kind} {key}"]
                 spans = [(one, one) for one in some] if len(some) <= _MOST_SPANS else [(low, high)]
@@ -245,35 +242,35 @@ class TableBatches:
                 within = (
                     f"({name} >= {begin.format(first)} AND {name} < {begin.format(last + 1)})" for first, last in spans
                 )
-                there = there.where(F.expr(" OR ".join(within) or "false"))
-        return rows.join(there, list(keys), "left_anti").select(*map(quoted, rows.columns))
+                stored = stored.where(F.expr(" OR ".join(within) or "false"))
+        return rows.join(stored, list(keys), "left_anti").select(*map(quoted, rows.columns))
 
     def _absent(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str]]:
-        """Return the rows that the table does not have, and the columns by which that is known."""
+        """Return the rows that the table lacks, and the columns that identify them."""
         from pyspark.sql import functions as F
 
-        there = self.table.read(rows.sparkSession)
+        stored = self.table.read(rows.sparkSession)
         keys = list(self.declared.keys)
-        place = "_position" in rows.columns
-        if place and rows.groupBy("_position").count().where("count > 1").isEmpty():
+        has_position = "_position" in rows.columns
+        if has_position and rows.groupBy("_position").count().where("count > 1").isEmpty():
             by = ["_position"]
-        elif keys and not place:
+        elif keys and not has_position:
             by = keys
-        else:  # a message of several rows that nothing else tells apart
+        else:  # a message of several rows that nothing else distinguishes
             by = [
                 n
-                for n, kind in there.dtypes
+                for n, kind in stored.dtypes
                 if n in rows.columns and n not in ("_warnings", "_rescued_data") and not _NO_ORDER.search(kind)
             ]
-        if place:
-            ends = rows.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
-            if ends is not None and ends[0] is not None:  # literals let Delta skip files
-                there = there.where(F.col("_position.ledger").between(*ends))
-        return rows.alias("s").join(there.alias("t"), F.expr(same(by)), "left_anti"), by
+        if has_position:
+            ledgers = rows.agg(F.min("_position.ledger"), F.max("_position.ledger")).first()
+            if ledgers is not None and ledgers[0] is not None:  # literals let Delta skip files
+                stored = stored.where(F.col("_position.ledger").between(*ledgers))
+        return rows.alias("s").join(stored.alias("t"), F.expr(same(by)), "left_anti"), by
 
     def _left_out(self, validated: DataFrame) -> DataFrame:
-        """Return the rows of the batch that the table does not have, with a rule for those that fail none now. One whose
-        key is there, in another row, was left out for that.
+        """Return the batch's rows that the table lacks. Rows that fail no current rule get the rule ``EARLIER``. A row
+        whose key exists in another row of the table is not returned.
         """
         from pyspark.sql import functions as F
 
@@ -282,13 +279,13 @@ class TableBatches:
         passed = found.where(~fails)
         keys = list(self.declared.keys)
         if keys and by != keys:
-            there = self.table.read(validated.sparkSession)
-            passed = passed.alias("s").join(there.alias("t"), F.expr(same(keys)), "left_anti")
+            stored = self.table.read(validated.sparkSession)
+            passed = passed.alias("s").join(stored.alias("t"), F.expr(same(keys)), "left_anti")
         return found.where(fails).unionByName(passed.withColumn("_failed_rules", F.array(F.lit(EARLIER))))
 
 
 def validated(batch: DataFrame, declared: Declared, suite: Suite | None) -> DataFrame:
-    """Return rows with ``_failed_rules``: what each of them fails of what the table asks; without it where it asks nothing."""
+    """Return rows with ``_failed_rules``, the rules that each fails. Without rules the column is missing."""
     from pyspark.sql import functions as F
 
     rows = batch
@@ -308,28 +305,26 @@ def validated(batch: DataFrame, declared: Declared, suite: Suite | None) -> Data
         return rows
     failed = F.array_compact(F.array(*rules)) if rules else F.array().cast("array<string>")
     if suite is not None:
-        # What did not decode fails the suite as well, and that says nothing more.
+        # An undecodable row also fails the suite, which adds no information.
         failed = F.when(F.size(failed) > 0, failed).otherwise(F.col("_failed_rules"))
     return rows.withColumn("_failed_rules", failed).withColumn("_failed_rules", F.expr(once("_failed_rules")))
 
 
 def _id_of(spark: SparkSession, checkpoint: str) -> str:
-    """Return the id that Spark gave the query of a checkpoint: a new checkpoint starts with batch 0, and
-    its batches are others.
-    """
+    """Return the id of a checkpoint's query. The batches of a new checkpoint start with 0, so they need a new id."""
     row = spark.read.text(f"{checkpoint}/metadata").first()
     assert row is not None  # Spark writes it before the first batch
     return str(json.loads(row[0])["id"])
 
 
 def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:
-    """Return rows that failed rules as the table of quarantine has them."""
+    """Return rows that failed rules, with the columns of quarantine."""
     from pyspark.sql import functions as F
 
-    there = set(rows.columns)
+    names = set(rows.columns)
 
     def given(name: str, kind: str) -> Column:
-        return (F.col(name) if name in there else F.lit(None)).cast(kind)
+        return (F.col(name) if name in names else F.lit(None)).cast(kind)
 
     kept = [n for n in rows.columns if n not in (*WORKING_COLUMNS, "_failed_rules", "_warnings")]
     reason = F.coalesce(given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1)))

@@ -13,8 +13,8 @@ import hypothesis
 import pytest
 import structlog
 
-from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.leaks import Footprint, leaks_since
 from tests.support.stack import mosquitto_beside, new_stack, provisioned, session_stack
 from tests.support.waiting import patient

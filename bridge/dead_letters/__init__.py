@@ -1,4 +1,7 @@
-"""Dead letters: what they look like, how they are read back, and how they get to where they were meant to go."""
+"""Dead letters: their format, the reader of their topic, and their replay to the original topics.
+
+The modules letters, plan, records and showing are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Which partitions are blocked: what is meant for them goes to the dead letters until those are replayed.
+"""Blocked partitions: ingest writes their messages to the dead letters until a replay releases them.
 
-A block belongs to one ingest worker (its MQTT client id) and one partition, and is kept as a property of the topic,
-so that it outlives the worker: were a restarted one to write again while older messages of a device are among the
-dead letters, the device's order would be lost. It ends in steps, so that no message overtakes another:
+A block belongs to one ingest worker (its MQTT client id) and one partition. It is a property of the topic, so that it
+outlives the worker. If a restarted worker wrote to the partition before older messages of a device are replayed, the
+device's order would be lost. The release has steps, so that no message overtakes another:
 
-1. ``blocked``: the worker writes what is meant for the partition to the dead letters.
-2. ``releasing``: a replay has replayed them and asks for the rest. The worker writes no more of them, keeps what
-   comes from now on, and waits until what it gave to the dead letters is stored there.
-3. ``held``: the worker says so. The replay replays what came in between and removes the property.
-4. The worker sees it gone and writes to the partition again, first what it has kept.
+1. ``blocked``: the worker writes messages for the partition to the dead letters.
+2. ``releasing``: a replay has replayed these and requests the rest. The worker writes no more dead letters, buffers
+   new messages, and waits until its last dead letters are stored.
+3. ``drained``: the worker confirms this. The replay replays the last dead letters and removes the property.
+4. The worker sees the removal and writes to the partition, first the buffered messages.
 
-Died between two steps, the replay is run again and goes on; a worker keeps at most its window.
+If the replay dies between two steps, the next run continues; a worker buffers at most its window.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import quote
 
-from bridge.decoding import LAST_US, checked_text, checked_whole, decodes, json_of_record
+from bridge.contract.decoding import LAST_US, checked_text, checked_whole, decodes, json_of_record
 from bridge.display import printable
 from bridge.errors import ContractError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 
 __all__ = ["Block", "BlockState", "BlockStore"]
 
-BlockState = Literal["blocked", "releasing", "held"]
+BlockState = Literal["blocked", "releasing", "drained"]
 _PREFIX: Final = "pulsebridge.blocked."
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One worker's block of one partition; ``partition`` is -1 where the topic has none."""
+    """One worker's block of one partition; ``partition`` is -1 if the topic is not partitioned."""
 
     partition: int
     client_id: str
     state: BlockState
     since_us: int
-    """Since when it is in this state, in µs since the epoch."""
+    """Time at which this state began, in µs since the epoch."""
     why: str
 
     @property
     def name(self) -> str:
-        """The property that keeps it."""
+        """The name of its topic property."""
         return f"{_PREFIX}{self.partition}.{self.client_id}"
 
     def encode(self) -> str:
@@ -59,16 +59,16 @@ class BlockStore:
         self._admin = admin
 
     def load(self, topic: str) -> list[Block]:
-        """Return the blocks of a topic, none when it does not exist."""
+        """Return the blocks of a topic; none if the topic does not exist."""
         found = self._admin.request("GET", f"/{rest_path(topic)}/properties", accept=(404,)) or {}
         return [block for name, value in sorted(found.items()) if (block := _decode(name, value)) is not None]
 
     def store(self, topic: str, block: Block) -> None:
-        """Keep a block, in place of what the same worker had for the partition."""
+        """Store a block; it replaces the same worker's block of the partition."""
         self._admin.request("PUT", f"/{rest_path(topic)}/properties", body={block.name: block.encode()})
 
     def remove(self, topic: str, block: Block) -> None:
-        """Forget a block."""
+        """Remove a block."""
         name = quote(block.name, safe="")
         self._admin.request("DELETE", f"/{rest_path(topic)}/properties?key={name}", accept=(404,))
 
@@ -88,6 +88,6 @@ def _decode(name: str, value: str) -> Block | None:
 @decodes("a block of a partition")
 def _read(name: str, value: str) -> Block:
     partition, _, client_id = name[len(_PREFIX) :].partition(".")
-    told = json_of_record(value)
-    since_us = checked_whole(told["since_us"], 0, LAST_US)
-    return Block(int(partition), client_id, told["state"], since_us, checked_text(told["why"]))
+    fields = json_of_record(value)
+    since_us = checked_whole(fields["since_us"], 0, LAST_US)
+    return Block(int(partition), client_id, fields["state"], since_us, checked_text(fields["why"]))

@@ -1,20 +1,20 @@
-"""Reads the dead letter topic, partition by partition, and writes notes into it. It selects nothing."""
+"""Reader of the dead letter topic, partition by partition. It selects nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
-from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, note_of
+from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, note_of
 from bridge.errors import TerminalError
-from bridge.pulsar_client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, our_errors, properties_of
-from bridge.topic_end import read_to_end
+from bridge.pulsar.client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, our_errors, properties_of
+from bridge.pulsar.topic_end import read_to_end
 
 __all__ = ["DeadLetterLog"]
 
 
 class DeadLetterLog:
-    """The dead letter topic of one Pulsebridge. Raises TransientError while Pulsar cannot be reached."""
+    """The dead letter topic of one installation. Raises TransientError while Pulsar cannot be reached."""
 
     def __init__(self, client: PulsarClient) -> None:
         self._client = client
@@ -22,12 +22,12 @@ class DeadLetterLog:
         self.partitions = client.partitions(self.topic)
         if not self.partitions:
             raise TerminalError(
-                f"there is no dead letter topic {self.topic}",
-                remedy="check pulsar.tenant and pulsar.system_namespace; ingest makes it at its first start",
+                f"the dead letter topic {self.topic} does not exist",
+                remedy="check pulsar.tenant and pulsar.system_namespace; ingest creates it at its first start",
             )
 
     def scan(self, partition: int) -> Iterator[DeadLetter | Note]:
-        """Yield what stands in one partition, from its beginning to its end, which may move on meanwhile."""
+        """Yield the records of one partition from its beginning to its end, which may advance meanwhile."""
         name = self.partitions[partition]
         reader = self._client.reader(name, EARLIEST, queue=200)
         try:
@@ -37,9 +37,9 @@ class DeadLetterLog:
             with our_errors(f"closing the reader of {name}"):
                 reader.close()
 
-    def replayed(self, partition: int) -> set[Place]:
-        """Return the letters of one partition that were replayed already."""
-        found: set[Place] = set()
+    def replayed(self, partition: int) -> set[LetterPosition]:
+        """Return the positions of the replayed letters of one partition."""
+        found: set[LetterPosition] = set()
         for record in self.scan(partition):
             if isinstance(record, Note) and record.kind == NOTE_REPLAYED:
                 found |= record.replayed
@@ -52,9 +52,9 @@ def _record(message: Message, partition: int) -> DeadLetter | Note:
     note = note_of(properties or {}, payload)
     if note is not None:
         return note
-    where = message.message_id()
+    at = message.message_id()
     return DeadLetter(
-        LetterId(partition, Place(where.ledger_id(), where.entry_id(), where.batch_index())),
+        LetterId(partition, LetterPosition(at.ledger_id(), at.entry_id(), at.batch_index())),
         key or "",
         payload,
         properties or {},

@@ -1,4 +1,4 @@
-"""Where a dead letter goes when it is replayed, and why some cannot be. Pure: it writes nothing."""
+"""Plan of a replay: the target of a dead letter, or the reason against it. It writes nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bridge.commands import decode_command
 from bridge.contract import (
     C_ID,
     COMMANDS_TOPIC,
@@ -27,21 +26,22 @@ from bridge.contract import (
     folded_envelope,
     full_envelope,
 )
+from bridge.contract.commands import decode_command
+from bridge.contract.groups import decode_group_command
 from bridge.dead_letters.records import DeadLetter
-from bridge.envelope import message_of
 from bridge.errors import ContractError
-from bridge.groups import decode_group_command
-from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked
+from bridge.mqtt.envelope import message_of
+from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Refusal", "Replay", "replay_of"]
 
-_OF_DEATH = (P_DEAD_AT, P_DEAD_CUT, P_DEAD_KEY, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC)
+_DEAD_PROPERTIES = (P_DEAD_AT, P_DEAD_CUT, P_DEAD_KEY, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A dead letter as the message that it was meant to be; ``pb.replayed`` marks it (its dead letter's id)."""
+    """The original message of a dead letter; its property ``pb.replayed`` contains the id of the letter."""
 
     letter: DeadLetter
     topic: str
@@ -52,93 +52,97 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A dead letter that cannot be replayed, and why."""
+    """A dead letter that cannot be replayed, and the reason."""
 
     letter: DeadLetter
     why: str
 
 
 def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | None = None) -> Replay | Refusal:
-    """Return where the letter goes: to the topic that it was meant for, or where ``mapper`` sends it now."""
+    """Return the replay to the original topic, or with ``mapper`` to that of the current rules."""
     if letter.problem:
         return Refusal(letter, f"{letter.reason}; show --out writes its payload to a file")
     if letter.lost_bytes:
-        return Refusal(letter, f"{letter.lost_bytes} bytes of its payload were not kept: only its head is here")
+        return Refusal(
+            letter, f"{letter.lost_bytes} bytes of its payload were not kept: the dead letter has only its head"
+        )
     if letter.reason.startswith(DEAD_MALFORMED):
-        return Refusal(letter, "its payload is the packet as it came: the device has to publish it again")
-    if P_DEAD_CUT in letter.told:
-        return Refusal(letter, "its envelope was too large and is cut: what it tells is not what was published")
-    told = {name: value for name, value in letter.told.items() if name not in _OF_DEATH}
-    if not told.get(P_DEVICE):
-        told.pop(P_DEVICE, None)
-    told[P_REPLAYED] = str(letter.id)
+        return Refusal(letter, "its payload is the malformed packet: the device must republish the message")
+    if P_DEAD_CUT in letter.properties:
+        return Refusal(letter, "its envelope was too large and is cut: it differs from the published one")
+    properties = {name: value for name, value in letter.properties.items() if name not in _DEAD_PROPERTIES}
+    if not properties.get(P_DEVICE):
+        properties.pop(P_DEVICE, None)
+    properties[P_REPLAYED] = str(letter.id)
     if mapper is not None:
-        return _remapped(letter, told, settings, mapper)
+        return _remapped(letter, properties, settings, mapper)
     if not letter.target:
-        return Refusal(letter, "no rule named a topic for it: mend the rules and replay it with --remap")
+        return Refusal(letter, "no rule named a topic for it: correct the rules and replay it with --remap")
     if letter.target == settings.system_topic(GROUP_COMMANDS_TOPIC):
-        return _to_group(letter, told)
-    problem = _topic_problem(letter.target, told, settings) or _command_problem(letter, told, settings)
+        return _to_group(letter, properties)
+    problem = _topic_problem(letter.target, properties, settings) or _command_problem(letter, properties, settings)
     if problem:
         return Refusal(letter, problem)
-    return Replay(letter, letter.target, letter.target_key, told)
+    return Replay(letter, letter.target, letter.target_key, properties)
 
 
-def _topic_problem(topic: str, told: Mapping[str, str], settings: PulsarSettings) -> str:
-    # The name comes out of a message: it must not lead to a topic that these settings do not own.
+def _topic_problem(topic: str, properties: Mapping[str, str], settings: PulsarSettings) -> str:
+    # The name is data of a message: it must not lead to a topic that these settings do not own.
     if topic == settings.system_topic(COMMANDS_TOPIC):
-        return "" if C_ID in told and P_VERSION in told else "it has not the shape of a command"
+        return "" if C_ID in properties and P_VERSION in properties else "it lacks the properties of a command"
     if any(topic.startswith(f"persistent://{name}/") for name in settings.readings_namespaces):
         return ""
     return f"{topic} is neither a readings topic nor a commands topic of these settings"
 
 
-def _to_group(letter: DeadLetter, told: dict[str, str]) -> Replay | Refusal:
-    """A command to a group is a dead letter only where no member was given it: of an unknown group, or out of order."""
-    told.pop(P_DEVICE, None)  # there it is the group's name
+def _to_group(letter: DeadLetter, properties: dict[str, str]) -> Replay | Refusal:
+    """Plan a group command, which no member has received: unknown group, or out of order."""
+    properties.pop(P_DEVICE, None)  # in the letter it is the name of the group
     try:
-        command = decode_group_command(told, letter.payload)
+        command = decode_group_command(properties, letter.payload)
     except ContractError as e:
-        return Refusal(letter, f"it is no command to a group: {e.what}. Write it anew")
-    return Replay(letter, letter.target, command.group, told)
+        return Refusal(letter, f"it is not a valid group command: {e.what}. Write a new command")
+    return Replay(letter, letter.target, command.group, properties)
 
 
-def _command_problem(letter: DeadLetter, told: Mapping[str, str], settings: PulsarSettings) -> str:
-    stood_there = letter.told.get(P_DEAD_TOPIC) != letter.target  # in a partition; sinks name the topic alone
-    if letter.target != settings.system_topic(COMMANDS_TOPIC) or not stood_there:
+def _command_problem(letter: DeadLetter, properties: Mapping[str, str], settings: PulsarSettings) -> str:
+    was_stored = letter.properties.get(P_DEAD_TOPIC) != letter.target  # it names a partition; sinks name only the topic
+    if letter.target != settings.system_topic(COMMANDS_TOPIC) or not was_stored:
         return ""
     try:
-        command = decode_command(told, letter.payload)
+        command = decode_command(properties, letter.payload)
     except ContractError:
-        return ""  # push could not read it, so no cursor remembers its id: a later release may read it
-    again = shlex.join(["pulsebridge", "commands", "resend", command.command_id, "--device", command.device])
+        return ""  # push could not read it, so no cursor contains its id: a later release may read it
+    resend = shlex.join(["pulsebridge", "commands", "resend", command.command_id, "--device", command.device])
     of_group = "" if command.ref is None else f" ({command.ref.command_id} of the group {command.ref.group})"
     return (
-        f"push gave up the command {command.command_id}{of_group} and may remember its id: under that one it would be dropped "
-        f"as a repetition. Send it again under a new one, to {command.device} alone: {again}"
+        f"push dead-lettered the command {command.command_id}{of_group}; it may know the id and then drops a command "
+        f"with the same id as a duplicate. Resend it with a new id, to {command.device} alone: {resend}"
     )
 
 
-def _remapped(letter: DeadLetter, told: dict[str, str], settings: PulsarSettings, mapper: Mapper) -> Replay | Refusal:
+def _remapped(
+    letter: DeadLetter, properties: dict[str, str], settings: PulsarSettings, mapper: Mapper
+) -> Replay | Refusal:
     if not letter.mqtt_topic:
-        return Refusal(letter, "it was no MQTT publish, so there is nothing to map")
+        return Refusal(letter, "it was not an MQTT publish, so the rules cannot map it")
     try:
-        message = message_of(letter.payload, letter.told)
-        told = full_envelope(told)
+        message = message_of(letter.payload, letter.properties)
+        properties = full_envelope(properties)
     except ContractError as e:
         return Refusal(letter, e.what)
     route = mapper.route(message.topic)
     if isinstance(route, PerMessage):
         route = route.of(message.payload, () if message.properties is None else message.properties.user)
     if isinstance(route, NoRoute):
-        return Refusal(letter, f"the present rules have no place for it either: {route.reason}")
+        return Refusal(letter, f"the current rules have no topic for it either: {route.reason}")
     if isinstance(route, ResumeAsked):
-        return Refusal(letter, "a device asked for its commands, and would ask again")
+        return Refusal(letter, "it is a device's request for its commands; the device repeats it")
     if isinstance(route, LeftOut):
-        return Refusal(letter, f"the present rules leave it out: {route.reason}")
+        return Refusal(letter, f"the current rules exclude it: {route.reason}")
     for name, value in ((P_DEVICE, route.device), (P_COMMAND_TOPIC, route.command_topic)):
-        told.pop(name, None)
+        properties.pop(name, None)
         if value is not None:
-            told[name] = value
-    told[P_RULE] = route.rule
-    return Replay(letter, settings.readings_topic(route.local, route.namespace), route.key, folded_envelope(told))
+            properties[name] = value
+    properties[P_RULE] = route.rule
+    return Replay(letter, settings.readings_topic(route.local, route.namespace), route.key, folded_envelope(properties))

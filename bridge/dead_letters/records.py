@@ -1,4 +1,4 @@
-"""What is read back from the dead letter topic: letters, notes among them, and which letters a command means. Pure."""
+"""Records of the dead letter topic: letters and notes, and the selection of letters."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from bridge.contract import (
     P_TOPIC,
     base_topic,
 )
-from bridge.decoding import checked_position, decodes, json_of_record
+from bridge.contract.decoding import checked_position, decodes, json_of_record
 from bridge.errors import ConfigError, ContractError
-from bridge.topic_templates import Filter
+from bridge.routing.templates import Filter
 
-__all__ = ["DeadLetter", "LetterId", "Note", "Place", "Selection", "note_of", "replayed_note"]
+__all__ = ["DeadLetter", "LetterId", "LetterPosition", "Note", "Selection", "note_of", "replayed_note"]
 
 _MAX_DIGITS: Final = 18
-"""More no number of ours has; a foreign one could be no time at all."""
+"""Upper bound for digits of a valid number; a longer one is not a valid time."""
 
 
-class Place(NamedTuple):
-    """Where a message stands in its partition; ``batch_index`` is its place in a batch, -1 when it was not batched."""
+class LetterPosition(NamedTuple):
+    """Position of a message in its partition; ``batch_index`` is its index in a batch, -1 without a batch."""
 
     ledger: int
     entry: int
     batch_index: int = -1
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> LetterPosition:
         """Read ``ledger:entry`` or ``ledger:entry:index``. Raises ValueError."""
         ledger, entry, *index = (int(part) for part in text.split(":", 3))
         return cls(*checked_position((ledger, entry, *(index or [-1]))))
@@ -49,131 +49,131 @@ class Place(NamedTuple):
 
 
 class LetterId(NamedTuple):
-    """What names a dead letter: ``partition:ledger:entry``, and the index where it was written in a batch."""
+    """Id of a dead letter: ``partition:ledger:entry``, and the index if it was written in a batch."""
 
     partition: int
-    place: Place
+    position: LetterPosition
 
     @classmethod
     def parse(cls, text: str) -> LetterId:
         """Read an id as ``list`` prints it. Raises ConfigError."""
-        partition, _, place = text.partition(":")
+        partition, _, position = text.partition(":")
         try:
-            return cls(int(partition), Place.parse(place))
+            return cls(int(partition), LetterPosition.parse(position))
         except (ValueError, TypeError) as e:
             raise ConfigError(
-                f"{text!r} is no id of a dead letter",
+                f"{text!r} is not a valid id of a dead letter",
                 remedy="ids look like 0:123:4, as dead-letters list shows",
             ) from e
 
     def __str__(self) -> str:
-        return f"{self.partition}:{self.place}"
+        return f"{self.partition}:{self.position}"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter as it stands in the topic. Times are µs since the epoch."""
+    """One dead letter of the topic. Times are µs since the epoch."""
 
     id: LetterId
     key: str
     payload: bytes
-    told: Mapping[str, str]
-    """Its properties: the envelope of the message, and why it came here."""
+    properties: Mapping[str, str]
+    """The envelope of the message, and the reason for the dead letter."""
     event_ms: int
     """Event time of the message, ms since the epoch, 0 without one."""
     stored_us: int
     problem: str = ""
-    """Why key and properties are not all there, for what no writer of ours wrote."""
+    """Why key and properties are incomplete, if Pulsebridge did not write the message."""
 
     @property
     def reason(self) -> str:
-        """Why it came here; of what no writer of ours wrote, what is wrong with it."""
+        """The reason for the dead letter; if Pulsebridge did not write the message, the problem with it."""
         if self.problem:
-            return f"it is no dead letter of Pulsebridge: {self.problem}"
-        return self.told.get(P_DEAD_REASON, "")
+            return f"it is not a valid dead letter of Pulsebridge: {self.problem}"
+        return self.properties.get(P_DEAD_REASON, "")
 
     @property
     def target(self) -> str:
-        """The Pulsar topic that it was meant for, without partition; empty when no rule named one."""
-        return base_topic(self.told.get(P_DEAD_TOPIC, ""))
+        """The original Pulsar topic, without partition; empty if no rule named one."""
+        return base_topic(self.properties.get(P_DEAD_TOPIC, ""))
 
     @property
     def target_key(self) -> str:
-        """The key that it was meant to have."""
-        return self.told.get(P_DEAD_KEY, self.key)
+        """The key in the original topic."""
+        return self.properties.get(P_DEAD_KEY, self.key)
 
     @property
     def mqtt_topic(self) -> str:
-        """The MQTT topic of the publish, empty for what was no publish."""
-        return self.told.get(P_TOPIC, "")
+        """The MQTT topic of the publish, empty if the message was not a publish."""
+        return self.properties.get(P_TOPIC, "")
 
     @property
     def device(self) -> str:
-        """The device, empty where none was named."""
-        return self.told.get(P_DEVICE, "")
+        """The device, empty if the letter names none."""
+        return self.properties.get(P_DEVICE, "")
 
     @property
     def at_us(self) -> int:
-        """When it was given up."""
-        at = self.told.get(P_DEAD_AT, "")
+        """Time at which the message became a dead letter."""
+        at = self.properties.get(P_DEAD_AT, "")
         return int(at) if at.isdecimal() and len(at) < _MAX_DIGITS else self.stored_us
 
     @property
     def lost_bytes(self) -> int:
-        """How many bytes of the payload were not kept, 0 when it is whole (H5)."""
-        length = self.told.get(P_DEAD_LENGTH, "")
+        """Number of cut bytes of the payload, 0 if it is whole (H5)."""
+        length = self.properties.get(P_DEAD_LENGTH, "")
         return int(length) - len(self.payload) if length.isdecimal() and len(length) < _MAX_DIGITS else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A message among the dead letters that is none: ``replayed`` names letters of the same partition."""
+    """A message of the dead letter topic that is not a letter: ``replayed`` names letters of the same partition."""
 
     kind: str
-    replayed: frozenset[Place]
+    replayed: frozenset[LetterPosition]
 
 
 def note_of(properties: Mapping[str, str], payload: bytes) -> Note | None:
-    """Return the note that a message is, None for a dead letter. An unreadable note notes nothing."""
+    """Return the note of a message, None for a dead letter. An unreadable note names no letters."""
     kind = properties.get(P_DEAD_NOTE)
     if kind is None:
         return None
     with suppress(ContractError):
         if kind == NOTE_REPLAYED:
-            return Note(kind, _places(payload))
+            return Note(kind, _positions(payload))
     return Note(kind, frozenset())
 
 
 @decodes("a list of dead letters")
-def _places(payload: bytes) -> frozenset[Place]:
-    return frozenset(Place.parse(text) for text in json_of_record(payload))
+def _positions(payload: bytes) -> frozenset[LetterPosition]:
+    return frozenset(LetterPosition.parse(text) for text in json_of_record(payload))
 
 
-def replayed_note(places: list[Place]) -> tuple[bytes, dict[str, str]]:
-    """Return payload and properties of the note that says which letters of its partition were replayed."""
-    return json.dumps([str(p) for p in places]).encode(), {P_DEAD_NOTE: NOTE_REPLAYED}
+def replayed_note(positions: list[LetterPosition]) -> tuple[bytes, dict[str, str]]:
+    """Return payload and properties of the note that names the replayed letters of its partition."""
+    return json.dumps([str(p) for p in positions]).encode(), {P_DEAD_NOTE: NOTE_REPLAYED}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which dead letters are meant; what is empty or None restricts nothing."""
+    """Selection of dead letters; an empty field does not restrict it."""
 
     ids: frozenset[LetterId] = frozenset()
     topic: str = ""
-    """A Pulsar topic (its full or its local name), or an MQTT filter that the publish's topic matches."""
+    """A Pulsar topic (its full or its local name), or an MQTT filter that matches the topic of the publish."""
     reason: str = ""
-    """Text that the reason contains, in any case."""
+    """Text that the reason contains, case-insensitive."""
     device: str = ""
     since_us: int = 0
-    """Given up at this time or later, in µs since the epoch."""
+    """Dead letters since this time, in µs since the epoch."""
 
     @property
     def whole_topics(self) -> bool:
-        """Whether all dead letters of each topic that is meant are meant."""
+        """Whether the selection contains all dead letters of each selected topic."""
         return not (self.ids or self.reason or self.device or self.since_us)
 
     def means(self, letter: DeadLetter) -> bool:
-        """Whether the letter is meant."""
+        """Return whether the selection contains the letter."""
         if self.ids and letter.id not in self.ids:
             return False
         if self.device and letter.device != self.device:
@@ -185,7 +185,7 @@ class Selection:
         return not self.topic or self._of_topic(letter)
 
     def means_target(self, topic: str) -> bool:
-        """Whether all letters that were meant for this Pulsar topic are meant."""
+        """Return whether the selection contains all letters of this original Pulsar topic."""
         return self.whole_topics and self.topic in ("", topic, topic.rsplit("/", 1)[-1])
 
     def _of_topic(self, letter: DeadLetter) -> bool:

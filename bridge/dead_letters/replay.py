@@ -1,14 +1,14 @@
-"""Writes dead letters to where they were meant to go, and notes among them that it did.
+"""Replay of dead letters: writes them to their original topics, and notes with their ids.
 
 For each partition, in the order of the log, in groups:
 
-1. Each letter of the group is sent to its topic, marked with its id (``pb.replayed``).
-2. Pulsar's receipt for each of them.
-3. A note with their ids is written to the partition of the dead letters; what a note names is not replayed again.
+1. The replay sends each letter of the group to its topic, with its id as property ``pb.replayed``.
+2. It waits for Pulsar's receipt for each of them.
+3. It writes a note with their ids to the partition of the dead letters. Later replays skip the letters of a note.
 
-Died between 2 and 3, or 1 and 2: they are replayed again, the second copy marked as the first, and none is lost.
-Two replays at once would write twice. So before anything is read, a replay takes the one producer of a name that
-Pulsar lets nobody else have (``replay_lock``), over all machines and until this process ends, however it ends.
+If the process dies between 1 and 3, the next replay writes the letters a second time with the same property; none is
+lost. Two replays at once would write duplicates, so a replay first takes the lock (``replay_lock``). It is valid for
+all machines, until this process ends.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.contract import COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC, partition_name
+from bridge.contract.partitioning import partition_of
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
-from bridge.dead_letters.records import DeadLetter, LetterId, Note, Place, Selection, replayed_note
+from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, Selection, replayed_note
 from bridge.dead_letters.replay_lock import take_lock
 from bridge.errors import PulsebridgeError, RefusedError, TransientError
 from bridge.killpoints import reach
-from bridge.mapping import Mapper
-from bridge.murmur3 import partition_of
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import OK, Producer, PulsarClient, our_errors
-from bridge.pulsar_errors import as_our_error
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import OK, Producer, PulsarClient, our_errors
+from bridge.pulsar.errors import as_our_error
+from bridge.routing.mapper import Mapper
 
 __all__ = ["Replayer", "Report"]
 
@@ -42,24 +42,24 @@ _GROUP_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass
 class Report:
-    """What a replay did, or would do."""
+    """Result of a replay, or of a dry run."""
 
     replayed: Counter[str] = field(default_factory=Counter)
-    """How many went to each topic."""
+    """Number of replayed letters of each topic."""
     already: int = 0
-    """How many of those that are meant were replayed before."""
+    """Number of selected letters that an earlier replay wrote."""
     refused: list[Refusal] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
-    """Topics that were blocked and are not any more."""
+    """Topics whose blocks the replay removed."""
     unanswered: list[str] = field(default_factory=list)
-    """Workers that blocked a topic and did not say that they write no more dead letters for it."""
+    """Workers that blocked a topic and did not confirm its release."""
 
 
 class Replayer:
-    """One run of a replay. ``mapper`` maps anew by the present rules; without it letters go where they were meant to.
+    """One run of a replay. ``mapper`` maps letters by the current rules; without it they go to their original topics.
 
-    ``confirm_s`` is how long Pulsar may take to confirm a group, ``release_s`` how long a worker may take to
-    answer, both in seconds. ``say`` gets a line for each thing worth telling while it runs.
+    ``confirm_s`` is the timeout for Pulsar's receipts of a group, ``release_s`` that for the confirmation of a worker,
+    both in seconds. ``report_line`` is called with a line for each event of interest.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Replayer:
         dry_run: bool = False,
         confirm_s: float = 60.0,
         release_s: float = 30.0,
-        say: Callable[[str], None] = lambda _line: None,
+        report_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -81,21 +81,21 @@ class Replayer:
         self._dry_run = dry_run
         self._confirm_s = confirm_s
         self._release_s = release_s
-        self._say = say
+        self._report_line = report_line
         self._log = DeadLetterLog(client)
         self._partitions: dict[str, int] = {}
         self._producers: dict[str, Producer] = {}
         self._refused: dict[str, Refusal] = {}
         self._targets: set[str] = set()
         self._already: set[LetterId] = set()
-        self._mine: set[LetterId] = set()
+        self._own: set[LetterId] = set()
         self.report = Report()
 
     def run(self) -> Report:
-        """Replay what is meant, then end the blocks of the topics whose letters are all replayed.
+        """Replay the selected letters, then remove the blocks of the topics whose letters are all replayed.
 
-        Raises TransientError when Pulsar does not confirm: what was confirmed before is noted, the rest stays.
-        TerminalError when another replay is running.
+        Raises TransientError if Pulsar does not confirm: confirmed letters are in a note, the others remain.
+        Raises TerminalError if another replay is running.
         """
         if not self._dry_run:
             first = self._log.partitions[0]
@@ -129,14 +129,14 @@ class Replayer:
             if group:
                 self._write(partition, group)
 
-    def _planned(self, record: DeadLetter | Note, done: set[Place]) -> Replay | None:
+    def _planned(self, record: DeadLetter | Note, done: set[LetterPosition]) -> Replay | None:
         if isinstance(record, Note):
             return None
         self._targets.add(record.target)
         if not self._selection.means(record):
             return None
-        if record.id.place in done:
-            if record.id not in self._mine:
+        if record.id.position in done:
+            if record.id not in self._own:
                 self._already.add(record.id)
             return None
         planned = replay_of(record, self._admin.settings, self._mapper)
@@ -163,13 +163,13 @@ class Replayer:
         reach("replay_before_receipt")
         answers.wait(self._confirm_s)
         reach("replay_before_mark")
-        done: list[Place] = []
+        done: list[LetterPosition] = []
         failure: PulsebridgeError | None = None
         for number, one in enumerate(group):
             result = answers.results.get(number)
             if result == OK:
-                done.append(one.letter.id.place)
-                self._mine.add(one.letter.id)
+                done.append(one.letter.id.position)
+                self._own.add(one.letter.id)
                 self.report.replayed[one.topic] += 1
                 continue
             error = (
@@ -185,10 +185,10 @@ class Replayer:
             self._note(partition, done)
         reach("replay_after_mark")
         if failure is not None:
-            raise TransientError(failure.what, remedy="see that the topic takes messages, then run the replay again")
+            raise TransientError(failure.what, remedy="check that the topic accepts messages, then repeat the replay")
 
     def _open(self, one: Replay) -> bool:
-        """Open the producer of a letter's topic; a topic that refuses it, for good, refuses the letter."""
+        """Open the producer of a letter's topic. If the topic refuses it for good, refuse the letter."""
         try:
             self._producer_for(one)
         except RefusedError as e:
@@ -196,18 +196,18 @@ class Replayer:
             return False
         return True
 
-    def _note(self, partition: int, done: list[Place]) -> None:
+    def _note(self, partition: int, done: list[LetterPosition]) -> None:
         payload, properties = replayed_note(done)
         answers = _Answers(1)
-        with our_errors(f"noting what was replayed in {self._log.topic}"):
+        with our_errors(f"writing a note of the replay to {self._log.topic}"):
             self._producer(self._log.partitions[partition]).send_async(
                 payload, answers.of(0), properties=properties, partition_key="note"
             )
         answers.wait(self._confirm_s)
         if answers.results.get(0) != OK:
             raise TransientError(
-                f"Pulsar did not store what was replayed ({len(done)} messages)",
-                remedy="run the replay again: these are written once more, marked with pb.replayed",
+                f"Pulsar did not store the note of the replay ({len(done)} messages)",
+                remedy="repeat the replay: it writes these messages a second time, with the property pb.replayed",
             )
 
     def _producer_for(self, one: Replay) -> Producer:
@@ -225,15 +225,15 @@ class Replayer:
     def _producer(self, name: str) -> Producer:
         found = self._producers.get(name)
         if found is None:
-            # Unbatched: a refusal then names one message. More than a group never waits.
+            # Unbatched, because a refusal then names one message. At most one group waits.
             found = self._client.producer(name, batching=False, chunking=False, max_pending=2 * _GROUP)
             self._producers[name] = found
         return found
 
-    # --- ending blocks ---
+    # --- release of blocks ---
 
     def _release(self) -> None:
-        """See ``bridge.dead_letters.blocks`` for the order."""
+        """Release the blocks in the steps of ``bridge.dead_letters.blocks``."""
         if self._dry_run:
             return
         store = BlockStore(self._admin)
@@ -245,10 +245,10 @@ class Replayer:
         for topic, blocks in blocked.items():
             for block in blocks:
                 if block.state == "blocked":
-                    asked = Block(block.partition, block.client_id, "releasing", block.since_us, block.why)
-                    store.store(topic, asked)
-        self._say("waiting for the ingest workers to hold what they have for: " + ", ".join(blocked))
-        self._await_held(store, list(blocked))
+                    requested = Block(block.partition, block.client_id, "releasing", block.since_us, block.why)
+                    store.store(topic, requested)
+        self._report_line("waiting for the ingest workers to buffer their messages for: " + ", ".join(blocked))
+        self._await_workers(store, list(blocked))
         self._pass()
         for topic in blocked:
             for block in store.load(topic):
@@ -256,10 +256,10 @@ class Replayer:
             self.report.released.append(topic)
 
     def _refused_of(self, topic: str) -> bool:
-        # One that can never be replayed (truncated) must not keep a topic blocked for ever; one that may be, does.
+        # A truncated letter can never be replayed, so it must not block a topic for ever; others do.
         return any(r.letter.target == topic and not r.letter.lost_bytes for r in self._refused.values())
 
-    def _await_held(self, store: BlockStore, topics: list[str]) -> None:
+    def _await_workers(self, store: BlockStore, topics: list[str]) -> None:
         deadline = time.monotonic() + self._release_s
         pause = threading.Event()
         while True:
@@ -273,7 +273,7 @@ class Replayer:
 
 
 class _Answers:
-    """The receipts of a group, gathered on Pulsar's threads."""
+    """The receipts of a group, collected on Pulsar's threads."""
 
     def __init__(self, expected: int) -> None:
         self.results: dict[int, Any] = {}
@@ -297,5 +297,5 @@ def _close(producer: Producer) -> None:
     try:
         with our_errors("closing a producer"):
             producer.close()
-    except PulsebridgeError:  # what it had to store was waited for
+    except PulsebridgeError:  # the replay has waited for all receipts
         return

@@ -1,7 +1,8 @@
-"""One replay of the dead letters at a time: a producer of a fixed name, of which Pulsar lets a partition have one.
+"""Lock for one replay at a time: a producer name, unique for each partition in Pulsar.
 
-The name is free again when its process ends, however it ends: Pulsar sees its connection close. When the machine has
-gone, or the process is frozen, Pulsar finds out once another one asks for the name: it gets no answer for five seconds.
+Pulsar releases the name if the process ends in any way, because its connection closes. If the machine has
+crashed or the process is frozen, Pulsar releases the name at the next request of another process: the owner does not
+answer for five seconds.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import time
 from typing import Final
 
 from bridge.errors import FencedError, PulsebridgeError, TerminalError
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import Producer, PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import Producer, PulsarClient
 
 __all__ = ["take_lock"]
 
 _NAME: Final = "pulsebridge-replay"
-_WHO: Final = "pulsebridge.process"
+_PROCESS: Final = "pulsebridge.process"
 _ATTEMPTS: Final = 5
 _WAIT_S: Final = 0.2
-"""So long Pulsar may take to see that a killed replay's connection has closed."""
+"""Time between attempts: Pulsar needs a moment to detect the closed connection of a killed replay."""
 
 
 def take_lock(client: PulsarClient, admin: PulsarAdmin, partition: str, *, max_pending: int) -> Producer:
-    """Return the producer that only one replay may have; closing it gives it back.
+    """Return the producer that only one replay can have; closing it releases the lock.
 
-    Raises TerminalError naming the process that has it, TransientError while Pulsar cannot be reached.
+    Raises TerminalError with the process that owns it, TransientError while Pulsar cannot be reached.
     """
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -38,23 +39,23 @@ def take_lock(client: PulsarClient, admin: PulsarAdmin, partition: str, *, max_p
                 batching=False,
                 max_pending=max_pending,
                 name=_NAME,
-                properties={_WHO: f"process {os.getpid()} on {socket.gethostname()}"},
+                properties={_PROCESS: f"process {os.getpid()} on {socket.gethostname()}"},
             )
         except FencedError:
             continue
     raise TerminalError(
-        f"another replay of the dead letters is running{_holder(admin, partition)}",
-        remedy="wait for its end, then look with `pulsebridge dead-letters list --waiting` what is left",
+        f"another replay of the dead letters is running{_owner(admin, partition)}",
+        remedy="wait for its end, then list the remaining ones with `pulsebridge dead-letters list --waiting`",
     )
 
 
-def _holder(admin: PulsarAdmin, partition: str) -> str:
+def _owner(admin: PulsarAdmin, partition: str) -> str:
     try:
         publishers = admin.stats(partition).get("publishers") or []
-    except PulsebridgeError:  # not allowed: then it is not named
+    except PulsebridgeError:  # without the right, the error does not name the owner
         return ""
     for one in publishers:
         if one.get("producerName") == _NAME:
-            who = (one.get("metadata") or {}).get(_WHO) or one.get("address", "")
-            return f": {who}, since {one.get('connectedSince', 'a while')}"
+            process = (one.get("metadata") or {}).get(_PROCESS) or one.get("address", "")
+            return f": {process}, since {one.get('connectedSince', 'a while')}"
     return ""

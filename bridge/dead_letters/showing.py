@@ -1,4 +1,4 @@
-"""What ``pulsebridge dead-letters`` prints of letters and of a replay: numbers, lines, bytes. Pure."""
+"""Output of ``pulsebridge dead-letters``: counts, lines and payloads of letters, and the report of a replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def iso(us: int) -> str:
 
 
 def seconds_of(text: str) -> int | None:
-    """Return the seconds that ``90s``, ``15m``, ``2h`` or ``3d`` are, None for what is no such text."""
+    """Return the seconds of ``90s``, ``15m``, ``2h`` or ``3d``, None for any other text."""
     age = _AGE.match(text.strip())
     return None if age is None else int(age[1]) * _SECONDS[age[2]]
 
@@ -46,7 +46,7 @@ def since_us(text: str, now_us: int) -> int:
 
 
 class Summary:
-    """Counts letters as they pass and keeps the newest. ``keep`` is how many lines are wanted."""
+    """Counts letters and keeps the newest. ``keep`` is the number of lines to list."""
 
     def __init__(self, keep: int) -> None:
         self.total = 0
@@ -60,11 +60,11 @@ class Summary:
         self._rows: list[tuple[int, dict[str, Any]]] = []
 
     def add(self, letter: DeadLetter, *, replayed: bool) -> None:
-        """Count one."""
+        """Count a letter."""
         self.total += 1
         self.replayed += replayed
         self.lost += letter.lost_bytes > 0
-        # Numbers differ from letter to letter: without them the same reason is one line.
+        # Numbers differ from letter to letter; without them equal reasons share a line.
         self.reasons[re.sub(r"(?<!UTF-)\d+", "N", letter.reason)] += 1
         self.topics[letter.target or "(no rule named one)"] += 1
         self.oldest_us = min(self.oldest_us or letter.at_us, letter.at_us)
@@ -79,12 +79,12 @@ class Summary:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The newest, oldest first."""
+        """The newest letters, the oldest of them first."""
         self._cut()
         return [row for _, row in self._rows]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the summary for programs."""
         return {
             "total": self.total,
             "replayed": self.replayed,
@@ -97,11 +97,11 @@ class Summary:
         }
 
     def as_text(self) -> str:
-        """Return it for people."""
+        """Return the summary for people."""
         if not self.total:
             return "no dead letters"
         lines = [
-            f"{self.total} dead letters, {self.replayed} of them replayed, {self.lost} with their head alone",
+            f"{self.total} dead letters, {self.replayed} of them replayed, {self.lost} with only the payload's head",
             f"oldest {iso(self.oldest_us)}, newest {iso(self.newest_us)}",
         ]
         for title, counted in (("by reason", self.reasons), ("by topic", self.topics)):
@@ -110,9 +110,9 @@ class Summary:
             lines += ["", f"the newest {len(self.rows)}"]
             for row in self.rows:
                 state = "replayed" if row["replayed"] else "head only" if row["lost_bytes"] else ""
-                where = printable(row["mqtt_topic"] or row["topic"], 60)
+                origin = printable(row["mqtt_topic"] or row["topic"], 60)
                 lines.append(
-                    f"  {row['id']:<14} {row['at']}  {row['bytes']:>8} B  {state:<9}  {where}: {row['reason']}"
+                    f"  {row['id']:<14} {row['at']}  {row['bytes']:>8} B  {state:<9}  {origin}: {row['reason']}"
                 )
         return text_of(lines)
 
@@ -132,12 +132,12 @@ def _row(letter: DeadLetter, replayed: bool) -> dict[str, Any]:
 
 
 def body_of(payload: bytes, limit: int) -> list[str]:
-    """Return the head of a payload in lines, as text if it is printable UTF-8, else as a hex dump."""
+    """Return the lines of a payload's head: text if it is printable UTF-8, else a hex dump."""
     head = payload[:limit]
     try:
         text = head.decode()
     except UnicodeDecodeError as e:
-        # A character that the limit has cut is no reason for a dump.
+        # A character that the limit cuts does not require a dump.
         text = head[: e.start].decode() if len(payload) > limit and e.start > limit - 4 else "\0"
     rest = [f"… {len(payload) - len(head)} more bytes"] if len(payload) > limit else []
     if all(c.isprintable() or c in "\n\r\t" for c in text):
@@ -151,7 +151,7 @@ def body_of(payload: bytes, limit: int) -> list[str]:
 
 
 def report_json(report: Report, *, dry_run: bool) -> dict[str, Any]:
-    """Return what a replay did, for programs."""
+    """Return the report of a replay for programs."""
     return {
         "dry_run": dry_run,
         "replayed": dict(report.replayed.most_common()),
@@ -163,14 +163,14 @@ def report_json(report: Report, *, dry_run: bool) -> dict[str, Any]:
 
 
 def report_text(report: Report, *, dry_run: bool) -> str:
-    """Return what a replay did, for people."""
+    """Return the report of a replay for people."""
     total = sum(report.replayed.values())
     lines = [f"{total} {'would be replayed' if dry_run else 'replayed'}, {report.already} were replayed before"]
     lines += [f"  {count:>8}  {topic}" for topic, count in report.replayed.most_common()]
     lines += _refused_lines((one.why, str(one.letter.id)) for one in report.refused)
-    lines += [f"not blocked any more: {topic}" for topic in report.released]
+    lines += [f"released: {topic}" for topic in report.released]
     lines += [
-        f"{client} did not answer: if that ingest worker still runs, look for new dead letters and replay again"
+        f"{client} did not answer: if that ingest worker still runs, check for new dead letters and repeat the replay"
         for client in report.unanswered
     ]
     return text_of(lines)

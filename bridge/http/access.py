@@ -1,9 +1,9 @@
-"""Which client may publish to which topic: tokens, client certificates, and requests of web pages. Pure.
+"""Access control for topics: tokens, client certificates, and requests of web pages.
 
-A token or a certificate speaks for the topics of its filters and for no other. A listener without tokens and mTLS
-trusts every client that reaches it, and a browser on this machine sends what any web page asks for. So a request must
-name this server in the header Host (against DNS rebinding) and must not come from a page. Browsers present a client
-certificate unasked as well, so pages are refused with mTLS too; a token is never sent unasked.
+A token or a certificate allows the topics of its filters and no other. A listener without tokens and mTLS accepts every
+client that reaches it. A browser on this machine sends requests of any web page. So a request must name this server in
+the header Host (against DNS rebinding) and must not come from a page. Pages are refused with mTLS too, because browsers
+present a client certificate unasked. They never send a token unasked.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bridge.names import name_problem
+from bridge.contract.names import name_problem
+from bridge.routing.templates import Filter
 from bridge.settings.http import NAME_IN_FILTER, CertificateTopics, HttpSettings, is_loopback
-from bridge.topic_templates import Filter
 
 __all__ = [
     "Filters",
     "Tokens",
+    "allows",
     "certificate_filters",
     "certificate_names",
     "host_problem",
     "page_problem",
-    "speaks_for",
 ]
 
 Filters = tuple[Filter, ...]
-"""The topics that a credential speaks for."""
+"""The topics that a credential allows."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -36,13 +36,13 @@ _NO_PAGE: Final = (b"none", b"same-origin")
 
 
 class Tokens:
-    """The tokens in force and their topics; they are compared by digest, so timing tells nothing about them."""
+    """The tokens in force and their topics. They are compared by digest, so that timing reveals nothing."""
 
     def __init__(self, found: Mapping[str, Filters]) -> None:
         self._filters = {_digest(token.encode()): filters for token, filters in found.items()}
 
     def filters(self, authorization: Iterable[bytes]) -> Filters | None:
-        """Return the topics of a request, None unless it has one Authorization header with a token as ``Bearer``."""
+        """Return the topics of a request. None unless it has one Authorization header with a ``Bearer`` token."""
         values = list(authorization)
         if len(values) != 1:
             return None
@@ -55,17 +55,17 @@ def _digest(token: bytes) -> bytes:
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the common name and the DNS, e-mail and URI names of what ``SSLObject.getpeercert`` returns."""
+    """Return common, DNS, e-mail and URI names of a result of ``SSLObject.getpeercert``."""
     common = [value for rdn in certificate.get("subject", ()) for kind, value in rdn if kind == "commonName"]
     others = [value for kind, value in certificate.get("subjectAltName", ()) if kind in _NAME_KINDS]
     return tuple(dict.fromkeys([*common, *others]))
 
 
 def certificate_filters(names: Iterable[str], entries: Iterable[CertificateTopics], limit: int) -> Filters:
-    """Return the topics that a certificate of these names may publish to, by the first entry that fits.
+    """Return the topics of a certificate with these names, from the first matching entry.
 
-    A name that is no whole topic level fills no ``{name}``: it could be a wildcard or lead elsewhere. ``limit`` is its
-    maximum length in bytes.
+    A name that is not a whole topic level does not replace ``{name}``, because it could be a wildcard or another topic.
+    ``limit`` is its maximum length in bytes.
     """
     names = tuple(names)
     for entry in entries:
@@ -78,7 +78,7 @@ def certificate_filters(names: Iterable[str], entries: Iterable[CertificateTopic
     return ()
 
 
-def speaks_for(filters: Filters, topic: str) -> bool:
+def allows(filters: Filters, topic: str) -> bool:
     """Return whether ``topic`` matches one of the filters."""
     levels = topic.split("/")
     return any(one.match(levels) is not None for one in filters)
@@ -99,7 +99,7 @@ def _host(value: bytes) -> str:
 
 
 def page_problem(headers: Headers, settings: HttpSettings) -> str | None:
-    """Return why a request that a web page may have sent is refused, None if no page sent it or it is an allowed one."""
+    """Return why a page's request is refused, None if allowed or not from a page."""
     found = [(name, value) for name, value in headers if name in (b"origin", b"sec-fetch-site")]
     origins = [value.decode("latin-1") for name, value in found if name == b"origin"]
     allowed = all(origin in settings.allowed_origins for origin in origins)

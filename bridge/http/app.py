@@ -1,21 +1,21 @@
-"""What becomes of a request: it is refused by its head alone, or its message is taken and answered once it is stored.
+"""The answers to requests: refused by the head, or answered once the message is stored.
 
 ======  ======================================================================================================
 status  meaning
 ======  ======================================================================================================
 200     Pulsar has stored the message
-202     at ``qos=1``: it is stored among the dead letters, with the reason; at ``qos=0``: it is taken, no more
-400     it is not a message, or one for a topic that takes none: publishing it again does not help
-401     it carries no token, or none of ours
-403     its credential does not speak for the topic; or it comes from a web page, or names another server
+202     at ``qos=1``: it is stored among the dead letters, with the reason; at ``qos=0``: it is only accepted
+400     not a message, or not a topic to publish to: a retry does not help
+401     no token, or not a valid one
+403     its credential does not allow the topic; or it comes from a web page, or names another server
 408     the body did not arrive in time
 413     the body is too large; it was not read to its end
 431     the request line and the headers are too large
-503     not taken, because too much is in flight or the service stops; or taken, and Pulsar did not confirm it in
-        time: then it may still be stored, and publishing it again may store it twice
+503     not accepted, because too much is in flight or the service stops; or accepted, and Pulsar did not confirm it
+        in time: then it may still be stored, and a retry may store it twice
 ======  ======================================================================================================
 
-``begin`` judges the head before a byte of the body is read, ``take`` the message.
+``begin`` checks the head before a byte of the body is read, ``take`` the message.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from bridge.http.access import Filters, Tokens, host_problem, page_problem, speaks_for
+from bridge.http.access import Filters, Tokens, allows, host_problem, page_problem
 from bridge.http.requests import PREFIX, Refusal, message_of
-from bridge.ingest.awaited import AwaitedIntake, Outcome, SaturatedError
+from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError
 from bridge.killpoints import reach
 from bridge.mqtt.types import Message
+from bridge.routing.templates import Filter
 from bridge.settings import Settings
-from bridge.topic_templates import Filter
 
 __all__ = ["Answer", "Head", "HttpApp", "busy"]
 
@@ -44,7 +44,7 @@ _TOKENS_KEPT_S: Final = 1.0
 
 
 class Answer(NamedTuple):
-    """A status, the members of the JSON body, and headers beside those that every answer has."""
+    """A status, the members of the JSON body, and additional headers."""
 
     status: int
     body: Mapping[str, str]
@@ -69,11 +69,11 @@ class Head:
 
 
 class HttpApp:
-    """Answers requests out of an intake; both belong to one event loop."""
+    """Answers requests through an intake; both belong to one event loop."""
 
     def __init__(self, settings: Settings, intake: AwaitedIntake) -> None:
         self.closing = False
-        """Set when the service stops: nothing more is taken."""
+        """Set when the service stops: no more messages are accepted."""
         self._http = settings.http
         self._intake = intake
         resume = settings.ingest.resume_topic
@@ -88,11 +88,11 @@ class HttpApp:
         try:
             granted = self._granted(head)
             return granted if isinstance(granted, Answer) else self._message(head, granted)
-        except Exception as e:  # noqa: BLE001 a request must end in an answer, and take no other with it
+        except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
             return _fault(e)
 
     def _granted(self, head: Head) -> list[Filters] | Answer:
-        """Return the topics of the token and of the certificate; the request needs both where both are asked for."""
+        """Return the topics of token and certificate; the request needs both if both are required."""
         granted = [] if head.certificate is None else [head.certificate]
         if self._http.tokens is not None:
             filters = self._tokens_in_force().filters(head.values(b"authorization"))
@@ -112,24 +112,26 @@ class HttpApp:
         if head.method != b"POST":
             return Answer(405, {"message": "publish with POST"}, (("Allow", "POST"),))
         if self.closing:
-            return busy("the service is stopping; the message was not taken")
+            return busy("the service is stopping; the message was not accepted")
         message = message_of(path, query, head.headers, b"")
         if isinstance(message, Refusal):
             return Answer(400, {"message": message.why})
-        if not all(speaks_for(filters, message.topic) for filters in granted):
-            return Answer(403, {"message": "this token or certificate does not speak for the topic"})
-        if not self._http.allow_resume and speaks_for(self._resume, message.topic):
-            return Answer(403, {"message": "requests to resume are not taken over HTTP; http.allow_resume allows them"})
+        if not all(allows(filters, message.topic) for filters in granted):
+            return Answer(403, {"message": "this token or certificate does not allow the topic"})
+        if not self._http.allow_resume and allows(self._resume, message.topic):
+            return Answer(
+                403, {"message": "requests to resume are not accepted over HTTP; http.allow_resume allows them"}
+            )
         return message
 
     def _tokens_in_force(self) -> Tokens:
         now = time.monotonic()
-        if now - self._tokens_at > _TOKENS_KEPT_S:  # they may stand in a file that was replaced
+        if now - self._tokens_at > _TOKENS_KEPT_S:  # their file may have been replaced
             found, problems = self._http.token_topics()
             self._tokens, self._tokens_at = Tokens(found), now
             if problems:
                 log.warning(
-                    "tokens were left out. Action: correct the lines; they are read again",
+                    "tokens were left out. Action: correct the lines; the service rereads them",
                     problems=problems,
                     shown=1,
                 )
@@ -138,26 +140,25 @@ class HttpApp:
     # --- the message ---
 
     def take(self, message: Message) -> asyncio.Future[Outcome] | Answer:
-        """Take a message whose body is complete; the future becomes its outcome. Does not raise."""
+        """Take a message with a complete body; the future returns its outcome. Does not raise."""
         if self.closing:
-            return busy("the service is stopping; the message was not taken")
+            return busy("the service is stopping; the message was not accepted")
         try:
             future = self._intake.take(message)
         except SaturatedError as e:
-            return busy(f"{e.what}; the message was not taken")
-        except Exception as e:  # noqa: BLE001 a request must end in an answer, and take no other with it
+            return busy(f"{e.what}; the message was not accepted")
+        except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
             return _fault(e)
         reach("http_before_receipt")
         if message.qos == 0 and not future.done():
-            return Answer(202, {"message": "taken, not yet stored"})
+            return Answer(202, {"message": "accepted, not yet stored"})
         return future
 
     def stored(self, outcome: Outcome) -> Answer:
-        """Return the answer to a message that was taken."""
+        """Return the answer to an accepted message."""
         if outcome.unknown:
             return busy(
-                "Pulsar has not confirmed the message in time; it may still be stored, and publishing it again may "
-                "store it twice"
+                "Pulsar has not confirmed the message in time; it may still be stored, and a retry may store it twice"
             )
         reach("http_after_receipt")
         if outcome.left_out is not None:
@@ -175,10 +176,12 @@ _LEFT_OUT: Final = {
 
 
 def busy(why: str) -> Answer:
-    """Return the answer that asks the client to try again."""
+    """Return the answer that asks the client to retry."""
     return Answer(503, {"message": why}, (("Retry-After", "1"),))
 
 
 def _fault(error: Exception) -> Answer:
-    log.error("a request failed for a reason of ours. Action: report it", why=f"{type(error).__name__}: {error}")
-    return Answer(500, {"message": "the message was not taken: a fault of the server"})
+    log.error(
+        "a request failed because of a fault of the server. Action: report it", why=f"{type(error).__name__}: {error}"
+    )
+    return Answer(500, {"message": "the message was not accepted: a fault of the server"})

@@ -1,8 +1,8 @@
-"""The connections of the HTTP listeners: one h11 state machine each, on the service's event loop.
+"""The connections of HTTP clients: one h11 state machine each, on the service's event loop.
 
-A connection decides when it reads, how long it waits and what it holds; what a request means is decided by
-``bridge.http.app``. Before the app has taken a request's head, a client can make it hold ``max_head_bytes`` and no more;
-the body is read afterwards, within one time for the whole of it. While an answer is awaited nothing is read.
+A connection decides when it reads, how long it waits and what it buffers; ``bridge.http.app`` decides the meaning of a
+request. Before the app has accepted a request's head, a client can fill at most ``max_head_bytes``. The body is read
+afterwards, within one time limit for all of it. While an answer is awaited nothing is read.
 
 Example of the phases: HEAD → BODY → STORING → HEAD … → ENDED; every refusal leads to ENDED.
 """
@@ -21,7 +21,7 @@ import h11
 
 from bridge.http.access import Filters, certificate_filters, certificate_names
 from bridge.http.app import Answer, Head, HttpApp, busy
-from bridge.ingest.awaited import Outcome
+from bridge.intake.awaited import Outcome
 from bridge.mqtt.types import Message
 from bridge.settings import Settings
 
@@ -30,7 +30,7 @@ __all__ = ["REFUSAL", "Connections"]
 _CHUNK: Final = 16 * 1024
 """Bytes that are read at once."""
 _LINGER_S: Final = 1.0
-"""How long a client may take to read the last answer, in seconds: closing over unread bytes could take it away."""
+"""How long a client may take to read the last answer, in seconds. An earlier close could discard it."""
 
 REFUSAL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 """The answer on a connection that is not accepted."""
@@ -40,7 +40,7 @@ class _Phase(Enum):
     HEAD = "waits for a request, or for the rest of its head"
     BODY = "reads the body of a request that may publish"
     STORING = "waits for Pulsar, or until the client has read its answers"
-    ENDED = "has had its last answer; what still comes is dropped"
+    ENDED = "has had its last answer; further bytes are dropped"
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -48,7 +48,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def __init__(self, owner: Connections) -> None:
         self.context: ssl.SSLContext | None = None
-        """What the client was authenticated with, None without TLS."""
+        """The TLS context that authenticated the client, None without TLS."""
         self._owner = owner
         self._app = owner.app
         self._h11 = h11.Connection(h11.SERVER, owner.http.max_head_bytes)
@@ -98,7 +98,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._phase is not _Phase.STORING:
             self._h11.receive_data(b"")
             self._advance()
-        # A client that has sent its request may still listen; TLS cannot be half closed.
+        # A client that has sent its request may still read; TLS cannot be half closed.
         return self._phase is _Phase.STORING and self.context is None
 
     def pause_writing(self) -> None:
@@ -135,11 +135,11 @@ class _Connection(asyncio.BufferedProtocol):
         if not self._owner.is_current(self.context):
             self._close()  # its authority may have been removed
             return
-        taken = self._app.begin(self._head)
-        if isinstance(taken, Answer):
-            self._refuse(taken)
+        result = self._app.begin(self._head)
+        if isinstance(result, Answer):
+            self._refuse(result)
             return
-        self._message = taken
+        self._message = result
         self._at_once = True
         self._phase = _Phase.BODY
         self._wait(self._owner.http.read_timeout_s)
@@ -156,34 +156,34 @@ class _Connection(asyncio.BufferedProtocol):
         if len(self._body) > self._owner.http.max_body_bytes:
             self._too_large()
         elif self._owner.reading > self._owner.max_reading:
-            self._refuse(busy("too many bodies are being read; the message was not taken"))
+            self._refuse(busy("too many bodies are being read; the message was not accepted"))
 
     def _too_large(self) -> None:
         self._refuse(Answer(413, {"message": f"the body has more than {self._owner.http.max_body_bytes} bytes"}))
 
     def _take(self) -> None:
-        """The request is complete; a credential that was removed meanwhile does not count."""
+        """Publish a complete request; a credential that was removed in the meantime does not count."""
         assert self._head is not None
         assert self._message is not None
         if not self._owner.is_current(self.context):
             self._close()
             return
         if not self._at_once:
-            again = self._app.begin(self._head)
-            if isinstance(again, Answer):
-                self._refuse(again)
+            checked = self._app.begin(self._head)
+            if isinstance(checked, Answer):
+                self._refuse(checked)
                 return
         message = self._message._replace(payload=bytes(self._body))
         self._drop_body()
         self._phase = _Phase.STORING
         self._transport.pause_reading()
-        taken = self._app.take(message)
-        if isinstance(taken, Answer):
-            self._answer(taken)
+        result = self._app.take(message)
+        if isinstance(result, Answer):
+            self._answer(result)
             return
-        self._future = taken
+        self._future = result
         self._wait(self._owner.http.store_timeout_s)
-        taken.add_done_callback(self._stored)
+        result.add_done_callback(self._stored)
 
     def _drop_body(self) -> None:
         self._owner.reading -= len(self._body)
@@ -198,7 +198,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._advance()
 
     def _answer(self, answer: Answer) -> None:
-        """Answer a complete request, and go on with the next one."""
+        """Answer a complete request, and continue with the next one."""
         self._future = None
         self._write(answer, close=self._app.closing or self._ended_reading)
         if self._h11.our_state is h11.MUST_CLOSE or self._ended_reading:
@@ -235,10 +235,10 @@ class _Connection(asyncio.BufferedProtocol):
         events.append(h11.EndOfMessage())
         self._transport.write(b"".join(self._h11.send(event) or b"" for event in events))
 
-    # --- ending ---
+    # --- closing ---
 
     def _end(self) -> None:
-        """Let the client read its last answer: it closes then, or is cut off soon."""
+        """Let the client read its last answer and close; abort after a while."""
         if self._ended_reading or self._transport.is_closing():
             self._close()
             return
@@ -253,11 +253,11 @@ class _Connection(asyncio.BufferedProtocol):
     def _close(self) -> None:
         self._phase = _Phase.ENDED
         self._drop_body()
-        self._wait(_LINGER_S)  # TLS waits for the client's own end
+        self._wait(_LINGER_S)  # TLS waits for the client's close
         self._transport.close()
 
     def finish(self) -> None:
-        """Close if no request has begun; else the answer under way is the last one."""
+        """Close if no request has begun; else close after its answer."""
         if not self.busy and self._phase is not _Phase.ENDED:
             self._close()
 
@@ -281,7 +281,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._phase is _Phase.HEAD:
             self._close()
         elif self._phase is _Phase.BODY:
-            self._refuse(Answer(408, {"message": "the body did not come in time"}))
+            self._refuse(Answer(408, {"message": "the body did not arrive in time"}))
         elif self._future is not None:
             self._answer(self._app.stored(Outcome(unknown=True)))
             self._advance()
@@ -290,10 +290,10 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class Connections:
-    """Makes connections, and ends them. Everything runs on the event loop.
+    """Creates and closes connections. Everything runs on the event loop.
 
-    ``max_reading`` bounds the bodies that are being read, in bytes of all connections. ``is_current`` tells whether a
-    connection's TLS context is still in force, None standing for a connection without TLS.
+    ``max_reading`` bounds the bodies that are being read, in bytes of all connections. ``is_current`` returns whether a
+    connection's TLS context is still in force; None means a connection without TLS.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Connections:
         self.reading = 0
         """Bytes of bodies that are not complete."""
         self.buffer = memoryview(bytearray(_CHUNK))
-        """One for all: what is in it is used before anything else is read."""
+        """Shared by all connections, because its content is processed before the next read."""
         self.is_current = is_current
         self.open: set[_Connection] = set()
         self._name_limit = settings.max_name_bytes
@@ -331,11 +331,11 @@ class Connections:
         self._changed.set()
 
     def answered(self) -> None:
-        """Note that a request has had its answer."""
+        """Note that a request has its answer."""
         self._changed.set()
 
     def end_outdated(self) -> None:
-        """Close idle connections whose TLS context is not in force; the others close before their next request."""
+        """Close idle connections with an old TLS context; others close before their next request."""
         for connection in list(self.open):
             if not self.is_current(connection.context):
                 connection.finish()
@@ -346,7 +346,7 @@ class Connections:
             connection.finish()
 
     async def finished(self, timeout: float) -> None:
-        """Wait until clients have their answers, at most ``timeout`` seconds, then close what is left."""
+        """Wait at most ``timeout`` seconds until clients have their answers, then abort the others."""
         end = self.loop.time() + timeout
         while self.open and self.loop.time() < end:
             self._changed.clear()

@@ -1,6 +1,6 @@
-"""The protocol handler ``http``: listens, and gives each request's message to an intake of its own.
+"""The protocol handler ``http``: it listens, and passes each request's message to its intake.
 
-h11 is imported at INITIALIZE, so that a missing extra is reported then, and no other handler needs it.
+INITIALIZE imports h11, so that it reports a missing extra, and other handlers do not need it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from bridge.errors import ConfigError
-from bridge.ingest.awaited import AwaitedIntake
+from bridge.intake.awaited import AwaitedIntake
 from bridge.protocols.handler import Acceptor, Address, ProtocolHandler, Service
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
@@ -29,8 +29,8 @@ __all__ = ["HttpHandler"]
 
 log = structlog.get_logger("http")
 
-_LOOK_S: Final = 1.0
-"""How often readiness and the certificate's files are looked at, in seconds."""
+_CHECK_S: Final = 1.0
+"""Interval of the checks of readiness and of the certificate's files, in seconds."""
 _ANSWER_S: Final = 2.0
 """How long the last answers may take after everything is stored, in seconds."""
 
@@ -59,7 +59,7 @@ class HttpHandler(ProtocolHandler):
         return self._settings.http
 
     def initialize(self, settings: Settings) -> None:
-        """Import what the extra brings, and read the certificate."""
+        """Import the extra's packages, and read the certificate."""
         import bridge.http.app
         import bridge.http.connections  # noqa: F401
 
@@ -69,14 +69,14 @@ class HttpHandler(ProtocolHandler):
             self._tls = self._context()
 
     def _context(self) -> ssl.SSLContext:
-        """Return a context of what the files hold now; a context that has trusted an authority never forgets it."""
+        """Return a new context from the files, because a context never forgets a trusted authority."""
         http = self._http
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         assert http.tls_certificate is not None
         assert http.tls_private_key is not None
         try:
-            # An answer instead of a question on the terminal, should the key have a passphrase.
+            # If the key has a passphrase, raise instead of a prompt on the terminal.
             context.load_cert_chain(str(http.tls_certificate), str(http.tls_private_key), password=b"")
             if http.tls_client_ca is not None:
                 context.load_verify_locations(str(http.tls_client_ca))
@@ -93,7 +93,7 @@ class HttpHandler(ProtocolHandler):
         return self._tls
 
     def _is_current(self, context: ssl.SSLContext | None) -> bool:
-        """Return whether what a connection was authenticated with still counts."""
+        """Return whether the context that authenticated a connection is still in force."""
         return context is None or self._http.tls_client_ca is None or context is self._tls
 
     def _stamps(self) -> tuple[tuple[int, ...], ...]:
@@ -107,7 +107,7 @@ class HttpHandler(ProtocolHandler):
         return json.dumps({"path": "/topics/{mqtt topic}", "schemes": [s for s, p in schemes if p is not None]})
 
     def start(self, service: Service) -> None:
-        """Make the intake and the application, on the event loop that they belong to."""
+        """Create the intake and the application, on their event loop."""
         self._service = service
         asyncio.run_coroutine_threadsafe(self._start(service), service.loop).result()
 
@@ -119,21 +119,21 @@ class HttpHandler(ProtocolHandler):
         self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.max_in_flight)
         self._app = HttpApp(self._settings, self._intake)
         self._connections = Connections(self._settings, self._app, service.loop, is_current=self._is_current)
-        self._timer = service.loop.call_later(_LOOK_S, self._look)
+        self._timer = service.loop.call_later(_CHECK_S, self._check)
 
-    def _look(self) -> None:
-        """Tell what has changed: readiness, and a certificate that was replaced."""
+    def _check(self) -> None:
+        """Report changed readiness, and load a replaced certificate."""
         assert self._service is not None
-        self._timer = self._service.loop.call_later(_LOOK_S, self._look)
+        self._timer = self._service.loop.call_later(_CHECK_S, self._check)
         ready = self.readiness()["http"]
         if ready != self._was_ready:
             self._was_ready = ready
             self._service.changed()
         if self._tls is not None:
-            self._look_at_files()
+            self._check_files()
 
-    def _look_at_files(self) -> None:
-        """Take files that were replaced: new connections get them, and with mTLS the old connections end."""
+    def _check_files(self) -> None:
+        """Load replaced files for new connections; with mTLS the old connections end."""
         files = self._stamps()
         if files == self._files:
             return
@@ -141,7 +141,8 @@ class HttpHandler(ProtocolHandler):
             self._tls = self._context()
         except ConfigError as e:
             log.warning(
-                "the new certificate is not valid, the old one stays in use. Action: correct the files; they are read again",
+                "the new certificate is not valid, the old one stays in use. Action: correct the files; the service "
+                "rereads them",
                 why=str(e),
                 shown=1,
             )
@@ -168,13 +169,13 @@ class HttpHandler(ProtocolHandler):
         return found
 
     def readiness(self) -> Mapping[str, bool]:
-        """Return whether requests are taken and Pulsar confirms what they bring."""
+        """Return whether requests are accepted and Pulsar confirms their messages."""
         intake = self._intake
         ready = intake is not None and intake.stalled_for < self._settings.ingest.stall_s
         return {"http": ready and not (self._app is not None and self._app.closing)}
 
     def close(self) -> None:
-        """Refuse new messages, answer those that wait once they are stored, and end the connections."""
+        """Refuse new messages, answer waiting ones once they are stored, and end the connections."""
         if self._service is not None and self._app is not None:
             asyncio.run_coroutine_threadsafe(self._close(self._service), self._service.loop).result()
 

@@ -1,7 +1,7 @@
-"""Which message an HTTP request publishes, or why it is refused. Pure: bytes in, a message or a refusal out.
+"""Decodes an HTTP request: bytes in, a message or a refusal out.
 
-The model is AWS IoT's publish over HTTPS: the same path, the same query parameters, and its ``x-amz-mqtt5-…`` headers
-are understood beside our own (``mqtt-…``), so that a device made for it needs another address and nothing else.
+The model is AWS IoT's publish over HTTPS, with the same path and query parameters. Its ``x-amz-mqtt5-…`` headers are
+accepted as well as Pulsebridge's own (``mqtt-…``), so that a device made for it needs only another address.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["PREFIX", "Refusal", "message_of", "topic_problem"]
 PREFIX: Final = b"/topics/"
 
 _MAX_TEXT: Final = 65_535
-"""Longest string and longest binary data that MQTT carries, in bytes (MQTT 5, 1.5.4 and 1.5.6)."""
+"""Longest string and binary data of MQTT, in bytes (MQTT 5, 1.5.4 and 1.5.6)."""
 
 _QUERY: Final = ("qos", "contentType", "responseTopic", "messageExpiry", "retain")
 _FORMATS: Final = {"0": 0, "1": 1, "UNSPECIFIED_BYTES": 0, "UTF8_DATA": 1}
 
 
 class Refusal(NamedTuple):
-    """Why a request publishes nothing; ``why`` is what the client reads."""
+    """A request that publishes nothing; the client reads ``why``."""
 
     why: str
 
@@ -39,7 +39,7 @@ class _Refused(Exception):
 def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Message | Refusal:
     """Return the message that a ``POST`` to ``raw_path`` publishes.
 
-    ``raw_path`` is as it came, its topic is percent-decoded once, here; ``headers`` have lower-case names.
+    ``raw_path`` is unchanged; this function percent-decodes its topic once. ``headers`` have lower-case names.
     """
     try:
         topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
@@ -59,7 +59,7 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
 
 
 def topic_problem(topic: str) -> str | None:
-    """Return why nobody can publish to ``topic``, None when one can (MQTT 5, 4.7)."""
+    """Return why no client can publish to ``topic``, None if one can (MQTT 5, 4.7)."""
     if not topic:
         return "is empty"
     if "+" in topic or "#" in topic:
@@ -77,7 +77,7 @@ def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
     if "\0" in text:
         raise _Refused(f"{what} contains U+0000")
     if len(raw) > limit:
-        raise _Refused(f"{what} has {len(raw)} bytes, MQTT takes {_MAX_TEXT}")
+        raise _Refused(f"{what} has {len(raw)} bytes, MQTT allows {_MAX_TEXT}")
     return text
 
 
@@ -158,7 +158,7 @@ def _aws_pairs(raw: bytes) -> Iterator[tuple[str, str]]:
         raise _Refused(f"{what} is base64 of a JSON array of objects") from None
     for pair in pairs:
         if not all(isinstance(text, str) for text in pair):
-            raise _Refused(f"{what} has a value that is no string")
+            raise _Refused(f"{what} has a value that is not a string")
         name, value = (_text(_utf8(text, what), what) for text in pair)
         yield name, value
 
@@ -166,7 +166,7 @@ def _aws_pairs(raw: bytes) -> Iterator[tuple[str, str]]:
 def _utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError:  # JSON can say lone surrogates
+    except UnicodeEncodeError:  # JSON can contain lone surrogates
         raise _Refused(f"{what} is not UTF-8") from None
 
 
@@ -184,7 +184,7 @@ def _correlation(text: str | None) -> bytes | None:
     except ValueError:
         raise _Refused("the correlation data is not base64") from None
     if len(data) > _MAX_TEXT:
-        raise _Refused(f"the correlation data has {len(data)} bytes, MQTT takes {_MAX_TEXT}")
+        raise _Refused(f"the correlation data has {len(data)} bytes, MQTT allows {_MAX_TEXT}")
     return data
 
 

@@ -1,1 +1,4 @@
-"""The ingest tier: MQTT into Pulsar. PUBACK leaves only after Pulsar's receipt."""
+"""The ingest tier stores MQTT messages in Pulsar and sends PUBACK only after Pulsar's receipt.
+
+The modules ``credit``, ``places``, ``restarts`` and ``session`` are pure.
+"""

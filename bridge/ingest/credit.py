@@ -1,9 +1,9 @@
-"""How many unacknowledged messages to allow the broker in one connection (MQTT 5, Receive Maximum). Pure.
+"""The credit of a connection: its unacknowledged messages, as Receive Maximum of MQTT 5.
 
-The broker may have that many on their way; one window is the right number. But some brokers count for ever what a
-former connection of the session left unacknowledged (Artemis 2.40, until it restarts): once that is a whole window
-they send nothing at all, without a word. It looks like a silent fleet. So a connection to a kept session that
-brings no message for a while is replaced by one with twice the credit; where the fleet is silent that does no harm.
+One window is the right number. But some brokers count messages that a former connection left unacknowledged
+(Artemis 2.40, until it restarts). After a whole window of them they send nothing and report no error, which looks like
+a silent fleet. So a connection to a kept session without messages for a while is replaced by one with twice the credit.
+This does no harm if the fleet is silent.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Credit:
 
     def __init__(self, window: int) -> None:
         self.granted = window
-        """What the next CONNECT allows."""
+        """The Receive Maximum of the next CONNECT."""
         self._patience_s = _PATIENCE_S
         self._due = math.inf
 
     def connected(self, now: float, *, session_present: bool) -> None:
-        """Begin a connection; a new session has nothing of former ones."""
+        """Begin a connection; a new session has no messages of former ones."""
         self._due = now + self._patience_s if session_present and self.granted < _MOST else math.inf
 
     def ended(self) -> None:
-        """Note that the connection is gone, or that it has brought a message: from then on acknowledgements free credit."""
+        """Note a lost connection or its first message. From that message on, acknowledgements free credit."""
         self._due = math.inf
 
     def exhausted(self, now: float) -> bool:
-        """Whether to connect anew with ``granted``, which is more than before. Each time is twice as long in coming."""
+        """Whether to reconnect with a larger ``granted``. Each wait is twice as long as the one before."""
         if now < self._due:
             return False
         self._due = math.inf

@@ -1,8 +1,8 @@
-"""One MQTT link of ingest in a thread of its own: it lives until the service stops, whatever its connection does.
+"""One MQTT link of ingest in a separate thread, which runs until the service stops.
 
-It decides what a link's failure means: a loss of the connection nothing, a refusal that somebody can mend a long
-wait, a client id that another process uses the end of this link. Whether that ends the service is its owner's
-decision. Another link's troubles never reach this thread.
+It decides the effect of a failure. After a lost connection it reconnects. After a refusal that an operator can fix it
+waits long. If another process uses its client id, the link ends. The owner decides whether that ends the service.
+Failures of other links do not reach this thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import structlog
 
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.ingest.moving import SessionMover
-from bridge.ingest.places import Place
 from bridge.ingest.session import wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
+from bridge.ingest.session_slots import SessionSlot
 from bridge.ingest.worker import IngestWorker
 from bridge.protocols.handler import Service
 from bridge.settings import Settings
@@ -28,15 +28,15 @@ __all__ = ["LinkRunner"]
 
 log = structlog.get_logger("ingest")
 
-_REVIVE_S: Final = 60.0
-"""How long a link that the broker refused waits before it tries again, in seconds."""
+_RETRY_S: Final = 60.0
+"""How long a refused link waits before it retries, in seconds."""
 
 
 class LinkRunner:
-    """Runs the link ``name``, whose connection is ``settings.mqtt``; ``place`` is its session.
+    """Runs the link ``name``, whose connection is ``settings.mqtt``; ``slot`` is its session.
 
-    ``alone`` tells that the service has no other link: then a refusal ends it, instead of being tried again.
-    ``ended`` is called on the link's thread with what ended it, None after a stop.
+    ``alone`` means that the service has no other link: a refusal then ends it without a retry. The link's thread calls
+    ``ended`` with the error that ended it, None after a stop.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LinkRunner:
         name: str,
         settings: Settings,
         service: Service,
-        place: Place,
+        slot: SessionSlot,
         *,
         alone: bool,
         ended: Callable[[LinkRunner, BaseException | None], None],
@@ -57,7 +57,7 @@ class LinkRunner:
         self._alone = alone
         self._ended = ended
         self._part = service.health.part(f"mqtt {name}", loop=True)
-        self._place = place
+        self._slot = slot
         self._memory = SessionMemory(settings.pulsar)
         self._store = ThreadPoolExecutor(1, thread_name_prefix=f"ingest-session-{name}")
         self._was_ready = False
@@ -74,7 +74,7 @@ class LinkRunner:
         self._thread.start()
 
     def wake(self) -> None:
-        """Make the link look at ``service.stopping``."""
+        """Make the link check ``service.stopping``."""
         worker = self.worker
         if worker is not None:
             worker.link.wake()
@@ -86,14 +86,14 @@ class LinkRunner:
 
     def _run(self) -> None:
         try:
-            self._live()
-        except BaseException as e:  # noqa: BLE001 it is handed to the owner, who ends the service with it
+            self._run_worker()
+        except BaseException as e:  # noqa: BLE001 the owner ends the service with it
             self.failure = e
             self._part.failed(str(e))
         self._ended(self, self.failure)
 
-    def _live(self) -> None:
-        worker = self._made()
+    def _run_worker(self) -> None:
+        worker = self._make_worker()
         if worker is None:
             return
         self.worker = worker
@@ -104,7 +104,7 @@ class LinkRunner:
                 except DeniedError as e:
                     if self._alone:
                         raise
-                    self._wait_out(worker, e)
+                    self._pause(worker, e)
                 if self.ready != self._was_ready:
                     self._was_ready = self.ready
                     self._service.changed()
@@ -113,9 +113,9 @@ class LinkRunner:
             worker.link.disconnect()
             worker.link.close()
 
-    def _made(self) -> IngestWorker | None:
-        """Return the worker, with the filters that the broker's session has; None when stopped before."""
-        mover = SessionMover(self._place, self._settings, self._service, self._memory)
+    def _make_worker(self) -> IngestWorker | None:
+        """Return the worker with the session's filters, None if the service stops first."""
+        mover = SessionMover(self._slot, self._settings, self._service, self._memory)
         while True:
             try:
                 settled, granted = mover.settle()
@@ -123,12 +123,12 @@ class LinkRunner:
             except DeniedError as e:
                 if self._alone:
                     raise
-                self._stands_still(e)
-                self._service.stopping.wait(_REVIVE_S)
+                self._report_refusal(e)
+                self._service.stopping.wait(_RETRY_S)
         if not settled:
             return None
         ingest, mqtt = self._settings.ingest, self._settings.mqtt
-        filters = self._place.filters
+        filters = self._slot.filters
         log.info(
             "ingest starts",
             link=self.name,
@@ -149,25 +149,25 @@ class LinkRunner:
         )
 
     def _remember(self, filters: dict[str, int]) -> None:
-        self._store.submit(_remember, self._memory, self._service, self._place, filters)
+        self._store.submit(_remember, self._memory, self._service, self._slot, filters)
 
-    def _wait_out(self, worker: IngestWorker, error: DeniedError) -> None:
-        """Say what is to be mended, and stay away from the broker for a while; what was read is still stored."""
-        self._stands_still(error)
+    def _pause(self, worker: IngestWorker, error: DeniedError) -> None:
+        """Log the error and disconnect for a while; messages that were read are still stored."""
+        self._report_refusal(error)
         worker.link.disconnect()
         worker.ready = False
         self._was_ready = False
         self._service.changed()
-        until = time.monotonic() + _REVIVE_S
+        until = time.monotonic() + _RETRY_S
         while not self._service.stopping.wait(0.2) and time.monotonic() < until:
             worker.on_turn(time.monotonic())
 
-    def _stands_still(self, error: DeniedError) -> None:
+    def _report_refusal(self, error: DeniedError) -> None:
         log.error(
-            "an MQTT link stands still, the others go on; mend what it names, it is tried again",
+            "an MQTT link was refused, the others continue. Action: fix the named cause; ingest retries",
             link=self.name,
             why=str(error),
-            again_in_s=_REVIVE_S,
+            retry_in_s=_RETRY_S,
         )
         self._part.waits(str(error))
 
@@ -179,14 +179,14 @@ class LinkRunner:
         log.info("ingest stops", link=self.name, unstored=worker.in_flight)
 
 
-def _remember(memory: SessionMemory, service: Service, place: Place, filters: dict[str, int]) -> None:
+def _remember(memory: SessionMemory, service: Service, slot: SessionSlot, filters: dict[str, int]) -> None:
     try:
-        memory.store(service.admin, place.name, place.remembered(place.name, filters))
-    except DeniedError as e:  # it is subscribed anew then; with MQTT 5 that brings no retained message again
-        log.info("the subscribed filters are not kept; with MQTT 3 retained messages come again", why=e.what)
+        memory.store(service.admin, slot.name, slot.remembered(slot.name, filters))
+    except DeniedError as e:  # then it resubscribes; with MQTT 5 the broker resends no retained message
+        log.info("the subscribed filters are not stored; with MQTT 3 the broker resends retained messages", why=e.what)
     except PulsebridgeError as e:
         log.warning(
-            "the subscribed filters could not be kept, after a restart retained messages may come again; check "
-            "Pulsar's admin",
+            "the subscribed filters could not be stored, after a restart retained messages may be resent. Action: "
+            "check Pulsar's admin",
             why=str(e),
         )

@@ -1,4 +1,4 @@
-"""The protocol handler ``mqtt``: it dials MQTT brokers, a link for each, and listens on nothing itself."""
+"""The protocol handler ``mqtt``: it connects a link to each MQTT broker, without listeners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from bridge.ingest.links import LinkRunner
-from bridge.ingest.places import advertised, own_places, read_advertised
+from bridge.ingest.session_slots import advertised, own_slots, read_advertised
 from bridge.protocols.handler import ProtocolHandler, Service
 from bridge.settings import Settings
 
@@ -18,7 +18,7 @@ log = structlog.get_logger("ingest")
 
 
 class MqttHandler(ProtocolHandler):
-    """Runs the links of ``Settings.links``, each in a thread of its own."""
+    """Runs the links of ``Settings.links``, each in a separate thread."""
 
     def __init__(self) -> None:
         self.links: dict[str, LinkRunner] = {}
@@ -33,22 +33,22 @@ class MqttHandler(ProtocolHandler):
         return "mqtt"
 
     def initialize(self, settings: Settings) -> None:
-        """Keep the settings; nothing is dialled."""
+        """Keep the settings; connect to nothing."""
         self._settings = settings
 
     def protocol_data_to_advertise(self) -> str:
-        """Return the brokers that the links dial, and as whom, as JSON."""
+        """Return the brokers and client ids of the links, as JSON."""
         return advertised(self._settings)
 
     def start(self, service: Service) -> None:
         """Start every link."""
         self._service = service
-        for name, mqtt, place in own_places(self._settings):
+        for name, mqtt, slot in own_slots(self._settings):
             self.links[name] = LinkRunner(
                 name,
                 self._settings.model_copy(update={"mqtt": mqtt}),
                 service,
-                place,
+                slot,
                 alone=not self._settings.ingest.links,
                 ended=self._link_ended,
             )
@@ -58,20 +58,20 @@ class MqttHandler(ProtocolHandler):
             link.start()
 
     def _compare(self, other: str, data: str) -> None:
-        """Tell when another instance says that it uses a session of ours; the broker has the last word (H10)."""
+        """Log an instance that advertises a session of this one; only the broker decides (H10)."""
         theirs = read_advertised(data)
-        for name, mqtt, _ in own_places(self._settings):
+        for name, mqtt, _ in own_slots(self._settings):
             if (mqtt.address, mqtt.client_id) in theirs:
                 log.info(
-                    "another instance used this link's client id lately; if it still runs, stop it",
+                    "another instance recently used this link's client id; if it still runs, stop it",
                     link=name,
                     client_id=mqtt.client_id,
                     instance=other,
                 )
 
     def _link_ended(self, link: LinkRunner, error: BaseException | None) -> None:
-        # On the link's thread. A broker that cannot be used takes no other with it; the last one ends the service, and
-        # where there is one broker, so does each of its sessions: nobody else would read it.
+        # On the link's thread. An unusable broker does not affect the others; the last one ends the service. With one
+        # broker each of its sessions ends the service, because no other process would read it.
         assert self._service is not None
         if error is None:
             return
@@ -82,7 +82,7 @@ class MqttHandler(ProtocolHandler):
             self._service.failed(error)
         else:
             log.error(
-                "an MQTT link has ended for good, the others go on; mend what it names and start again",
+                "an MQTT link has ended for good, the others continue. Action: fix the named cause and restart",
                 link=link.name,
                 why=str(error),
             )
@@ -93,7 +93,7 @@ class MqttHandler(ProtocolHandler):
         return {name: link.ready for name, link in self.links.items()}
 
     def close(self) -> None:
-        """Stop reading, wait for the receipts of what was read, acknowledge, and disconnect, all links at once."""
+        """Stop reading, wait for the receipts of messages, acknowledge, and disconnect, all links at once."""
         for link in self.links.values():
             link.wake()
         for link in self.links.values():

@@ -1,8 +1,8 @@
-"""Writes to Pulsar when each device was heard of, in a thread of its own, beside the readings and never before them.
+"""Writes the time of each device's last message to Pulsar, in a separate thread.
 
-It is best effort on purpose: no reading waits for it, and none is acknowledged by it. Records of one device that wait
-are one, what was not stored is tried again, and where too many wait the newest are dropped and counted. Which messages
-are worth a record is decided by ``sightings``.
+Presence records are best effort by design: no reading waits for one, and none is acknowledged by one. A device has at
+most one waiting record, unstored ones are retried. If too many wait, the newest are dropped and counted. ``sightings``
+decides which messages require a record.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from bridge.backoff import backoff_s
 from bridge.bounded_map import BoundedMap
 from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
+from bridge.contract.partitioning import partition_of
+from bridge.contract.presence import PresenceRecord
 from bridge.errors import PulsebridgeError, TransientError
-from bridge.ingest.metrics import INGEST
-from bridge.mqtt.keepalive import backoff_s
-from bridge.murmur3 import partition_of
-from bridge.presence_record import PresenceRecord
-from bridge.provisioning import create_topic, move_hold
-from bridge.provisioning_plan import PRESENCE_HOLD, presence_need
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_errors import as_our_error
-from bridge.pulsar_wire.batches import head_of
-from bridge.pulsar_wire.commands import WireError
-from bridge.pulsar_wire.producer import BatchProducer
+from bridge.intake.metrics import INGEST
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.provisioning import create_topic, move_retention_subscription
+from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION, presence_need
+from bridge.pulsar.wire.batches import head_of
+from bridge.pulsar.wire.commands import WireError
+from bridge.pulsar.wire.producer import BatchProducer
 
 __all__ = ["PresenceWriter"]
 
 log = structlog.get_logger("ingest")
 
 _WAITING_BYTES: Final = 8 * 1024 * 1024
-"""What the devices that wait for their record may take, in bytes: some 20,000 with usual names."""
+"""Memory for devices with a waiting record, in bytes: about 20,000 with usual names."""
 _GATHER_S: Final = 0.01
 _RECEIPT_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
@@ -45,7 +45,7 @@ _TIDY_S: Final = 3600.0
 
 
 class _Note(NamedTuple):
-    """A record as ``bridge.pulsar_wire`` takes it."""
+    """A record in the form that ``bridge.pulsar.wire`` sends."""
 
     device: str
     link: str
@@ -55,7 +55,7 @@ class _Note(NamedTuple):
 
 
 class PresenceWriter:
-    """The presence records of one process. ``note`` may be called by any thread, and never blocks or raises."""
+    """The presence records of one process. Any thread may call ``note``, which never blocks or raises."""
 
     def __init__(self, client: PulsarClient, admin: PulsarAdmin) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class PresenceWriter:
         self._topic = admin.settings.system_topic(PRESENCE_TOPIC)
         self._lock = threading.Lock()
         self._waiting = _waiting()
-        self._some = threading.Event()
+        self._pending = threading.Event()
         self._stopping = threading.Event()
         self._partitions: list[str] = []
         self._producers: dict[str, BatchProducer] = {}
@@ -71,31 +71,31 @@ class PresenceWriter:
         self._thread = threading.Thread(target=self._run, name="ingest-presence", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def note(self, link: str, device: str) -> None:
-        """A message of the device arrived just now by that link."""
+        """Note a message of the device that arrived by the link just now."""
         seen_us = time.time_ns() // 1000
         with self._lock:
             if self._waiting.has_room(device):
                 self._waiting.put(device, (seen_us, link))
             else:
                 INGEST.presence.labels(link, "lost").inc()
-        self._some.set()
+        self._pending.set()
 
     def stop(self) -> None:
-        """Write no more. What waits is not worth waiting for."""
+        """Stop writing; waiting records are dropped."""
         self._stopping.set()
-        self._some.set()
+        self._pending.set()
         self._thread.join(1.0)
 
     def _run(self) -> None:
         attempt = 0
         while not self._stopping.is_set():
-            self._some.wait()
+            self._pending.wait()
             self._stopping.wait(_GATHER_S)
-            self._some.clear()
+            self._pending.clear()
             with self._lock:
                 waiting, self._waiting = self._waiting, _waiting()
             if not waiting or self._stopping.is_set():
@@ -105,12 +105,12 @@ class PresenceWriter:
                 attempt = 0
                 self._tidy()
             except PulsebridgeError as e:
-                self._again(waiting)
-                log.debug("signs of life of devices wait", devices=len(waiting), why=str(e))
+                self._requeue(waiting)
+                log.debug("presence records wait", devices=len(waiting), why=str(e))
                 self._stopping.wait(backoff_s(attempt, *_RETRY_S, 0.5))
                 attempt += 1
 
-    def _again(self, waiting: Mapping[str, tuple[int, str]]) -> None:
+    def _requeue(self, waiting: Mapping[str, tuple[int, str]]) -> None:
         with self._lock:
             for device, note in waiting.items():
                 if device in self._waiting:
@@ -119,11 +119,11 @@ class PresenceWriter:
                     self._waiting.put(device, note)
                 else:
                     INGEST.presence.labels(note[1], "lost").inc()
-        self._some.set()
+        self._pending.set()
 
     def _write(self, waiting: Mapping[str, tuple[int, str]]) -> None:
-        """Write one record for each and wait for the receipts. Raises what any of them failed with."""
-        partitions = self._partitions or self._find()
+        """Write one record for each device and wait for the receipts. Raises the first error."""
+        partitions = self._partitions or self._find_partitions()
         notes: dict[str, list[_Note]] = defaultdict(list)
         for device, (seen_us, link) in waiting.items():
             record = PresenceRecord(seen_us, link).encode()
@@ -131,17 +131,17 @@ class PresenceWriter:
             notes[partitions[partition_of(device, len(partitions))]].append(note)
         results: dict[str, Any] = {}
         answered = threading.Semaphore(0)
-        for partition, some in notes.items():
-            self._producer(partition).send(some, _receipt(results, partition, answered))
+        for partition, partition_notes in notes.items():
+            self._producer(partition).send(partition_notes, _receipt(results, partition, answered))
         end = time.monotonic() + _RECEIPT_S
         for _ in notes:
             if not answered.acquire(timeout=max(0.0, end - time.monotonic())):
                 break
         failed: PulsebridgeError | None = None
-        for partition, some in notes.items():
+        for partition, partition_notes in notes.items():
             result = results.get(partition, WireError("Timeout"))
             if result is None:
-                for note in some:
+                for note in partition_notes:
                     INGEST.presence.labels(note.link, "stored").inc()
             else:
                 self._forget(partition)
@@ -156,7 +156,7 @@ class PresenceWriter:
             try:
                 found = self._producers[partition] = self._client.batch_producer(partition)
             except PulsebridgeError:
-                self._partitions = []  # it may have been deleted
+                self._partitions = []  # the topic may have been deleted
                 raise
         return found
 
@@ -166,8 +166,8 @@ class PresenceWriter:
         if producer is not None:
             producer.close()
 
-    def _find(self) -> list[str]:
-        """Return the topic's partitions; it is made where that is ours to do. Raises TransientError without any."""
+    def _find_partitions(self) -> list[str]:
+        """Return the topic's partitions; create it if allowed. Raises TransientError without any."""
         found = self._client.partitioned(self._topic)
         if not found and self._admin.settings.provision == "create":
             need = presence_need(self._admin.settings)
@@ -175,21 +175,21 @@ class PresenceWriter:
             create_topic(self._admin, replace(need, partitions=commands or need.partitions))
             found = self._client.partitioned(self._topic)
         if not found:
-            raise TransientError(f"{self._topic} is not there")
+            raise TransientError(f"{self._topic} does not exist")
         self._partitions = found
         return found
 
     def _tidy(self) -> None:
-        """Let the topic be trimmed behind its compaction; push does so too, but need not run."""
+        """Let Pulsar trim the topic up to its compaction. Push does so too, but may not run."""
         now = time.monotonic()
         if self._admin.settings.provision == "off" or (self._tidied and now - self._tidied < _TIDY_S):
             return
         self._tidied = now
         try:
             for partition in self._partitions:
-                move_hold(self._admin, partition, PRESENCE_HOLD)
+                move_retention_subscription(self._admin, partition, PRESENCE_RETENTION)
         except PulsebridgeError as e:
-            log.debug("the hold of the presence topic could not be moved", why=str(e))
+            log.debug("the retention subscription of the presence topic could not be moved", why=str(e))
 
 
 def _waiting() -> BoundedMap[tuple[int, str]]:

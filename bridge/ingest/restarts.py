@@ -1,12 +1,12 @@
-"""What happens when a worker of ``ingest --workers N`` ends: another try, later each time, or the end of all. Pure."""
+"""Decides whether an ended worker of ``ingest --workers N`` restarts, or all workers end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridge.cli import EXIT_FAILED, EXIT_USAGE
-from bridge.mqtt.keepalive import backoff_s
+from bridge.backoff import backoff_s
+from bridge.errors import EXIT_FAILED, EXIT_USAGE
 
 __all__ = ["Restarts", "Wait"]
 
@@ -18,17 +18,18 @@ _TERMINAL: Final = frozenset({EXIT_FAILED, EXIT_USAGE})
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Start the worker again after so many seconds."""
+    """Restart the worker after this many seconds."""
 
     seconds: float
 
 
 @dataclass
 class Restarts:
-    """The ends of the workers so far.
+    """The starts and restarts of the workers so far.
 
-    A worker that ends with the exit code of an error of ours has said what somebody must change: the others would
-    meet the same, so all end. Any other end (a signal, an abort, a stop that nobody here asked for) is tried again.
+    A worker that exits with the code of a Pulsebridge error has logged what an operator must change. The others would
+    fail in the same way, so all end. After any other exit (a signal, an abort, a stop that this process did not
+    request) the worker restarts, later each time.
     """
 
     _began: dict[int, float] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Restarts:
         self._began[worker] = now
 
     def ended(self, worker: int, code: int, now: float) -> Wait | None:
-        """Return when to start it again, None when all must end. ``code`` is negative for a signal."""
+        """Return when to restart it, None if all must end. ``code`` is negative for a signal."""
         if code in _TERMINAL:
             return None
         if now - self._began.get(worker, now) >= _SETTLED_S:

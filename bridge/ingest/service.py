@@ -1,8 +1,8 @@
-"""Runs ingest: waits for Pulsar, provisions, runs the protocol handlers until a signal, drains, closes in a known order.
+"""Runs ingest: waits for Pulsar, provisions it, and runs the protocol handlers until a signal.
 
-The order of a stop (H9): the handlers stop taking messages, wait for the receipts of what they took, acknowledge
-them and disconnect; then the producers are closed, then Pulsar's client. What is not stored within the deadline is
-not acknowledged and comes again.
+The order of a stop (H9): The handlers accept no more messages, wait for receipts, acknowledge and disconnect. Then the
+producers close, then Pulsar's client. Messages that are not stored before the deadline are not acknowledged, so the
+sender repeats them.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
-from bridge.collector import look_seldom
+from bridge.backoff import backoff_s
+from bridge.collector import reduce_collections
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.health import Health
-from bridge.ingest.intake import Intake
-from bridge.ingest.metrics import traffic
-from bridge.ingest.policy_watch import verify_topics, watching_policies
 from bridge.ingest.presence import PresenceWriter
-from bridge.ingest.provisioning import known_topics, provision
-from bridge.mapping import Mapper, topic_budget
+from bridge.intake.intake import Intake
+from bridge.intake.metrics import traffic
+from bridge.intake.mop_metrics import MopCollector
+from bridge.intake.policy_watch import verify_topics, watching_policies
+from bridge.intake.provisioning import known_topics, provision
 from bridge.metrics import serving
-from bridge.mop_metrics import MopCollector
-from bridge.mqtt.keepalive import backoff_s
 from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
 from bridge.protocols.loading import load_handlers
 from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_topics
 from bridge.protocols.running import Running
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_watch import watching_pulsar
-from bridge.readings_topics import static_topics
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.watch import watching_pulsar
+from bridge.routing.mapper import Mapper, topic_budget
+from bridge.routing.readings_topics import static_topics
+from bridge.routing.topic_budget import TopicBudget
 from bridge.settings import Settings
 from bridge.stopping import CLOSE_S, stopping_on_signals
-from bridge.topic_budget import TopicBudget
 
 if TYPE_CHECKING:
     from bridge.ingest.worker import IngestWorker
@@ -56,14 +56,13 @@ __all__ = ["IngestService", "run"]
 log = structlog.get_logger("ingest")
 
 _EXIT_S: Final = 0.5
-"""What is left to the process after it has closed everything, in seconds."""
+"""Time for the process to exit after everything is closed, in seconds."""
 
 
 class IngestService:
-    """The handlers of one process from start to end; what they are offered is `bridge.protocols.handler.Service`.
+    """Runs the handlers of one process, and is their ``bridge.protocols.handler.Service``.
 
-    ``stop`` may be called from a signal handler or another thread. ``shares_ports`` lets the workers beside it listen on
-    the same ports.
+    A signal handler or another thread may call ``stop``. ``shares_ports`` lets other workers listen on the same ports.
     """
 
     def __init__(self, settings: Settings, *, shares_ports: bool = False) -> None:
@@ -72,28 +71,28 @@ class IngestService:
         self._part = self.health.part("protocols")
         self.handlers = load_handlers(settings.messaging_protocols)
         self.ready = threading.Event()
-        """Set once every part of every handler was ready at the same time: all links subscribed."""
+        """Set once all parts of all handlers are ready together: all links subscribed."""
         self.ended = threading.Event()
-        """Set when ``run`` is over, whatever ended it."""
+        """Set when ``run`` has returned or raised."""
         self.stopping = threading.Event()
         self.drain_deadline = 0.0
         self.closed = False
-        """Whether all that Pulsar's client started has ended."""
+        """Whether Pulsar's client has closed with all its threads."""
         self._listening = Listening(self.health, shares_ports=shares_ports)
         self.running = Running(self.handlers, self._listening)
-        # Not an Event: its lock could be held by the very thread that a signal's handler interrupts.
-        self._asked: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        # Not an Event: the thread that a signal handler interrupts could own its lock.
+        self._requests: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._client: PulsarClient | None = None
         self._admin: PulsarAdmin | None = None
         self._topics: TopicBudget | None = None
-        """The Pulsar topics that exist or were named, by all intakes together."""
+        """The Pulsar topics of all intakes that exist or were named."""
         self._intakes: list[Intake] = []
         self._advertiser: Advertiser | None = None
         self._presence: PresenceWriter | None = None
         self._started_ms = time.time_ns() // 1_000_000
         self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        """The name of this process among the instances that advertise themselves."""
+        """The name of this process among the advertised instances."""
 
     # --- for the handlers ---
 
@@ -109,7 +108,7 @@ class IngestService:
         return self._listening.loop
 
     def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
-        """Return a new way into Pulsar; its producers are closed after the last handler."""
+        """Return a new intake; its producers close after the last handler."""
         assert self._client is not None
         assert self._topics is not None
         mapper = Mapper(
@@ -135,7 +134,7 @@ class IngestService:
         return made
 
     def advertised(self, protocol: str) -> Mapping[str, str]:
-        """Return what the other instances that live advertise for a protocol, by instance."""
+        """Return the data that other live instances advertise for a protocol, by instance."""
         assert self._client is not None
         try:
             board = read_board(self._client)
@@ -170,7 +169,7 @@ class IngestService:
         )
 
     def changed(self) -> None:
-        """Look whether everything is ready now."""
+        """Update health and record after a change of readiness."""
         missing = [
             f"{protocol} {name}"
             for protocol, parts in self.readiness().items()
@@ -189,23 +188,23 @@ class IngestService:
             self._advertiser.renew()
 
     def readiness(self) -> Mapping[str, Mapping[str, bool]]:
-        """Return what is ready: for each protocol its parts, for ``mqtt`` the links by name."""
+        """Return the readiness of each protocol's parts; for ``mqtt`` these are the links by name."""
         return self.running.readiness()
 
     def failed(self, error: BaseException) -> None:
         """Stop everything and end ``run`` with ``error``."""
-        self._asked.put(error)
+        self._requests.put(error)
 
     # --- for the owner ---
 
     @property
     def in_flight(self) -> int:
-        """Messages that are not known to be stored, of all handlers."""
+        """Messages of all handlers that are not known to be stored."""
         return sum(intake.in_flight for intake in self._intakes)
 
     @property
     def worker(self) -> IngestWorker | None:
-        """The worker of the first MQTT link, None before it was made."""
+        """The worker of the first MQTT link, None before it exists."""
         from bridge.ingest.mqtt_handler import MqttHandler
 
         for handler in self.handlers:
@@ -214,15 +213,15 @@ class IngestService:
         return None
 
     def partitions(self) -> dict[str, int]:
-        """Return the readings topics that are written to, with their numbers of partitions. From any thread."""
+        """Return the readings topics written to, with their numbers of partitions. Any thread may call it."""
         return {topic: n for intake in list(self._intakes) for topic, n in intake.partitions.items()}
 
     def stop(self) -> None:
-        """Ask for a clean stop."""
-        self._asked.put(None)
+        """Request a clean stop."""
+        self._requests.put(None)
 
     def run(self) -> None:
-        """Run until ``stop``. Raises what a handler failed with, TerminalError for what nobody here can mend."""
+        """Run until ``stop``. Raises a handler's error, TerminalError if an operator must fix something."""
         try:
             with ExitStack() as stack:
                 self._run(stack)
@@ -240,7 +239,7 @@ class IngestService:
         stack.callback(self._listening.end)
         stack.callback(self._stop)
         self.running.go(self, Phase.INITIALIZE)
-        self._topics = self._patiently("provisioning Pulsar", self._prepare)
+        self._topics = self._retry("provisioning Pulsar", self._prepare)
         if self._topics is None:
             return
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
@@ -269,9 +268,9 @@ class IngestService:
             verify_topics(self.admin)
         return topic_budget(self.settings.ingest, known_topics(self.admin))
 
-    def _patiently(self, doing: str, act: Callable[[], TopicBudget]) -> TopicBudget | None:
+    def _retry(self, activity: str, act: Callable[[], TopicBudget]) -> TopicBudget | None:
         attempt = 0
-        part = self.health.part(doing)
+        part = self.health.part(activity)
         while not self.stopping.is_set():
             try:
                 done = act()
@@ -280,20 +279,20 @@ class IngestService:
             except TransientError as e:
                 part.waits(str(e))
                 if attempt == 0:
-                    log.warning(f"{doing} does not work yet, trying again; check that Pulsar runs", why=str(e))
+                    log.warning(f"{activity} failed, ingest retries. Action: check that Pulsar runs", why=str(e))
                 self._wait(backoff_s(attempt, 0.5, 10.0, 0.5))
                 attempt += 1
         return None
 
     def _wait(self, seconds: float | None) -> None:
-        """Wait until a stop is asked for, or a handler fails, or the time is over."""
+        """Wait until a stop is requested, a handler fails, or the time is over."""
         try:
-            self._failure = self._asked.get(timeout=seconds)
+            self._failure = self._requests.get(timeout=seconds)
         except queue.Empty:
             return
         self._begin_stop()
 
-    # --- ending ---
+    # --- stopping ---
 
     def _begin_stop(self) -> None:
         if not self.stopping.is_set():
@@ -308,7 +307,7 @@ class IngestService:
             self._advertiser.stop()
         if self._presence is not None:
             self._presence.stop()
-        # Pulsar's threads call back into Python: they must be gone before the interpreter ends, or it aborts.
+        # Pulsar's threads call Python: they must end before the interpreter, or it aborts.
         thread = threading.Thread(target=self._close, name="ingest-close", daemon=True)
         thread.start()
         end = self.drain_deadline + CLOSE_S - _EXIT_S
@@ -328,7 +327,7 @@ class IngestService:
 def run(settings: Settings, *, shares_ports: bool = False) -> bool:
     """Run ingest in the foreground until SIGTERM or SIGINT. Returns whether Pulsar's client has ended cleanly."""
     service = IngestService(settings, shares_ports=shares_ports)
-    look_seldom()
+    reduce_collections()
     with stopping_on_signals("ingest", service.stop, settings.ingest.drain_s + CLOSE_S):
         service.run()
     return service.closed

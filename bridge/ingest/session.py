@@ -1,8 +1,7 @@
-"""What to subscribe to on a connection. Pure.
+"""Decides which filters to subscribe to on a connection.
 
-Each SUBSCRIBE brings the retained messages again, so it goes out only for filters that the broker's session does
-not have yet (H6). Whether it has them is known from CONNACK's session-present flag and from the filters that the
-last SUBACK granted; where those are kept is the caller's business.
+For each SUBSCRIBE the broker resends the retained messages. So it is sent only for filters that the broker's session
+lacks (H6). CONNACK's session-present flag and the filters of the last SUBACK show these. The caller stores the filters.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["SessionPlan", "plan_session", "wanted_subscriptions"]
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What to send after a CONNACK."""
+    """The filters to send after a CONNACK."""
 
     subscribe: tuple[Subscription, ...]
     unsubscribe: tuple[str, ...]
@@ -29,9 +28,9 @@ def wanted_subscriptions(
 ) -> tuple[Subscription, ...]:
     """Return the subscriptions for ``filters``.
 
-    The RETAIN flag tells a replayed message from a live one only if the broker clears it on live ones, so Retain
-    As Published is set where that difference is of no interest (``keep``), and left off otherwise. Without it, a
-    live reading that a device publishes with RETAIN, as many do, would be skipped as a replayed one.
+    The RETAIN flag distinguishes replayed from live messages only if the broker clears it on live ones. So Retain As
+    Published is set only for ``keep``, which needs no distinction. Otherwise a live reading that a device publishes
+    with RETAIN, as many do, would be skipped as a replayed one.
     """
     handling = 2 if retained == "skip" else 1
     return tuple(Subscription(f, qos, retained == "keep", handling) for f in filters)
@@ -40,7 +39,7 @@ def wanted_subscriptions(
 def plan_session(
     wanted: Sequence[Subscription], granted: Mapping[str, int] | None, *, session_present: bool
 ) -> SessionPlan:
-    """Return what to send. ``granted`` are the filters of the kept session with their QoS, None when unknown."""
+    """Return the plan. ``granted`` are the filters of the kept session with their QoS, None if unknown."""
     if not session_present:
         return SessionPlan(tuple(wanted), ())
     known = {} if granted is None else granted

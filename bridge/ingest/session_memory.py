@@ -1,8 +1,8 @@
-"""What the MQTT broker's sessions of ingest are subscribed to, kept in Pulsar.
+"""Stores the filters of ingest's MQTT sessions in Pulsar.
 
-It must outlive the process and the machine, like the sessions themselves: a worker that starts elsewhere must not
-subscribe anew (H6), and a session that nobody serves any more must not be forgotten (H7). It stands in properties of
-the dead letter topic, one for each session.
+They must outlive the process and the machine, like the sessions. A worker that starts on another machine must not
+resubscribe (H6), and a session without a worker must not be forgotten (H7). The dead letter topic has one property for
+each session.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.decoding import checked_text, checked_whole, decodes, json_of_record
+from bridge.contract.decoding import checked_text, checked_whole, decodes, json_of_record
 from bridge.errors import ContractError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.routing.sharding import Remembered
 from bridge.settings.pulsar import PulsarSettings
-from bridge.sharding import Remembered
 
 __all__ = ["SessionMemory"]
 
@@ -24,9 +24,9 @@ _PREFIX: Final = "pulsebridge.session."
 
 
 class SessionMemory:
-    """The sessions by name. Calls block; use them outside the loop thread once it runs.
+    """The sessions by name. Calls block: do not use them on the loop thread once it runs.
 
-    They raise TransientError when Pulsar's admin cannot be reached, DeniedError when it does not allow them.
+    They raise TransientError if Pulsar's admin is unreachable, DeniedError if it does not allow them.
     """
 
     def __init__(self, settings: PulsarSettings) -> None:
@@ -34,20 +34,20 @@ class SessionMemory:
 
     @staticmethod
     def key(name: str) -> str:
-        """Return the name of the property that keeps a session."""
+        """Return the name of a session's property."""
         return _PREFIX + name
 
     def load(self, admin: PulsarAdmin) -> dict[str, Remembered]:
-        """Return every session that is known, of whatever deployment; none where admin is not to be asked."""
+        """Return the known sessions of all deployments; empty if ``pulsar.provision`` is off."""
         if admin.settings.provision == "off":
             return {}
         found = admin.request("GET", self._path, accept=(404,)) or {}
-        told = {name.removeprefix(_PREFIX): text for name, text in found.items() if name.startswith(_PREFIX)}
-        read = {name: _read(text) for name, text in told.items()}
+        texts = {name.removeprefix(_PREFIX): text for name, text in found.items() if name.startswith(_PREFIX)}
+        read = {name: _read(text) for name, text in texts.items()}
         return {name: session for name, session in read.items() if session is not None}
 
     def store(self, admin: PulsarAdmin, name: str, session: Remembered) -> None:
-        """Keep what a session has; a topic's properties belong to its tenant's administrator."""
+        """Store the filters of a session; only the tenant's administrator may set a topic's properties."""
         if admin.settings.provision == "off":
             return
         value = {
@@ -60,12 +60,12 @@ class SessionMemory:
         admin.request("PUT", self._path, body={self.key(name): json.dumps(value, sort_keys=True)})
 
     def forget(self, admin: PulsarAdmin, name: str) -> None:
-        """Forget a session that the broker has no more."""
+        """Forget a session that the broker no longer has."""
         admin.request("DELETE", f"{self._path}?key={quote(self.key(name), safe='')}", accept=(404,))
 
 
 def _read(text: str) -> Remembered | None:
-    """Return what was stored, None when it is not ours: then the session counts as unknown and subscribes anew."""
+    """Return the stored session. None if it is not valid: it is then unknown and resubscribes."""
     try:
         return _decoded(text)
     except ContractError:

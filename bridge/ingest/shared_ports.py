@@ -1,7 +1,7 @@
-"""Ports that several workers on one machine listen on together: the kernel deals the connections (SO_REUSEPORT).
+"""Ports that workers on one machine share: the kernel distributes the connections (SO_REUSEPORT).
 
-A port that is shared so is taken by anybody of the same user without an error; so the owner of the workers looks
-beforehand whether somebody else listens there, and holds each port while it lives, which also fixes a port 0.
+Any process of the same user can bind a shared port without an error. So the owner of the workers first checks that no
+other process listens on it. It binds each port while it runs, which also fixes a port 0.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from contextlib import ExitStack, contextmanager
 
 from bridge.errors import ConfigError, TerminalError
 
-__all__ = ["held", "refuse_without_sharing"]
+__all__ = ["refuse_without_sharing", "reserved"]
 
 
 def refuse_without_sharing(protocols: list[str]) -> None:
-    """Raise ConfigError where the platform does not let processes share a port."""
+    """Raise ConfigError if the platform does not let processes share a port."""
     if not hasattr(socket, "SO_REUSEPORT"):
         raise ConfigError(
-            f"messaging_protocols names {', '.join(protocols)}: several workers cannot listen on one port here",
-            remedy="run that protocol in a process of its own, with --set messaging_protocols=…",
+            f"messaging_protocols names {', '.join(protocols)}: several workers cannot share a port on this platform",
+            remedy="run that protocol in a separate process, with --set messaging_protocols=…",
         )
 
 
 @contextmanager
-def held(host: str, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Hold a port of ``host`` for each name while the block runs; 0 becomes a free one. Yields the ports.
+def reserved(host: str, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Reserve a port of ``host`` for each name while the block runs. Yields the ports; 0 becomes a free one.
 
-    Raises TerminalError when a port is taken, or the host is none of this machine's addresses.
+    Raises TerminalError if a port is in use, or the host is not an address of this machine.
     """
     with ExitStack() as stack:
-        yield {name: _hold(stack, host, name, port) for name, port in wanted.items()}
+        yield {name: _reserve(stack, host, name, port) for name, port in wanted.items()}
 
 
-def _hold(stack: ExitStack, host: str, name: str, port: int) -> int:
+def _reserve(stack: ExitStack, host: str, name: str, port: int) -> int:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -45,10 +45,10 @@ def _hold(stack: ExitStack, host: str, name: str, port: int) -> int:
         one = stack.enter_context(socket.socket(family, kind, protocol))
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind(address)  # and no listen: it gets no connection
+        one.bind(address)  # without listen, so it gets no connection
     except OSError as e:
         raise TerminalError(
             f"the workers cannot listen on {host}:{port} ({name}): {e.strerror or e}",
-            remedy="choose another address, or end the process that has it",
+            remedy="choose another address, or stop the process that uses it",
         ) from e
     return int(one.getsockname()[1])

@@ -1,9 +1,9 @@
-"""The ingest worker: one MQTT session into Pulsar. It joins the pure parts and decides nothing that they decide.
+"""The ingest worker, which stores one MQTT session in Pulsar. It connects the pure parts.
 
-The way of a message, all on the loop thread:
+The path of a message, all on the loop thread:
 
-1. The link hands it over; it joins the queue of those that the broker waits for.
-2. The intake gives it to Pulsar, or leaves it out, and says in a later turn that it is stored.
+1. The link delivers it; it joins the queue of messages whose acknowledgement the broker awaits.
+2. The intake sends it to Pulsar or leaves it out, and reports in a later turn that it is stored.
 3. The acknowledgements at the head of the queue leave, in order of arrival, on the connection of their messages.
 """
 
@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from bridge.acks import AckQueue
 from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
 from bridge.ingest.credit import Credit
-from bridge.ingest.intake import Intake
-from bridge.ingest.lanes import Reading
-from bridge.ingest.metrics import SessionMetrics
 from bridge.ingest.session import plan_session
+from bridge.intake.intake import Intake
+from bridge.intake.metrics import SessionMetrics
+from bridge.intake.partition_producers import Reading
 from bridge.killpoints import reach
 from bridge.mqtt.buffered_socket import HEAD_BYTES
 from bridge.mqtt.client import Link
@@ -35,8 +34,9 @@ from bridge.mqtt.types import (
     Message,
     Subscription,
 )
+from bridge.pulsar.acks import AckQueue
+from bridge.routing.rules import resume_filter
 from bridge.settings import Settings
-from bridge.topic_rules import resume_filter
 
 __all__ = ["IngestWorker", "in_flight_limit", "packet_limit"]
 
@@ -44,27 +44,28 @@ log = structlog.get_logger("ingest")
 
 
 def in_flight_limit(settings: Settings) -> int:
-    """Return at how many messages that are not stored reading stops.
+    """Return the number of unstored messages at which reading stops.
 
-    Twice the window: after a reconnect the broker sends a whole window again while the one before is still on its
-    way into Pulsar. A third waits in the socket.
+    It is twice the window. After a reconnect the broker resends a whole window while the former one is still in flight.
+    A third window waits in the socket.
     """
     return 2 * settings.ingest.max_in_flight
 
 
 def packet_limit(settings: Settings) -> int:
-    """Return the length in bytes from which on only the beginning of a PUBLISH is kept.
+    """Return the length in bytes above which only the beginning of a PUBLISH is kept.
 
-    A whole one gives its device, length and head to its dead letter (H5), so only the memory is bounded here.
+    A dead letter needs device, length and head of a whole PUBLISH (H5), so this limit only bounds the memory.
     """
     return max(settings.ingest.max_in_flight_bytes, settings.ingest.max_dead_letter_bytes) + HEAD_BYTES
 
 
 class IngestWorker(LinkHandler):
-    """One MQTT session into Pulsar. ``granted`` are the filters that the broker's session had last, None unknown.
+    """Stores one MQTT session in Pulsar.
 
-    ``make_intake`` is ``Service.intake``, ``name`` what the envelope tells of the link, ``part`` its health.
-    ``remember`` is called with the filters and their QoS once the broker has granted them; it must not block.
+    ``granted`` are the last known filters of the broker's session, None if unknown. ``make_intake`` is
+    ``Service.intake``, ``name`` the link's name in the envelope, ``part`` its health. ``remember`` is called with the
+    filters and QoS that the broker granted; it must not block.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class IngestWorker(LinkHandler):
         )
         self.draining = False
         self.ready = False
-        """Whether the broker has all subscriptions: what is published from then on is not missed."""
+        """Whether the broker has all subscriptions. Messages published from then on are not missed."""
         self._wanted = wanted
         self._granted = granted
         self._asked: tuple[Subscription, ...] = ()
         asks = resume_filter(settings.ingest)
         self._optional = set() if asks is None else {asks.mqtt}
-        """Filters without which readings come all the same."""
+        """Filters that readings do not need."""
         self._refused: set[str] = set()
         self._remember = remember
         self._acks = AckQueue()
@@ -107,26 +108,26 @@ class IngestWorker(LinkHandler):
         self._metrics = SessionMetrics(name)
         self._next_watch = 0.0
         self._losses = 0
-        self._acknowledged = False  # in the turn before
+        self._acknowledged = False  # in the previous turn
         self._silence = math.inf
-        """When the first message is late, by the monotonic clock."""
-        self._heard = False
+        """Time after which the first message is late, by the monotonic clock."""
+        self._received = False
         self._credit = Credit(settings.ingest.max_in_flight)
 
     @property
     def in_flight(self) -> int:
-        """Messages that are not known to be stored, of all connections."""
+        """Messages of all connections that are not known to be stored."""
         return self._intake.in_flight
 
     @property
     def piece(self) -> int:
-        """What the window still holds, so that one read of many small messages does not exceed it."""
+        """The free part of the window. One read of many small messages must not exceed it."""
         return self._intake.room
 
     # --- the link's events ---
 
     def on_connected(self, event: Connected) -> None:
-        """Void the acknowledgements of the connection before, and subscribe to what the session lacks."""
+        """Void the acknowledgements of the former connection, and subscribe to missing filters."""
         if event.epoch > 1:
             reach("ingest_in_reconnect")
         self._acks.connected(event.epoch)
@@ -138,7 +139,7 @@ class IngestWorker(LinkHandler):
         self._part.waits("subscribing")
         if not event.session_present and (event.epoch > 1 or self._granted is not None):
             log.warning(
-                "the MQTT broker has lost our session: what was published since the last connection is missing; "
+                "the MQTT broker has lost the session, messages since the last connection are missing. Action: "
                 "check the broker's session expiry and persistence",
                 client_id=self.link.client_id,
             )
@@ -151,53 +152,54 @@ class IngestWorker(LinkHandler):
             self.link.subscribe(plan.subscribe)
         else:
             if plan.unsubscribe:
-                self._keep_granted()
-            self._ready(anew=0)
+                self._store_granted()
+            self._ready(new=0)
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Keep what was granted. Raises DeniedError when the broker refused a filter."""
+        """Store the granted filters. Raises DeniedError if the broker refused a required one."""
         self._refused.clear()
         for subscription, code in zip(self._asked, codes, strict=False):
             if code >= 0x80 and subscription.filter in self._optional:
                 self._refused.add(subscription.filter)
                 log.warning(
-                    "the MQTT broker lets no device ask where to go on; allow "
-                    f"{subscriber(self.settings.mqtt, self.link.client_id)} to read it, or set ingest.resume_topic to null",
+                    "the MQTT broker refused the filter for requests to resume. Action: allow "
+                    f"{subscriber(self.settings.mqtt, self.link.client_id)} to read it, or set ingest.resume_topic "
+                    "to null",
                     filter=subscription.filter,
                 )
                 continue
             if code >= 0x80:
                 raise DeniedError(
                     f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
-                    remedy=f"{subscription_remedy(self.settings.mqtt, self.link.client_id)}, or take it out of ingest.rules "
-                    "and ingest.filters",
+                    remedy=f"{subscription_remedy(self.settings.mqtt, self.link.client_id)}, or remove it from "
+                    "ingest.rules and ingest.filters",
                 )
             if code < subscription.qos:
                 log.warning(
-                    "the MQTT broker granted a lower QoS, messages can be lost on the way; allow QoS 1 there",
+                    "the MQTT broker granted a lower QoS, messages can be lost. Action: allow QoS 1 for this filter",
                     filter=subscription.filter,
                     granted=code,
                 )
-        self._keep_granted()
-        self._ready(anew=len(self._asked))
+        self._store_granted()
+        self._ready(new=len(self._asked))
 
-    def _ready(self, anew: int) -> None:
+    def _ready(self, new: int) -> None:
         self.ready = True
         self._part.ready()
-        if not self._heard and self._silence == math.inf and self.settings.ingest.silent_s:
+        if not self._received and self._silence == math.inf and self.settings.ingest.silent_s:
             self._silence = time.monotonic() + self.settings.ingest.silent_s
-        log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], anew=anew)
+        log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], new=new)
 
-    def _keep_granted(self) -> None:
+    def _store_granted(self) -> None:
         self._granted = {s.filter: s.qos for s in self._wanted if s.filter not in self._refused}
         self._remember(self._granted)
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Say why at the first loss, and give up only where trying again cannot help."""
+        """Log the first loss, and raise only if a retry cannot help."""
         self._metrics.connected.set(0)
         self._credit.ended()
         self._part.waits(f"no connection to the MQTT broker: {event.why}")
-        if event.reason == DISCONNECT_TAKEN_OVER:  # before MQTT 5 no broker says so (H50)
+        if event.reason == DISCONNECT_TAKEN_OVER:  # only MQTT 5 brokers report this (H50)
             raise TerminalError(
                 f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
                 remedy="run one ingest worker for each client id: stop the other one, or set mqtt.client_id",
@@ -207,23 +209,23 @@ class IngestWorker(LinkHandler):
         self._losses += 1
         if self._losses in (1, 10, 100):
             log.warning(
-                f"no connection to the MQTT broker, trying again; {what_to_check(event)}",
+                f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}",
                 why=event.why,
             )
 
     def on_messages(self, messages: Sequence[Message]) -> None:
-        """Take what was read in one piece; see the module's docstring."""
-        self._heard = True
+        """Take the messages of one read; see the module's docstring."""
+        self._received = True
         self._credit.ended()
         readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
         if self._intake.full:
             self.link.pause()
 
-    # --- the end of a turn ---
+    # --- the end of each turn ---
 
     def on_turn(self, now: float) -> None:
-        """Send what was read, take the receipts, acknowledge, and decide whether to read on."""
+        """Send messages, process receipts, acknowledge, and decide whether to resume reading."""
         if self._acknowledged:
             self._acknowledged = False
             reach("ingest_after_puback")
@@ -244,28 +246,28 @@ class IngestWorker(LinkHandler):
             oldest = self._acks.oldest
             self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
             if self.ready and not self.draining and self._credit.exhausted(now):
-                self._dial_with_more_credit()
+                self._reconnect_with_more_credit()
             if now >= self._silence:
                 self._silence = math.inf
-                self._tell_silence()
+                self._report_silence()
 
-    def _dial_with_more_credit(self) -> None:
+    def _reconnect_with_more_credit(self) -> None:
         log.info(
-            "no message has come on this connection; it is made anew with more credit, for some brokers count what former "
-            "connections left unacknowledged",
+            "no message has come on this connection; ingest reconnects with more credit, because some brokers count "
+            "the unacknowledged messages of former connections",
             receive_maximum=self._credit.granted,
         )
         self.link.receive_maximum = self._credit.granted
         self._metrics.connected.set(0)
         self.link.disconnect()
 
-    def _tell_silence(self) -> None:
-        """Name what a broker may hold back without a word: Mosquitto's acl_file refuses no subscription."""
-        if not self._heard:
+    def _report_silence(self) -> None:
+        """Warn of filters that a broker may drop silently: Mosquitto's acl_file refuses no subscription."""
+        if not self._received:
             log.warning(
-                "no message has come since the subscription; if devices do publish, see that the MQTT broker lets "
-                f"{subscriber(self.settings.mqtt, self.link.client_id)} read the filters (Mosquitto's acl_file grants every "
-                "subscription and then holds back what may not be read), or correct ingest.rules and ingest.filters",
+                "no message has come since the subscription. Action: if devices publish, check that the MQTT broker "
+                f"lets {subscriber(self.settings.mqtt, self.link.client_id)} read the filters, or correct ingest.rules "
+                "and ingest.filters. Mosquitto's acl_file grants every subscription, then drops messages silently",
                 filters=[s.filter for s in self._wanted],
                 after_s=self.settings.ingest.silent_s,
             )
@@ -274,9 +276,9 @@ class IngestWorker(LinkHandler):
         """How long the loop may wait for bytes, in seconds."""
         return self._intake.next_in(now)
 
-    # --- ending ---
+    # --- stopping ---
 
     def drain(self, now: float) -> None:
-        """Stop reading; turns go on until what was read is stored, or the caller's patience ends."""
+        """Stop reading. The caller continues until all messages are stored, or until its deadline."""
         self.draining = True
         self.link.pause()

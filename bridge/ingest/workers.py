@@ -1,9 +1,9 @@
-"""``ingest --workers N``: N processes of ``ingest --shard I/N``, watched over. It carries no message itself.
+"""Supervises the N processes ``ingest --shard I/N`` of ``ingest --workers N``. It carries no message.
 
-It forwards a stop, starts a worker again that died, and ends when one has said that somebody must change something.
-Each worker holds the reading end of a pipe whose other end only this process has: when it dies, however it dies, the
-workers read the end of it, drain and end too. They are in sessions of their own, so that a Ctrl-C reaches this
-process alone, which tells them once.
+It forwards a stop, restarts a worker that died, and ends if a worker reports that an operator must change something.
+Each worker has the read end of a pipe, and only this process has the write end. When it dies for any reason, the
+workers read the end of the pipe, drain and end too. They are in separate sessions, so that a Ctrl-C reaches only this
+process, which notifies them once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Final
 import structlog
 
 from bridge.ingest.restarts import Restarts
-from bridge.ingest.shared_ports import held, refuse_without_sharing
-from bridge.options import settings_from
+from bridge.ingest.shared_ports import refuse_without_sharing, reserved
 from bridge.settings import Settings
+from bridge.settings.loading import settings_from
 
 __all__ = ["end_with_owner", "run_workers"]
 
 log = structlog.get_logger("ingest")
 
 _SPARE_S: Final = 8.0
-"""What a worker may need beyond ``ingest.drain_s`` to close what it has, in seconds."""
+"""Extra time for a worker to close, beyond ``ingest.drain_s``, in seconds."""
 _LOOK_S: Final = 0.1
 
 
@@ -50,11 +50,11 @@ class _Worker:
 
     def send(self, number: signal.Signals) -> None:
         if self.process is not None:
-            with suppress(ProcessLookupError):  # it ended by itself meanwhile
+            with suppress(ProcessLookupError):  # it has ended in the meantime
                 self.process.send_signal(number)
 
     def reap(self) -> int | None:
-        """Return the exit code when it has ended, None while it runs or is not started."""
+        """Return the exit code, None while the worker runs or is not started."""
         if self.process is None or self.process.poll() is None:
             return None
         code = self.process.returncode
@@ -67,19 +67,19 @@ class _Worker:
 def run_workers(config: Path | None, sets: Sequence[str], count: int) -> int:
     """Run ``count`` workers until a signal or a terminal failure. Returns the exit code: 0, 1, 2 or 130.
 
-    Workers that listen share their ports: the kernel deals the connections to them.
+    Workers that listen share their ports: the kernel distributes the connections.
 
-    Raises ConfigError when the settings do not allow so many workers on one machine, TerminalError when a port is taken.
+    Raises ConfigError if the settings do not allow so many workers on one machine, TerminalError if a port is in use.
     """
     settings = settings_from(config, sets, {"ingest.shard": f"0/{count}"})
     listening = [name for name in settings.messaging_protocols if name != "mqtt"]
     if listening:
         refuse_without_sharing(listening)
-    with held(settings.http.host, _ports(settings)) as ports:
-        told = [*sets, *(f"{name}={port}" for name, port in ports.items())]
+    with reserved(settings.http.host, _ports(settings)) as ports:
+        options = [*sets, *(f"{name}={port}" for name, port in ports.items())]
         if ports:
             log.info("the workers share ports", host=settings.http.host, **ports)
-        workers = [_Worker(i, _command(config, told, settings, count=count, index=i)) for i in range(count)]
+        workers = [_Worker(i, _command(config, options, settings, count=count, index=i)) for i in range(count)]
         return _Watch(workers, settings.ingest.drain_s + _SPARE_S).run()
 
 
@@ -91,7 +91,7 @@ def _ports(settings: Settings) -> dict[str, int]:
 
 
 def _command(config: Path | None, sets: Sequence[str], settings: Settings, *, count: int, index: int) -> list[str]:
-    command = [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "--owned"]
+    command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "ingest", "--owned"]
     command += ["--shard", f"{index}/{count}"]
     if config is not None:
         command += ["--config", str(config)]
@@ -103,11 +103,11 @@ def _command(config: Path | None, sets: Sequence[str], settings: Settings, *, co
 
 
 class _Watch:
-    """Looks after the workers. ``patience_s`` is how long a stop may take before they are killed."""
+    """Supervises the workers. A stop kills them if it takes longer than ``limit_s``."""
 
-    def __init__(self, workers: Sequence[_Worker], patience_s: float) -> None:
+    def __init__(self, workers: Sequence[_Worker], limit_s: float) -> None:
         self._workers = workers
-        self._patience_s = patience_s
+        self._limit_s = limit_s
         self._restarts = Restarts()
         self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._code = 0
@@ -149,7 +149,7 @@ class _Watch:
         log.info("worker started", worker=worker.index, pid=worker.process.pid)
 
     def _look(self, worker: _Worker, now: float) -> bool:
-        """Start a worker again that is due, note one that has ended. Returns whether all must end."""
+        """Restart a worker that is due, note one that has ended. Returns whether all must end."""
         if worker.process is None:
             if now >= worker.due:
                 self._start(worker)
@@ -157,25 +157,25 @@ class _Watch:
         code = worker.reap()
         if code is None:
             return False
-        again = self._restarts.ended(worker.index, code, now)
-        if again is None:
+        restart = self._restarts.ended(worker.index, code, now)
+        if restart is None:
             self._code = code
-            log.error("a worker has failed for good and all end; see its last line", worker=worker.index)
+            log.error("a worker has failed for good, so all end. Action: see its last log line", worker=worker.index)
             return True
-        worker.due = now + again.seconds
+        worker.due = now + restart.seconds
         log.warning(
-            "a worker died and is started again; what it had not acknowledged comes again. If it goes on, see its log",
+            "a worker died and restarts; its unacknowledged messages are resent. Action: if this repeats, see its log",
             worker=worker.index,
             exit_code=code,
-            again_in_s=round(again.seconds, 1),
+            restart_in_s=round(restart.seconds, 1),
         )
         return False
 
     def _drain(self) -> None:
-        """Ask all to end, and wait; a second signal, or the end of patience, kills them."""
+        """Stop all workers and wait; a second signal or the time limit kills them."""
         for worker in self._workers:
             worker.send(signal.SIGTERM)
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._limit_s
         while any(worker.process is not None for worker in self._workers):
             for worker in self._workers:
                 code = worker.reap()
@@ -187,13 +187,14 @@ class _Watch:
             if time.monotonic() >= deadline:
                 self._code = 1
                 log.error(
-                    "workers did not end in time and are killed, what they had not acknowledged comes again; see what holds them"
+                    "workers did not end in time and are killed; their unacknowledged messages are resent. "
+                    "Action: see their logs"
                 )
                 return
 
 
 def end_with_owner() -> None:
-    """Drain and end when standard input ends, which the owner of this worker keeps open while it lives."""
+    """Drain and end when standard input closes. The worker's owner keeps it open while it runs."""
 
     def wait() -> None:
         with suppress(OSError):

@@ -1,9 +1,9 @@
 """The socket of a link, with buffers: one system call for many packets, in both directions.
 
-The link reads the packets from the buffer itself. What is written is kept until ``flush``, so that the acknowledgements
-of a whole read turn leave in one segment. It decides nothing; who reads when is the link's business.
+The link reads the packets from the buffer itself. Written bytes are kept until ``flush``, so that the
+acknowledgements of a whole read turn leave in one segment. It makes no decision; the link decides when to read.
 
-A packet larger than one read is gathered apart, so that its bytes are copied twice, however many reads it takes. Of
+A packet larger than one read is collected separately, so that its bytes are copied twice, for any number of reads. Of
 one larger than ``limit`` only the first ``HEAD_BYTES`` are kept, and the hash of all.
 """
 
@@ -24,24 +24,24 @@ from bridge.tls import client_context
 __all__ = ["HEAD_BYTES", "MAX_PACKET_BYTES", "BufferedSocket", "dialled"]
 
 MAX_PACKET_BYTES: Final = 16 * 1024 * 1024
-"""Limit of links that name no other one. Commands and answers are far smaller, and MQTT allows 256 MiB (MQTT 5, 1.5.5)."""
+"""Default limit of links. Commands and answers are far smaller, and MQTT allows 256 MiB (MQTT 5, 1.5.5)."""
 HEAD_BYTES: Final = 128 * 1024
-"""What is kept of a packet over the limit: a topic has at most 64 KiB, and some of the payload is to follow."""
+"""Bytes kept of a packet over the limit: its topic of at most 64 KiB, and some of the payload."""
 
 _READ_BYTES: Final = 64 * 1024
-"""Below the size from which memory is mapped anew, and faulted in page by page, for each buffer."""
+"""Larger buffers would each need a new memory mapping, with a fault for each page."""
 _OUT_LIMIT: Final = 4 * 1024 * 1024
 _RECEIVE_BYTES: Final = 128 * 1024
 _LINGER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _SPARE_BYTES: Final = 512 * 1024
-"""What is read at most for a link that does not read: packet identifiers are few (``dialled``)."""
+"""The most that is read for a link that does not read: packet identifiers are few (``dialled``)."""
 _ARRIVALS: Final = struct.Struct("=128xQ16xI")
-"""Of Linux's struct tcp_info: tcpi_bytes_received, what was kept, and tcpi_data_segs_in, kept or not."""
+"""Of Linux's struct tcp_info: tcpi_bytes_received, the accepted bytes, and tcpi_data_segs_in, accepted or not."""
 
 
 class _Large:
-    """One packet that takes many reads."""
+    """One packet that needs many reads."""
 
     def __init__(self, begin: bytes, total: int, limit: int) -> None:
         self.total = total
@@ -63,32 +63,32 @@ class _Large:
 
 
 class BufferedSocket:
-    """A non-blocking TCP or TLS socket behind a read and a write buffer. Used by one thread only."""
+    """A non-blocking TCP or TLS socket with a read and a write buffer. Used by one thread only."""
 
     def __init__(self, sock: socket.socket, limit: int = MAX_PACKET_BYTES) -> None:
         self._sock = sock
         self._limit = limit
         self.data = b""
-        """What was read; all before ``at`` is consumed."""
+        """The bytes read; those before ``at`` are consumed."""
         self.at = 0
         self.cut: tuple[int, str] | None = None
-        """Length and SHA-256 of the packet of which ``data`` is the beginning, when it is over the limit."""
+        """Length and SHA-256 of the packet that begins in ``data``, if it is over the limit."""
         self._large: _Large | None = None
         self._short = False
         self._out = bytearray()
         self._ended = False
         self.failure: OSError | None = None
-        """What broke the connection; what was read before it counts all the same."""
+        """The error that broke the connection; bytes that were read before remain valid."""
         self.lingers = False
-        """Whether ``close`` waits for the other side, and drops what that still sends. A close with bytes unread, or before
-        bytes arrive, resets the connection, and what was sent last is lost on the other side (RFC 1122, 4.2.2.13)."""
+        """Whether ``close`` waits for the other side, and drops its further bytes. A close with bytes unread, or before
+        bytes arrive, resets the connection. The other side then loses the last bytes sent (RFC 1122, 4.2.2.13)."""
         self.drained = not isinstance(sock, ssl.SSLSocket)
         """Whether the last ``fill`` found the kernel's buffer empty, so that nothing older waits unread."""
         self._arrived: tuple[int, int] | None = None
         self._next_look = 0.0
 
     def send(self, data: bytes | bytearray) -> int:
-        """Keep ``data`` for the next flush, whole. Whoever sends much looks at ``full`` before."""
+        """Keep ``data`` for the next flush, whole. A caller that sends much checks ``full`` before."""
         self._out += data
         return len(data)
 
@@ -97,7 +97,7 @@ class BufferedSocket:
         return len(self.data) - self.at + (0 if self._large is None else len(self._large.kept))
 
     def close(self) -> None:
-        """Send what is left, then close: at once, or where it ``lingers``, when the other side has."""
+        """Send the remaining bytes, then close: at once, or if it ``lingers``, after the other side."""
         try:
             if self.failure is None:
                 self.flush()
@@ -121,31 +121,31 @@ class BufferedSocket:
 
     @property
     def readable(self) -> bool:
-        """Whether there is something to find: bytes that somebody can use, the end of the stream, or an error."""
+        """Whether there is something to process: usable bytes, the end of the stream, or an error."""
         return (self.at < len(self.data) and not self._short) or self.over
 
     @property
     def over(self) -> bool:
-        """Whether the stream has ended or is broken: nothing comes behind what is buffered."""
+        """Whether the stream has ended or is broken: nothing follows the buffered bytes."""
         return self._ended or self.failure is not None
 
     @property
     def full(self) -> bool:
-        """Whether more waits to be sent than memory should hold."""
+        """Whether more bytes are unsent than memory should buffer."""
         return len(self._out) > _OUT_LIMIT
 
     @property
     def stuck(self) -> bool:
-        """Whether far more waits than publishes leave there, which stop at ``full``: the other side does not read."""
+        """Whether far more bytes are unsent than publishes cause, which stop at ``full``: the other side does not read."""
         return len(self._out) > 4 * _OUT_LIMIT
 
-    def taken(self, at: int) -> None:
+    def consumed(self, at: int) -> None:
         """Note that everything before ``at`` is consumed."""
         self.at = at
         self.cut = None
 
     def wants_more(self, total: int = 0) -> None:
-        """Keep an incomplete packet until more has arrived; ``total`` is its length in bytes, where that is known."""
+        """Keep an incomplete packet until more has arrived; ``total`` is its length in bytes, if that is known."""
         self._short = True
         if total > _READ_BYTES:
             self._large = _Large(self.data[self.at :], total, self._limit)
@@ -157,7 +157,7 @@ class BufferedSocket:
         return len(self._out)
 
     def fill(self) -> int:
-        """Read once what the kernel has, up to 64 KiB. Returns the number of bytes read."""
+        """Read once from the kernel, up to 64 KiB. Returns the number of bytes read."""
         if self.over:
             return 0
         large = self._large
@@ -186,13 +186,13 @@ class BufferedSocket:
         self._short = False
         return len(data)
 
-    def relieve(self, now: float) -> int:
-        """Make room in the kernel where it had to throw away what came; for a link that does not read. Returns bytes read.
+    def make_room(self, now: float) -> int:
+        """Make room in the kernel if it had to drop segments of a link that does not read. Returns bytes read.
 
-        A queue of small segments takes more memory than the window that was promised. What comes last is thrown away then,
-        and the sender tries it again after a time that doubles. Worse, its later segments lie beyond our window of 0, and
-        Linux from 6.17 on does not look at the acknowledgements in them either: our own sending stops, with every PINGREQ,
-        and the broker closes the connection as dead (H3). One read ends both: the window that is full next is closed in time.
+        A queue of small segments needs more memory than the promised window. The kernel then drops the last segments,
+        and the sender retries them after a time that doubles. Later segments lie beyond our window of 0, and Linux
+        from 6.17 on ignores the acknowledgements in them too. So our own sending stops, with every PINGREQ, and the
+        broker closes the connection as dead (H3). One read stops both: the next full window is closed in time.
         """
         if now < self._next_look:
             return 0
@@ -204,20 +204,20 @@ class BufferedSocket:
         return self.fill() if refused else 0
 
     def flush(self) -> None:
-        """Write what waits, as far as the kernel takes it. An error shows at the next ``recv``."""
+        """Write the unsent bytes, as far as the kernel accepts them. An error shows at the next ``recv``."""
         while self._out:
             try:
                 sent = self._sock.send(self._out)
             except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except OSError as e:
-                self.failure = self._said(e)
+                self.failure = self._cause(e)
                 self._out.clear()
                 return
             del self._out[:sent]
 
-    def _said(self, failure: OSError) -> OSError:
-        """Return what the other side said before it closed, an alert of TLS, else the failed write itself."""
+    def _cause(self, failure: OSError) -> OSError:
+        """Return the TLS alert of the other side before it closed, else the failed write itself."""
         if isinstance(self._sock, ssl.SSLSocket):
             try:
                 self._sock.recv(1)
@@ -229,7 +229,7 @@ class BufferedSocket:
 
 
 def _arrivals(sock: socket.socket) -> tuple[int, int] | None:
-    """Return the bytes that the kernel has kept and the segments with data that came; None where it does not say."""
+    """Return the bytes that the kernel accepted and the data segments that arrived; None if it reports none."""
     if sys.platform != "linux":
         return None
     try:
@@ -240,19 +240,18 @@ def _arrivals(sock: socket.socket) -> tuple[int, int] | None:
 
 
 def dialled(settings: MqttSettings, limit: int) -> BufferedSocket:
-    """Connect to the broker, over TLS where the settings say so; ``limit`` as ``BufferedSocket`` takes it.
+    """Connect to the broker, with TLS if the settings require it; ``limit`` as for ``BufferedSocket``.
 
-    The files that the settings name are read now, so that replaced ones count. Blocks for up to twice
+    The files that the settings name are read now, so that replaced ones are used. Blocks for up to twice
     ``connect_timeout_s``.
 
-    Raises ConfigError when a PEM file cannot be used, OSError (ssl.SSLError) when there is no connection.
+    Raises ConfigError if a PEM file cannot be used, OSError (ssl.SSLError) if there is no connection.
     """
     sock = socket.create_connection((settings.host, settings.port), timeout=settings.connect_timeout_s)
     try:
         if settings.protocol != "5":
-            # Before MQTT 5, which has a Receive Maximum for that, what the kernel takes in for us would grow to
-            # megabytes while we do not read: more messages unacknowledged than there are packet identifiers, on which
-            # Artemis 2.40 hangs until it restarts.
+            # Before MQTT 5, which has a Receive Maximum, the kernel would buffer megabytes while we do not read: more
+            # unacknowledged messages than there are packet identifiers, on which Artemis 2.40 hangs until it restarts.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if settings.tls:
@@ -260,6 +259,6 @@ def dialled(settings: MqttSettings, limit: int) -> BufferedSocket:
             sock = context.wrap_socket(sock, server_hostname=settings.host)
         sock.setblocking(False)
         return BufferedSocket(sock, limit)
-    except BaseException:  # also of a file that is just being replaced
+    except BaseException:  # also if a file is just being replaced
         sock.close()
         raise

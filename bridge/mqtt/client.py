@@ -1,14 +1,14 @@
-"""Links to an MQTT broker that live for ever, whatever their connections do.
+"""Links to an MQTT broker, which reconnect until they are stopped.
 
-``Link`` is one MQTT session, reconnected with jittered backoff until it is stopped. It decides how bytes and
-packets move; what a message means, when it is acknowledged and what is fatal is decided by its ``LinkHandler``.
+``Link`` is one MQTT session, reconnected with jittered backoff. It sends and receives packets. Its ``LinkHandler``
+decides what a message means, when it is acknowledged and what is fatal.
 
 Threads
 -------
 - A link belongs to ONE loop thread: the one that calls ``turn()`` or ``run()``, or its own after ``start()``.
-- All of the handler's methods and all confirmation callbacks run on that thread. They must not block.
+- All methods of the handler and all confirmation callbacks run on that thread. They must not block.
 - From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``. On the loop thread only: all else.
-- An exception in a handler ends the loop: see ``loop_thread``.
+- An exception in a handler stops the loop: see ``loop_thread``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Final
 
 import structlog
 
+from bridge.backoff import backoff_s
 from bridge.errors import ConfigError
 from bridge.mqtt import handshakes, packets
 from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
 from bridge.mqtt.exactly_once import ExactlyOnce
-from bridge.mqtt.keepalive import KeepAlive, backoff_s
+from bridge.mqtt.keepalive import KeepAlive
 from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
@@ -50,12 +51,12 @@ __all__ = ["Link", "LinkHandler"]
 log = structlog.get_logger("mqtt")
 
 _SOON_S: Final = 1.0
-"""The longest wait, in seconds, before the next connection to a broker that accepted the last one."""
+"""Longest wait, in seconds, before a reconnect to a broker that accepted the last connection."""
 _FILLS: Final = 4
-"""How often the socket is read in one turn, so that acknowledgements do not wait for its end."""
+"""Maximum reads of the socket in one turn, so that acknowledgements are not delayed."""
 _FAILED_FROM: Final = 0x80
 _IMPLEMENTATION: Final = 0x83
-"""Reason "Implementation specific error" (MQTT 5, 2.4): here of what MQTT has no packet for."""
+"""Reason "Implementation specific error" (MQTT 5, 2.4): here of a publish that MQTT cannot encode."""
 _PUBACK: Final = 0x4002_0000
 """Type and length of a PUBACK; its packet identifier is the second half."""
 
@@ -63,11 +64,11 @@ _PUBACK: Final = 0x4002_0000
 class Link(LoopThread):
     """One MQTT session with one broker.
 
-    ``receive_maximum`` bounds what the broker may send unacknowledged (MQTT 5, 3.1.2.11.3). ``persistent`` keeps
-    the session at the broker while we are away; links that only publish are better off without. Publishes that
-    were unconfirmed when a connection ended are sent again, in order, on the next one. ``window`` bounds the
-    QoS 1 publishes that are sent and unconfirmed; the broker's own Receive Maximum is kept as well. Of a PUBLISH of
-    more than ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed.
+    ``receive_maximum`` bounds the unacknowledged messages that the broker may send (MQTT 5, 3.1.2.11.3).
+    ``persistent`` keeps the session at the broker while we are offline; links that only publish do not need it. A new
+    connection resends the unconfirmed publishes of the last one, in order. ``window`` bounds the QoS 1 publishes that
+    are sent and unconfirmed; the broker's own Receive Maximum applies as well. Of a PUBLISH of more than
+    ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class Link(LoopThread):
         self.epoch = 0
         """Number of the last connection that a CONNACK accepted; an ack belongs to the epoch of its message."""
         self.granted = Connected(0, False)
-        """What the last CONNACK that accepted us said."""
+        """The content of the last CONNACK that accepted us."""
         self.connected = False
         self.paused = False
         self.receive_maximum = receive_maximum  # from the next CONNECT on
         self._outbox = Outbox(window)
-        self._accepted = 0  # the epoch of the present connection, 0 before its CONNACK
+        self._accepted = 0  # the epoch of the current connection, 0 before its CONNACK
         self.attempts = 0
-        """How many attempts in a row brought no connection, or one that ended within ``AT_ONCE_S``."""
+        """How many attempts in a row failed, or brought a connection that ended within ``AT_ONCE_S``."""
         self._next_attempt = 0.0
         self._connack_deadline = 0.0
         self._lost: Disconnected | None = None
@@ -125,11 +126,11 @@ class Link(LoopThread):
         confirmed: Callable[[Confirmation], None] | None = None,
         sent: Callable[[], None] | None = None,
     ) -> None:
-        """Queue a publish. On the loop thread, ``sent`` is called each time that it goes out, ``confirmed`` at its end.
+        """Queue a publish. The loop thread calls ``sent`` each time that it is sent, ``confirmed`` at its end.
 
-        The queue is not bounded here, but by the caller. Properties are left out before MQTT 5. A publish that MQTT
-        has no packet for, because a text is not UTF-8 or too long, is confirmed with 0x83. Raises ValueError for a
-        topic that is empty, too long or not UTF-8, or has a wildcard.
+        The caller bounds the queue. Properties are left out before MQTT 5. A publish that MQTT cannot encode, because
+        a text is not UTF-8 or too long, is confirmed with 0x83. Raises ValueError for a topic that is empty, too long
+        or not UTF-8, or has a wildcard.
         """
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
@@ -143,13 +144,13 @@ class Link(LoopThread):
         return self._outbox.unconfirmed
 
     def wake(self) -> None:
-        """Make the loop thread take its next turn at once."""
+        """Make the loop thread run its next turn at once."""
         self._poller.wake()
 
     # --- the loop ---
 
     def turn(self, timeout: float = 1.0) -> None:
-        """Take one turn: connect when that is due, wait for bytes, a wake-up or the time-out, read, hand over, write."""
+        """Run one turn: connect if that is due, wait for bytes, a wake-up or the time-out, read, deliver, write."""
         if self._sock is None and self._lost is None and time.monotonic() >= self._next_attempt:
             self._connect()
         arrived = self._select(min(timeout, self._patience(time.monotonic())))
@@ -160,7 +161,7 @@ class Link(LoopThread):
         self._report_loss()
         self._turning = threading.get_ident()
         self.handler.on_turn(time.monotonic())
-        self._turning = 0  # what is published from here on wakes the next turn
+        self._turning = 0  # later publishes wake the next turn
         self._send_waiting()
         if self._sock is not None:
             self._write()
@@ -168,7 +169,7 @@ class Link(LoopThread):
     def _patience(self, now: float) -> float:
         if self._sock is None:
             return max(0.0, self._next_attempt - now)
-        if not self._holding and (self._sock.readable or not self._sock.drained):
+        if not self._reading_paused and (self._sock.readable or not self._sock.drained):
             return 0.0
         return self.keepalive.next_in(now) if self.connected else max(0.0, self._connack_deadline - now)
 
@@ -176,10 +177,10 @@ class Link(LoopThread):
         sock = self._sock
         if sock is None:
             return self._poller.wait(None, timeout, read=False, write=False)
-        return self._poller.wait(sock, timeout, read=not self._holding, write=bool(sock.unsent))
+        return self._poller.wait(sock, timeout, read=not self._reading_paused, write=bool(sock.unsent))
 
     @property
-    def _holding(self) -> bool:
+    def _reading_paused(self) -> bool:
         stuck = self._sock is not None and self._sock.stuck  # a broker that reads no answers is not read
         return self.connected and (self.paused or stuck)  # CONNACK is read in any case
 
@@ -188,7 +189,7 @@ class Link(LoopThread):
         assert sock is not None
         self._consume(sock)
         for _ in range(_FILLS):
-            if (sock.drained and not arrived) or self._holding or self._sock is not sock:
+            if (sock.drained and not arrived) or self._reading_paused or self._sock is not sock:
                 return
             if sock.fill():
                 self.keepalive.received(time.monotonic())
@@ -196,12 +197,12 @@ class Link(LoopThread):
             arrived = False
 
     def _consume(self, sock: BufferedSocket) -> None:
-        # The handler may pause in the middle: what is buffered stays for the turn after ``resume``.
-        while not self._holding and self._sock is sock and sock.readable:
+        # The handler may pause in the middle: the buffered packets then wait for the turn after ``resume``.
+        while not self._reading_paused and self._sock is sock and sock.readable:
             self._take(sock)
 
     def _take(self, sock: BufferedSocket) -> None:
-        """Take what comes next: PUBLISH packets in one piece, or one other packet, or the end of the stream."""
+        """Process the next PUBLISH packets in one piece, one other packet, or the stream's end."""
         data, at = sock.data, sock.at
         found: list[Message] = []
         if not self.connected:
@@ -209,14 +210,14 @@ class Link(LoopThread):
             length = MORE if length > len(data) - at else length
         elif sock.cut is not None:
             found, length = [self._decoder.head_of(data, *sock.cut)], 0
-            sock.taken(len(data))
+            sock.consumed(len(data))
         else:
             at, length = self._decoder.decode(data, at, self.handler.piece, found)
-            sock.taken(at)
+            sock.consumed(at)
         if found:
             self._deliver(found)
             if length != MORE or self._sock is not sock:
-                return  # the handler may have paused: what follows is taken next
+                return  # the handler may have paused: the next call processes the rest
         if length == BAD:
             self._broke("a packet whose length has no end")
         elif length == MORE:
@@ -236,11 +237,11 @@ class Link(LoopThread):
     def _deliver(self, found: list[Message]) -> None:
         if self._decoder.met_qos_2:
             self._decoder.met_qos_2 = False
-            found, again = self._exactly_once.arrived(found)
-            self._answer(packets.PUBREC, again)
+            found, repeated = self._exactly_once.arrived(found)
+            self._answer(packets.PUBREC, repeated)
             if self._asked_qos < 2:
                 log.warning(
-                    "the MQTT broker sends QoS 2 on a subscription of a lower QoS; nothing is lost, no action needed",
+                    "the MQTT broker sends QoS 2 on a subscription of a lower QoS, no message is lost. Action: none",
                     client_id=self.client_id,
                     shown=1,
                 )
@@ -248,7 +249,7 @@ class Link(LoopThread):
             self.handler.on_messages(found)
 
     def _take_other(self, sock: BufferedSocket, kind: int, length: int) -> None:
-        """Take one packet that is complete and no PUBLISH. What this cannot read ends the connection."""
+        """Process one complete packet that is not a PUBLISH. An unreadable one closes the connection."""
         mqtt5, name = self._mqtt5, packets.NAMES[kind]
         body = packets.body_of(sock.data, sock.at, length)
         if self.connected != (kind != packets.CONNACK):  # MQTT-3.2.0-1, MQTT-3.2.0-2
@@ -268,14 +269,14 @@ class Link(LoopThread):
         except packets.MalformedError as e:
             self._broke(f"a malformed {name}: {e}")
             return
-        sock.taken(at)
+        sock.consumed(at)
         if accepted is not None:
             self._take_connack(accepted)
         elif kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP):
             self._take_confirmation(kind, mid, reason)
         elif kind == packets.PUBREL:
             self._exactly_once.released(mid)
-            self._answer(packets.PUBCOMP, [mid])  # for one that we do not know as well (MQTT-4.3.3-11)
+            self._answer(packets.PUBCOMP, [mid])  # also for an unknown one (MQTT-4.3.3-11)
         elif codes:
             self.handler.on_subscribed(codes)
         elif kind == packets.PINGRESP:
@@ -284,10 +285,10 @@ class Link(LoopThread):
             code = body[0] if body else 0
             self._drop(f"the broker sent DISCONNECT: {handshakes.reason_name(code)}", code)
         elif kind not in (packets.SUBACK, packets.UNSUBACK):
-            self._broke(f"{name}, which MQTT {self.settings.protocol} does not let it send")
+            self._broke(f"{name}, which MQTT {self.settings.protocol} does not allow it to send")
 
     def _take_confirmation(self, kind: int, mid: int, reason: int) -> None:
-        if kind == packets.PUBREC and reason < _FAILED_FROM:  # from there on it is the end (MQTT-4.3.3-4)
+        if kind == packets.PUBREC and reason < _FAILED_FROM:  # a failure completes the publish (MQTT-4.3.3-4)
             if self._outbox.received(mid, reason):
                 self._answer(packets.PUBREL, [mid])
             return
@@ -295,18 +296,18 @@ class Link(LoopThread):
         if ended is not None and ended[0].confirmed is not None:
             ended[0].confirmed(Confirmation(ended[1], mid, self.epoch))
 
-    def _take_connack(self, said: handshakes.Connack) -> None:
-        if said.reason >= _FAILED_FROM:
-            self._lost = refused(handshakes.reason_name(said.reason), said.reason, self.settings, self.client_id)
+    def _take_connack(self, connack: handshakes.Connack) -> None:
+        if connack.reason >= _FAILED_FROM:
+            self._lost = refused(handshakes.reason_name(connack.reason), connack.reason, self.settings, self.client_id)
             self._close_socket()
             return
         self._accepted = self.epoch = self.epoch + 1
         self._accepted_at = time.monotonic()
         self.connected = True
-        self.granted = replace(said.granted, epoch=self.epoch)
+        self.granted = replace(connack.granted, epoch=self.epoch)
         self._outbox.connected(self.granted.receive_maximum)
         self._exactly_once.connected(session_present=self.granted.session_present)
-        keep_alive_s = self.settings.keep_alive_s if said.keep_alive_s is None else said.keep_alive_s
+        keep_alive_s = self.settings.keep_alive_s if connack.keep_alive_s is None else connack.keep_alive_s
         self.keepalive.opened(self._accepted_at, float(keep_alive_s))
         self.handler.on_connected(self.granted)
 
@@ -322,12 +323,12 @@ class Link(LoopThread):
             if now >= self._connack_deadline:
                 self._drop(f"no CONNACK within {self.settings.connect_timeout_s:g} s")
             return
-        if self._holding and self._sock.relieve(now):
+        if self._reading_paused and self._sock.make_room(now):
             self.keepalive.received(now)
-        if self._sock.failure is not None and self._holding:
+        if self._sock.failure is not None and self._reading_paused:
             self._drop(f"the connection broke: {self._sock.failure}")
             return
-        self.keepalive.judged(now, caught_up=not self.paused and (self._sock.stuck or self._sock.drained))
+        self.keepalive.note_reading(now, caught_up=not self.paused and (self._sock.stuck or self._sock.drained))
         if self.keepalive.dead(now):
             self._drop(f"no answer to PINGREQ within the keep-alive of {self.keepalive.interval_s:g} s")
         elif self.keepalive.ping_due(now):
@@ -359,13 +360,13 @@ class Link(LoopThread):
 
     def _ended(self, sock: BufferedSocket) -> None:
         if not self._accepted and sock.failure is not None:
-            self._lost = not_connected(sock.failure, self.settings)  # TLS 1.3 judges our certificate last
+            self._lost = not_connected(sock.failure, self.settings)  # TLS 1.3 verifies our certificate last
         else:
             self._lost = Disconnected(self._accepted, "the connection was closed", closed_by_peer=True)
         self._close_socket()
 
     def _broke(self, what: str) -> None:
-        """End a connection on which nothing more can be read (MQTT 5, 4.13): the fault of the broker's bytes."""
+        """Close a connection because of the broker's bytes, which cannot be read (MQTT 5, 4.13)."""
         self._drop(f"the broker sent {what}")
 
     def _drop(self, why: str, reason: int | None = None) -> None:
@@ -385,8 +386,8 @@ class Link(LoopThread):
         event, self._lost = self._lost, None
         self.connected = False
         self._outbox.connection_lost()
-        # A broker that accepts us and closes at once, for whatever reason, must not be dialled without a pause; nor may
-        # one message at which it closes make the others wait as long as for a broker that is down.
+        # A broker that accepts us and closes at once must not be redialled without a pause. One message that makes it
+        # close must not delay the others as long as a broker that is down.
         lasted = event.epoch > 0 and time.monotonic() - self._accepted_at >= AT_ONCE_S
         self.attempts = 0 if lasted else self.attempts + 1
         shortest_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
@@ -400,8 +401,8 @@ class Link(LoopThread):
     def acknowledge(self, mids: Sequence[int], epoch: int) -> bool:
         """Write PUBACK, or PUBREC at QoS 2, for messages of connection ``epoch``, in this order, in one piece.
 
-        Returns False, and writes nothing, when that connection is no longer open: the broker will send those
-        messages again, perhaps under packet identifiers that mean other messages now (H2).
+        Returns False, and writes nothing, if that connection is no longer open. The broker resends those messages,
+        perhaps with other packet identifiers, and these ones may be of other messages now (H2).
         """
         if self._sock is None or not self.connected or epoch != self.epoch:
             return False
@@ -435,19 +436,19 @@ class Link(LoopThread):
         return self.keepalive.pinged(time.monotonic())
 
     def pause(self) -> None:
-        """Stop reading from the socket; the connection is kept alive, and PINGRESP not judged, until ``resume``."""
+        """Stop reading until ``resume``. The link keeps the connection alive and ignores a missing PINGRESP."""
         self.paused = True
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading from the socket."""
         self.paused = False
 
     def abandon(self) -> int:
-        """Drop every publish that is not confirmed, without confirmation. Returns how many."""
+        """Drop every unconfirmed publish, without confirmation. Returns how many."""
         return self._outbox.abandon()
 
     def drop(self, why: str) -> None:
-        """Close the connection without DISCONNECT; the next turn tells the handler, and connects anew."""
+        """Close the connection without DISCONNECT; the next turn notifies the handler and reconnects."""
         if self._sock is not None:
             self._drop(why)
 
@@ -461,7 +462,7 @@ class Link(LoopThread):
         self._lost = None
 
     def close(self) -> None:
-        """Free the wake-up pipe and the selector; the link cannot be used any more."""
+        """Free the wake-up pipe and the selector; the link cannot be used afterwards."""
         self._stopping.set()
         self._close_socket()
         self._poller.close()
@@ -484,7 +485,7 @@ class Link(LoopThread):
                     mqtt5=self._mqtt5,
                 )
             except ValueError:
-                # Nothing of it was sent, and nothing ever will be: it must not end what all the others wait for.
+                # It was not sent and never will be. It must not close the connection that the others need.
                 if outgoing.confirmed is not None:
                     outgoing.confirmed(Confirmation(_IMPLEMENTATION, 0, self.epoch))
                 continue

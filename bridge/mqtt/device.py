@@ -27,11 +27,11 @@ __all__ = ["DeviceClient", "probe", "round_trip", "try_subscribing"]
 
 
 class DeviceClient(LinkHandler):
-    """An MQTT client as a device has it: one thread of its own, reconnects for ever, unconfirmed publishes again.
+    """The MQTT client of a device: its own thread, reconnects for ever, resends unconfirmed publishes.
 
     ``on_message`` and the confirmations of ``publish`` run on the link's thread and must not block. Messages
     are acknowledged after ``on_message`` returned. Every method may be called from any thread.
-    Subscriptions are made again on each connection whose session the broker did not keep.
+    The client renews its subscriptions on each connection whose session the broker did not keep.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class DeviceClient(LinkHandler):
     # --- from any thread ---
 
     def connect(self, timeout: float = 10.0) -> None:
-        """Start, and wait for the first CONNACK. Raises TransientError when there is none in time, DeniedError
-        when the broker does not let us in.
+        """Start, and wait for the first CONNACK. Raises TransientError if there is none in time, DeniedError if the
+        broker refuses us.
         """
         self.link.start()
         if not self._wait(lambda: self.connections > 0 or self._denied() is not None, timeout) or (
@@ -86,13 +86,13 @@ class DeviceClient(LinkHandler):
         properties: PublishProperties | None = None,
         confirmed: Callable[[Confirmation], None] | None = None,
     ) -> None:
-        """Queue a publish; ``confirmed`` is called when the broker answered (QoS 1) or it was sent (QoS 0)."""
+        """Queue a publish; ``confirmed`` is called after the broker's answer (QoS 1) or the send (QoS 0)."""
         self.link.publish(
             topic, payload, qos=qos, retain=retain, properties=properties, confirmed=self._counted(confirmed)
         )
 
     def subscribe(self, *filters: str, qos: int = 1, timeout: float = 10.0) -> None:
-        """Subscribe and wait for SUBACK. Raises TransientError without an answer, DeniedError when refused."""
+        """Subscribe and wait for SUBACK. Raises TransientError without an answer, DeniedError if refused."""
         with self._changed:
             target = len(self._subscriptions) + len([f for f in filters if f not in self._subscriptions])
             for one in filters:
@@ -106,11 +106,11 @@ class DeviceClient(LinkHandler):
             raise TransientError(f"{self.link.client_id}: no SUBACK for {', '.join(filters)} in {timeout:g} s")
 
     def flush(self, timeout: float = 30.0) -> bool:
-        """Wait until every publish is confirmed. Returns whether that was reached."""
+        """Wait until every publish is confirmed. Returns False at the time-out."""
         return self._wait(lambda: self.link.unconfirmed == 0, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Send DISCONNECT and end the thread. What is not confirmed is dropped."""
+        """Send DISCONNECT and stop the thread. Unconfirmed publishes are dropped."""
         self.link.stop()
         self.link.join(timeout)
 
@@ -140,7 +140,7 @@ class DeviceClient(LinkHandler):
     # --- on the link's thread ---
 
     def on_connected(self, event: Connected) -> None:
-        """Subscribe again where the broker kept no session."""
+        """Renew the subscriptions if the broker kept no session."""
         with self._changed:
             self.connections += 1
             if not event.session_present:
@@ -149,14 +149,14 @@ class DeviceClient(LinkHandler):
             self._changed.notify_all()
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Remember why; the link tries again."""
+        """Remember the reason; the link retries."""
         self._acks.clear()
         with self._changed:
             self.last_loss = event
             self._changed.notify_all()
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Count what was granted."""
+        """Count the granted filters."""
         if any(code >= 0x80 for code in codes):
             with self._changed:
                 self._refusal = DeniedError(
@@ -170,14 +170,14 @@ class DeviceClient(LinkHandler):
             self._changed.notify_all()
 
     def on_message(self, message: Message) -> None:
-        """Hand over and note the acknowledgement."""
+        """Deliver the message and note its acknowledgement."""
         if self._deliver is not None and not message.malformed:
             self._deliver(message)
         if message.mid:
             self._acks.append(message.mid)
 
     def on_turn(self, now: float) -> None:
-        """Send what the turn has gathered."""
+        """Send the acknowledgements and the subscriptions of the turn."""
         if self._acks:
             self.link.acknowledge(self._acks, self.link.epoch)
             self._acks.clear()
@@ -200,12 +200,12 @@ class _Probe(LinkHandler):
 
 
 def probe(settings: MqttSettings) -> ProbeResult:
-    """Dial the broker once with a client id of its own, so that no running process is disturbed.
+    """Dial the broker once, with a new client id so that no process is disturbed.
 
-    What went wrong is in the result, with its remedy.
+    The result contains the error, with its remedy.
     """
     seen = _Probe()
-    # MQTT 3.1 takes at most 23 characters.
+    # MQTT 3.1 allows at most 23 characters.
     link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
     begin = time.monotonic()
     try:
@@ -232,10 +232,10 @@ class _Subscribing(_Probe):
 
 
 def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]:
-    """Subscribe in a session of its own that ends at once; return SUBACK's codes, in the order of the filters.
+    """Subscribe in a temporary session; return SUBACK's codes, in the order of the filters.
 
-    At QoS 0 and, with MQTT 5, without retained messages; no other session misses anything by it. Raises
-    DeniedError or TransientError when there is no connection.
+    At QoS 0 and, with MQTT 5, without retained messages; no other session misses a message by it. Raises
+    DeniedError or TransientError if there is no connection.
     """
     seen = _Subscribing()
     link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
@@ -259,9 +259,9 @@ def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]
 
 
 def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
-    """Publish a message at QoS 1 and receive it back. Returns the seconds that took from the publish.
+    """Publish a message at QoS 1 and receive it. Returns the seconds from the publish on.
 
-    Raises TransientError when the broker does not do it in ``timeout`` seconds.
+    Raises TransientError if the broker does not deliver it in ``timeout`` seconds.
     """
     token = secrets.token_hex(8)
     arrived = threading.Event()
@@ -274,7 +274,7 @@ def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
         client.publish(f"pulsebridge-ready/{token}", b"ready")
         if not arrived.wait(timeout):
             raise TransientError(
-                f"the MQTT broker at {host}:{port} took a message and did not give it back in {timeout:g} s"
+                f"the MQTT broker at {host}:{port} accepted a message and did not deliver it in {timeout:g} s"
             )
         return time.monotonic() - begin
     finally:

@@ -1,8 +1,8 @@
-"""The QoS 2 messages that a broker sends us, from PUBLISH to PUBREL (MQTT 5, 4.3.3). Pure.
+"""The QoS 2 messages that a broker sends us, from PUBLISH to PUBREL (MQTT 5, 4.3.3).
 
-PUBREC leaves when the receiver of the message acknowledges it, as PUBACK does at QoS 1: until then the broker keeps
-the message, and sends it again after a lost connection. From PUBREC on the broker has given the message to us, and a
-repetition of the same PUBLISH gets another PUBREC and is not delivered again.
+PUBREC is sent when the receiver of the message acknowledges it, as PUBACK at QoS 1. Until then the broker keeps the
+message, and resends it after a lost connection. From PUBREC on the message is ours: a repetition of the same PUBLISH
+gets another PUBREC and is not delivered a second time.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ class ExactlyOnce:
         self._received: set[int] = set()  # PUBREC was sent, and no PUBREL came
 
     def connected(self, *, session_present: bool) -> None:
-        """Begin a connection. What was not acknowledged comes again, or belongs to nobody."""
+        """Begin a connection. The broker resends unacknowledged messages, or has lost the session."""
         self._delivered.clear()
         if not session_present:
             self._received.clear()
 
     def arrived(self, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
-        """Return the messages that are to be delivered, and the packet identifiers that get PUBREC at once.
+        """Return the messages to deliver, and the packet identifiers that get PUBREC at once.
 
-        Only a PUBLISH with DUP is a repetition (MQTT-3.3.1-1); any other is a new message, whatever came before.
+        Only a PUBLISH with DUP is a repetition (MQTT-3.3.1-1); any other one is a new message.
         """
         new: list[Message] = []
-        again: list[int] = []
+        repeated: list[int] = []
         for message in messages:
             if message.qos == 2 and message.mid:
                 if message.dup and message.mid in self._received:
-                    again.append(message.mid)
+                    repeated.append(message.mid)
                     continue
                 if message.dup and message.mid in self._delivered:
                     continue
                 self._received.discard(message.mid)
                 self._delivered.add(message.mid)
             new.append(message)
-        return new, again
+        return new, repeated
 
     def acknowledgements(self, mids: Sequence[int]) -> bytes | None:
-        """Return the packets that acknowledge messages, in order; None when all of them are of QoS 1."""
+        """Return the packets that acknowledge messages, in order; None if all of them are of QoS 1."""
         if not self._delivered:
             return None
         packets: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The packets that begin, change and end an MQTT session: CONNECT, CONNACK, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT. Pure.
+"""The packets that begin, change and end an MQTT session: CONNECT, CONNACK, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT.
 
 Of MQTT 5, 3.1.1 and 3.1. Reason codes are those of MQTT 5 (2.4) in all versions.
 """
@@ -103,19 +103,19 @@ def reason_name(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Connack:
-    """What a CONNACK said (MQTT 5, 3.2). From 0x80 on ``reason`` is a refusal."""
+    """The content of a CONNACK (MQTT 5, 3.2). From 0x80 on ``reason`` is a refusal."""
 
     reason: int
     granted: Connected
-    """Its epoch is for the link to give."""
+    """The link sets its epoch."""
     keep_alive_s: int | None = None
-    """The keep-alive that the broker wants in place of ours, in seconds (MQTT 5, 3.2.2.3.14)."""
+    """The keep-alive that the broker sets instead of ours, in seconds (MQTT 5, 3.2.2.3.14)."""
 
 
 def connack(body: bytes, *, mqtt5: bool) -> Connack:
-    """Read what follows the fixed header of a CONNACK. Texts are not looked at, so that none can be wrong.
+    """Read the bytes after the fixed header of a CONNACK. Texts are skipped, so that none can be invalid.
 
-    Raises MalformedError when it cannot be read.
+    Raises MalformedError if it cannot be read.
     """
     if len(body) < 2:
         raise MalformedError("it has no reason code")
@@ -172,9 +172,9 @@ def connect_packet(
     will: Will | None = None,
     receive_maximum: int = 65_535,
 ) -> bytes:
-    """Return CONNECT (MQTT 5, 3.1); the credentials are those of now.
+    """Return CONNECT (MQTT 5, 3.1) with the current credentials.
 
-    Raises ValueError when a text is too long for MQTT or not UTF-8.
+    Raises ValueError if a text is too long for MQTT or not UTF-8.
     """
     user, password = settings.credentials()
     flags = 0 if persistent else 0x02

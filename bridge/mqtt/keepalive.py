@@ -1,23 +1,22 @@
-"""When to send PINGREQ, when a connection counts as dead, and how long to wait before the next attempt. Pure.
+"""Decides when to send PINGREQ, when a connection is dead, and when to reconnect.
 
-PINGRESP waits behind every PUBLISH that the broker sent before it. A link that has stopped reading, because
-nobody takes what it has read, therefore sees no PINGRESP on a connection that is healthy, and must not judge by it
-(H3). Times are seconds of a monotonic clock.
+PINGRESP arrives after every PUBLISH that the broker sent before it. A link that has paused reading therefore gets no
+PINGRESP on a healthy connection, so its absence must not count (H3). Times are seconds of a monotonic clock.
 
-After such a time the answer may still be on its way for as long again: what found no room in our kernel is sent again
-by the broker's after a wait that doubles each time. So we wait longer then, by as long as nothing was read, but at most
-twice the interval: MQTT names no time (3.1.2.10: "a reasonable amount"), and a new connection is quicker than TCP, whose
-longest wait is two minutes.
+After a pause the answer may be in transit for as long as the pause: the broker's kernel resends the segments that ours
+had no room for after a wait that doubles each time. So the limit grows by the time without a read, but at most to
+twice the interval. MQTT defines no time (3.1.2.10: "a reasonable amount"), and a new connection is quicker than TCP,
+whose longest wait is two minutes.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["KeepAlive", "backoff_s"]
+__all__ = ["KeepAlive"]
 
 _PING_SHARE: Final = 0.5
-"""A ping goes out after this share of the interval, so that a late turn of the loop does not miss the broker's limit."""
+"""Share of the interval before a ping. A late turn of the loop then still meets the broker's limit."""
 
 
 class KeepAlive:
@@ -34,7 +33,7 @@ class KeepAlive:
         """How many pings the broker has answered on this connection."""
 
     def opened(self, now: float, interval_s: float) -> None:
-        """Begin a connection; ``interval_s`` is the broker's Server Keep Alive where it named one, 0 for none."""
+        """Begin a connection; ``interval_s`` is the broker's Server Keep Alive if it sent one, 0 for none."""
         self.interval_s = interval_s
         self._last_sent = self._last_read = self._last_sign = now
         self._ping_sent = None
@@ -45,7 +44,7 @@ class KeepAlive:
         self._last_sent = now
 
     def received(self, now: float) -> None:
-        """Note that bytes were read: a sign of life, whatever they are."""
+        """Note that bytes were read; any bytes prove that the connection is alive."""
         self._last_read = self._last_sign = now
         self._ping_sent = None
 
@@ -61,8 +60,8 @@ class KeepAlive:
         """Note that PINGRESP came."""
         self.answered += 1
 
-    def judged(self, now: float, *, caught_up: bool) -> None:
-        """Tell whether all that had arrived was read. While it was not, silence says nothing."""
+    def note_reading(self, now: float, *, caught_up: bool) -> None:
+        """Note whether all arrived bytes were read. While they were not, silence is not evidence."""
         if not caught_up:
             self._last_sign = now
 
@@ -76,23 +75,14 @@ class KeepAlive:
         return self._ping_sent is None and now - self._last_sign >= wait
 
     def dead(self, now: float) -> bool:
-        """Whether a ping has been without answer for a whole interval in which we read all there was; see above."""
+        """Whether a ping has no answer for an interval in which we read all arrived bytes; see above."""
         if self._ping_sent is None or self.interval_s <= 0:
             return False
         unread = self._last_sign - self._last_read
         return now - max(self._ping_sent, self._last_sign) >= self.interval_s + min(unread, self.interval_s)
 
     def next_in(self, now: float) -> float:
-        """How long nothing is to be done, in seconds; at most the interval."""
+        """Return how long nothing is due, in seconds; at most the interval."""
         if self.interval_s <= 0:
             return 60.0
         return max(0.0, min(self.interval_s, self.interval_s * _PING_SHARE - (now - self._last_sent)))
-
-
-def backoff_s(attempt: int, shortest_s: float, longest_s: float, chance: float) -> float:
-    """Return the wait before reconnect number ``attempt`` (from 0), in seconds; ``chance`` is between 0 and 1.
-
-    It doubles up to ``longest_s``; half of it is left to chance, so that many clients do not come back at once.
-    """
-    ceiling = min(longest_s, shortest_s * 2.0 ** min(attempt, 30))
-    return ceiling * (0.5 + 0.5 * chance)

@@ -1,4 +1,4 @@
-"""A loop that runs in the caller's thread, or in one of its own; what a turn of it does is decided by its class."""
+"""A loop that runs in the caller's thread, or in its own; its class defines the turn."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["LoopThread"]
 
 
 class LoopThread(ABC):
-    """Takes turns until it is stopped. ``stop``, ``wake`` and ``join`` may be called from any thread."""
+    """Calls ``turn`` until it is stopped. ``stop``, ``wake`` and ``join`` may be called from any thread."""
 
     def __init__(self, name: str) -> None:
         self.failure: BaseException | None = None
-        """What ended the loop in the thread of ``start``."""
+        """The exception that stopped the loop in the thread of ``start``."""
         self._name = name
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     @abstractmethod
     def turn(self, timeout: float = 1.0) -> None:
-        """Take one turn, called on the loop thread; what it raises ends the loop."""
+        """Run one turn; called on the loop thread. An exception stops the loop."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the loop thread take its next turn at once; called from any thread."""
+        """Make the loop thread run its next turn at once; called from any thread."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -34,10 +34,10 @@ class LoopThread(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Called on the loop thread after ``disconnect``: free what the loop holds."""
+        """Called on the loop thread after ``disconnect``: free the loop's resources."""
 
     def start(self) -> None:
-        """Run the loop in a thread of its own."""
+        """Run the loop in its own thread."""
         self._thread = threading.Thread(target=self._run_in_thread, name=self._name, daemon=True)
         self._thread.start()
 
@@ -47,7 +47,7 @@ class LoopThread(ABC):
         self.wake()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread of ``start()``. Returns whether it ended; raises what ended it."""
+        """Wait for the thread of ``start()``. Returns whether it ended; raises the exception that stopped it."""
         if self._thread is not None:
             self._thread.join(timeout)
         if self.failure is not None:
@@ -55,7 +55,7 @@ class LoopThread(ABC):
         return self._thread is None or not self._thread.is_alive()
 
     def run(self) -> None:
-        """Take turns until ``stop``, then disconnect and close."""
+        """Call ``turn`` until ``stop``, then disconnect and close."""
         try:
             while not self._stopping.is_set():
                 self.turn()

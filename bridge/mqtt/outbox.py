@@ -1,7 +1,7 @@
-"""The publishes of one link that are not confirmed yet: which waits, which is in flight, what is sent again. Pure.
+"""The unconfirmed publishes of one link: waiting, in flight, or to be resent.
 
-After a lost connection everything unconfirmed goes again, in the order in which it was given, under new packet
-identifiers: the broker may then have it twice, never out of order and never not at all.
+After a lost connection every unconfirmed publish is resent, in the original order, under new packet identifiers. The
+broker may then have it twice, but never out of order, and always at least once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridge.mqtt.types import Confirmation, PublishProperties
 __all__ = ["Outbox", "Outgoing"]
 
 _MIDS: Final = 0x8000
-"""Packet identifiers from here on are those of publishes; the others are for SUBSCRIBE and UNSUBSCRIBE."""
+"""Packet identifiers from here on are for publishes; the others are for SUBSCRIBE and UNSUBSCRIBE."""
 
 
 class Outgoing:
@@ -44,7 +44,7 @@ class Outgoing:
 
 
 class Outbox:
-    """Bounded in flight: at most ``window`` publishes, and at most what the broker takes, are sent unconfirmed.
+    """Bounded in flight: at most ``window`` publishes, and at most the broker's Receive Maximum, are unconfirmed.
 
     ``put`` may be called from any thread, everything else from the loop thread.
     """
@@ -74,7 +74,7 @@ class Outbox:
         self._peer_window = peer_window
 
     def next(self) -> Outgoing | None:
-        """Take the publish that is to be sent now, None when there is none or the window is full."""
+        """Take the publish to send now, None if none waits or the window is full."""
         if not self._waiting or len(self._in_flight) >= min(self._window, self._peer_window):
             return None
         return self._waiting.popleft()
@@ -96,9 +96,9 @@ class Outbox:
         return self._last_request
 
     def answered(self, mid: int, codes: list[int]) -> list[int]:
-        """Return the codes of a SUBACK; none when it answers no SUBSCRIBE of ours.
+        """Return the codes of a SUBACK; none if it does not answer a SUBSCRIBE of ours.
 
-        Raises MalformedError when it has not one code for each filter (MQTT-3.8.4-6): which were granted is not known.
+        Raises MalformedError if codes and filters differ in number (MQTT-3.8.4-6): which are granted is unknown.
         """
         asked = self._asked.pop(mid, 0)
         if asked and asked != len(codes):
@@ -106,37 +106,37 @@ class Outbox:
         return codes if asked else []
 
     def sent(self, mid: int, outgoing: Outgoing) -> None:
-        """Note the packet identifier under which it went out, 0 at QoS 0, and tell it."""
+        """Note the packet identifier of a sent publish, 0 at QoS 0, and call its ``sent``."""
         if mid:
             self._in_flight[mid] = outgoing
         if outgoing.sent is not None:
             outgoing.sent()
 
     def received(self, mid: int, reason: int) -> bool:
-        """Note a PUBREC that is no failure. Returns whether the publish is ours, so that PUBREL follows."""
+        """Note a PUBREC without a failure. Returns whether the publish is ours, so that PUBREL follows."""
         if mid not in self._in_flight:
             return False
         self._received[mid] = reason
         return True
 
     def confirmed(self, mid: int, reason: int) -> tuple[Outgoing, int] | None:
-        """Take the publish that ``mid`` confirms, and how it ended; None when it is not ours.
+        """Take the publish that ``mid`` confirms, and its reason; None if it is not ours.
 
-        At QoS 2 the reason stands in PUBREC: PUBCOMP has none of its own (MQTT 5, 3.7.2.1).
+        At QoS 2 the reason is in PUBREC, because PUBCOMP lacks one (MQTT 5, 3.7.2.1).
         """
         outgoing = self._in_flight.pop(mid, None)
         received = self._received.pop(mid, 0)
         return None if outgoing is None else (outgoing, reason or received)
 
     def connection_lost(self) -> None:
-        """Put what is in flight before what waits, in order."""
+        """Put the publishes in flight before the waiting ones, in order."""
         self._waiting.extendleft(reversed(self._in_flight.values()))
         self._in_flight.clear()
         self._received.clear()
         self._asked.clear()
 
     def abandon(self) -> int:
-        """Drop everything. Returns how many publishes that were."""
+        """Drop every publish. Returns how many."""
         dropped = self.unconfirmed
         self._waiting.clear()
         self._in_flight.clear()

@@ -47,19 +47,19 @@ NAMES: Final = (
     ),
     *("UNSUBSCRIBE", "UNSUBACK", "PINGREQ", "PINGRESP", "DISCONNECT", "AUTH"),
 )
-"""Of the types of packets, by number (MQTT 5, 2.1.2)."""
+"""Names of the packet types, by number (MQTT 5, 2.1.2)."""
 
 _MAX_REMAINING: Final = 268_435_455
 
 
 class MalformedError(ValueError):
-    """Raised for what MQTT calls malformed or a protocol error within one packet; its text says what."""
+    """Raised for a packet that MQTT calls malformed or a protocol error; its text names the problem."""
 
 
 def variable(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the Variable Byte Integer at ``at`` (MQTT 5, 1.5.5), and where it ends.
+    """Return the Variable Byte Integer at ``at`` (MQTT 5, 1.5.5), and the position after it.
 
-    Raises MalformedError when it has no end before ``end``, or more than four bytes.
+    Raises MalformedError if it is not complete before ``end``, or has more than four bytes.
     """
     number = 0
     for shift in (0, 7, 14, 21):
@@ -74,7 +74,7 @@ def variable(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def body_of(data: bytes, at: int, length: int) -> bytes:
-    """Return what follows the fixed header of the packet of ``length`` bytes at ``at``."""
+    """Return the bytes after the fixed header of the packet of ``length`` bytes at ``at``."""
     start = at + 2
     while data[start - 1] > 127:
         start += 1
@@ -84,8 +84,8 @@ def body_of(data: bytes, at: int, length: int) -> bytes:
 def acknowledged(body: bytes, *, mqtt5: bool) -> tuple[int, int]:
     """Return the packet identifier and the reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP (MQTT 5, 3.4.2).
 
-    Any reason code is taken as it is, since below 0x80 it is success and from there on a failure (MQTT 5, 2.4).
-    Raises MalformedError when there is no packet identifier.
+    Any reason code is accepted, because below 0x80 it is a success, from 0x80 on a failure (MQTT 5, 2.4).
+    Raises MalformedError if the packet identifier is missing.
     """
     if len(body) < 2:
         raise MalformedError("it has no packet identifier")
@@ -93,7 +93,7 @@ def acknowledged(body: bytes, *, mqtt5: bool) -> tuple[int, int]:
 
 
 def subscribed(body: bytes, *, mqtt5: bool) -> tuple[int, list[int]]:
-    """Return the packet identifier and the codes of a SUBACK (MQTT 5, 3.9). Raises MalformedError when it ends before them."""
+    """Return the packet identifier and the codes of a SUBACK (MQTT 5, 3.9). Raises MalformedError if it is too short."""
     at = 2
     if mqtt5:
         length, at = variable(body, at, len(body))
@@ -120,7 +120,7 @@ def publish_packet(
 ) -> bytes:
     """Return a PUBLISH (MQTT 5, 3.3); before MQTT 5 without properties.
 
-    Raises ValueError when MQTT has no such packet: a text that is not UTF-8, or something that is too long.
+    Raises ValueError if MQTT cannot encode it: a text is not UTF-8, or a part is too long.
     """
     head = text_bytes(topic) + (struct.pack("!H", mid) if qos else b"")
     if mqtt5:
@@ -150,7 +150,7 @@ def _properties(given: PublishProperties) -> bytes:
 
 
 def text_bytes(value: str | bytes) -> bytes:
-    """Return a text or binary data behind its length (MQTT 5, 1.5.4 and 1.5.6).
+    """Return a text or binary data with its length in front (MQTT 5, 1.5.4 and 1.5.6).
 
     Raises ValueError for more than 65,535 bytes, and for a text that is not UTF-8.
     """
@@ -163,7 +163,7 @@ def text_bytes(value: str | bytes) -> bytes:
 def length_bytes(number: int) -> bytes:
     """Return a Variable Byte Integer (MQTT 5, 1.5.5). Raises ValueError for one that is too large."""
     if number > _MAX_REMAINING:
-        raise ValueError(f"it has {number} bytes, and MQTT has no packet of that length")
+        raise ValueError(f"it has {number} bytes, more than MQTT allows")
     digits = bytearray()
     while number > 127:
         digits.append(number & 127 | 128)

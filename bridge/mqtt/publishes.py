@@ -1,11 +1,11 @@
-"""PUBLISH packets as they arrive, decoded in one loop over what was read. Pure.
+"""Decodes PUBLISH packets as they arrive, in one loop over the bytes of a read.
 
-Every PUBLISH whose frame (fixed header and remaining length) is sound becomes a message, whatever it contains. One
-that MQTT 5 or 3.1.1 calls malformed or a protocol error becomes a message with a reason (``Message.malformed``), and
-carries its packet's body, so that its sender's mistake ends neither the connection nor what others send. Other types
-of packets are measured and left to the caller, in their place in the stream.
+Every PUBLISH with a valid frame (fixed header and remaining length) becomes a message, with any content. If
+MQTT 5 or 3.1.1 calls it malformed or a protocol error, the message has a reason (``Message.malformed``) and the
+packet's body. So a sender's mistake affects neither the connection nor the messages of others. Other types of packets
+are measured and left to the caller, in the order of the stream.
 
-The usual packets take the short way through ``decode``; ``_rare`` reads the others: QoS 2, and what is malformed.
+``decode`` reads the usual packets on a fast path; ``_rare`` reads the others: QoS 2 and malformed packets.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bridge.mqtt.types import Message, PublishProperties
 __all__ = ["BAD", "MORE", "PublishDecoder", "packet_length"]
 
 MORE: Final = -1
-"""In place of a length: the buffer ends within the packet, or within its header."""
+"""Instead of a length: the packet, or its header, is not complete in the buffer."""
 
 BAD: Final = -2
-"""In place of a length: the remaining length has more than four bytes (MQTT 5, 1.5.5), so that no packet ends."""
+"""Instead of a length: the remaining length has more than four bytes (MQTT 5, 1.5.5), so the packet has no end."""
 
 _TOPICS: Final = 65_536
 _BLOCKS: Final = 16_384
@@ -42,7 +42,7 @@ _NULL: Final = "a text of its properties contains U+0000 (MQTT-1.5.4-2)"
 
 
 def packet_length(data: bytes, at: int) -> int:
-    """Return the length of the packet that begins at ``at``; MORE when its header is not complete, BAD without end."""
+    """Return the length of the packet that begins at ``at``; MORE if its header is not complete, BAD without end."""
     length = 0
     for digits in range(1, 5):
         if at + digits >= len(data):
@@ -55,7 +55,7 @@ def packet_length(data: bytes, at: int) -> int:
 
 
 class PublishDecoder:
-    """Decodes the PUBLISH packets of one link. Topics are kept by their bytes, so that equal ones are one object."""
+    """Decodes the PUBLISH packets of one link. It caches topics by their bytes, so that equal ones are one object."""
 
     def __init__(self, *, mqtt5: bool, topics: int = _TOPICS) -> None:
         self.met_qos_2 = False
@@ -69,12 +69,12 @@ class PublishDecoder:
     def decode(self, data: bytes, at: int, limit: int, found: list[Message]) -> tuple[int, int]:
         """Append up to ``limit`` messages to ``found``, from position ``at`` on.
 
-        Returns where it stopped, and why: 0 for the limit, MORE when the packet there is not complete, BAD when it
-        has no end, else the length of the packet there, which is of another type.
+        Returns the position where it stopped, and why: 0 for the limit, MORE if the packet at it is not complete, BAD
+        if it has no end. Else it returns that packet's length, because the packet is of another type.
         """
         known, add, new, new_topic = self._topics.get, found.append, tuple.__new__, self._topic
         mqtt5, after_topic, flags_of, size = self._mqtt5, self._after_topic, _FLAGS.get, len(data)
-        said = self._said
+        properties_of = self._cached_properties
         for _ in range(limit):
             body = at + 2
             if body > size:
@@ -102,7 +102,7 @@ class PublishDecoder:
                 return at, end - at
             try:
                 if flags is None:
-                    raise MalformedError  # or of QoS 2: not for here
+                    raise MalformedError  # or QoS 2: ``_rare`` reads it
                 qos, retain, dup = flags
                 start = body + 2
                 cut = end if start > end else start + (data[body] << 8) + data[body + 1]
@@ -121,7 +121,7 @@ class PublishDecoder:
                 properties = None
                 if mqtt5:
                     if data[cut]:
-                        properties, cut = said(data, cut, end)
+                        properties, cut = properties_of(data, cut, end)
                     else:
                         cut += 1
                 add(new(Message, (topic, data[cut:end], qos, retain, dup, mid, properties, "")))
@@ -131,7 +131,7 @@ class PublishDecoder:
         return at, 0
 
     def head_of(self, data: bytes, total: int, sha256: str) -> Message:
-        """Return the message for a PUBLISH of ``total`` bytes of which only the beginning, ``data``, was kept.
+        """Return the message for a PUBLISH of ``total`` bytes; only its beginning, ``data``, was kept.
 
         ``sha256`` is the hash of the whole packet.
         """
@@ -142,7 +142,7 @@ class PublishDecoder:
         return self._rare(data, 0, start, len(data), why)
 
     def _rare(self, data: bytes, at: int, body: int, end: int, malformed: str = "") -> Message:
-        """Read any PUBLISH, byte by byte; with ``malformed``, one of which that is already known."""
+        """Read any PUBLISH, byte by byte; ``malformed`` is a reason that is already known."""
         first = data[at]
         qos, retain, dup = first >> 1 & 3, bool(first & 1), bool(first & 8)
         cut = body + 2 + int.from_bytes(data[body : min(body + 2, end)], "big")
@@ -174,12 +174,12 @@ class PublishDecoder:
         topic = _topic_of(raw)
         if len(raw) <= _LONG:
             if len(self._topics) >= self._max_topics:
-                self._topics.clear()  # those in use come back within a turn or two
+                self._topics.clear()  # topics in use soon return to the cache
             self._topics[raw] = topic
         return topic
 
-    def _said(self, data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
-        """As ``_properties``, and remember what a short block says: devices of one kind say the same each time."""
+    def _cached_properties(self, data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
+        """As ``_properties``, with a cache of short blocks, because equal devices send equal ones."""
         begin, length = at + 1, data[at]
         stop = begin + length
         if length > 127 or stop > end:
@@ -197,7 +197,7 @@ class PublishDecoder:
 
 
 def _properties(data: bytes, at: int, end: int) -> tuple[PublishProperties | None, int]:
-    """Return the properties whose length stands at ``at``, None where it is 0, and where the payload begins."""
+    """Return the properties at ``at``, None if their length is 0, and the payload's position."""
     length, at = variable(data, at, end)
     stop = at + length
     if stop > end:
@@ -273,7 +273,7 @@ def _binary(data: bytes, at: int, stop: int) -> tuple[bytes, int]:
 
 
 def _topic_of(raw: bytes) -> str:
-    """Return a topic, whatever it says: U+FEFF and control characters are legal in it (MQTT-1.5.4-3)."""
+    """Return a valid topic. U+FEFF and control characters are legal in it (MQTT-1.5.4-3)."""
     try:
         topic = raw.decode()
     except UnicodeDecodeError:

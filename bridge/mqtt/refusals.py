@@ -1,4 +1,4 @@
-"""What a refused MQTT connection or publish means: whether trying again can help, and what to change. Pure.
+"""The meaning of a refused MQTT connection or publish: whether a retry can succeed, and what to change.
 
 Reason codes are those of MQTT 5 (3.2.2.2) in all versions.
 """
@@ -27,26 +27,26 @@ __all__ = [
 NOT_AUTHORIZED: Final = 0x87
 
 AT_ONCE_S: Final = 5.0
-"""A broker that closes the connection at a packet does so at once; one that has not for so long, in seconds, took it."""
+"""Time, in seconds, within which a broker closes the connection if it rejects a packet."""
 
 _PASSING: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
-"""Unspecified, implementation specific, unavailable, busy, quota exceeded, connection rate exceeded: try again."""
+"""Unspecified, implementation specific, unavailable, busy, quota exceeded, connection rate exceeded: retry."""
 
 _OF_THE_BROKER: Final = frozenset({0x00, 0x04, 0x88, 0x89, 0x8B, 0x8D, 0x8E, 0x96, 0x97, 0x98, 0x9C, 0x9D, 0x9F, 0xA0})
-"""Reasons of DISCONNECT (MQTT 5, 3.14.2.1) that no single packet of ours has: unavailable, busy, shutting down, keep-alive,
-taken over, rate, quota, administrative action, moved, connect time.
+"""Reasons of DISCONNECT (MQTT 5, 3.14.2.1) that no single packet of ours causes: unavailable, busy, shutting down, keep-alive,
+session takeover, rate, quota, administrative action, moved, connect time.
 """
 
 
 def perhaps_for_a_packet(event: Disconnected) -> bool:
-    """Return whether the broker ended a connection, and perhaps because of what we sent (MQTT 5, 4.13)."""
+    """Return whether the broker may have closed a connection because of our packet (MQTT 5, 4.13)."""
     if not event.epoch:
         return False
     return event.closed_by_peer if event.reason is None else event.reason not in _OF_THE_BROKER
 
 
 def not_connected(error: Exception, settings: MqttSettings) -> Disconnected:
-    """Return the loss that follows when there was no CONNACK because of ``error``."""
+    """Return the loss that follows if ``error`` prevented the CONNACK."""
     where = f"{settings.host}:{settings.port}"
     if isinstance(error, ConfigError):  # a file that the settings name cannot be used now
         return Disconnected(0, error.what, remedy=error.remedy or "make it readable")
@@ -68,29 +68,29 @@ def refused(named: str, reason: int, settings: MqttSettings, client_id: str) -> 
 
 
 def connect_remedy(reason: int, settings: MqttSettings, client_id: str) -> str | None:
-    """Return what somebody has to change after a CONNACK with ``reason``, None when trying again can help."""
+    """Return the necessary change after a CONNACK with ``reason``, None if a retry can succeed."""
     if reason in _PASSING:
         return None
     if reason == 0x84:
         return f"it does not speak MQTT {settings.protocol}: set mqtt.protocol to another of 3.1, 3.1.1 and 5"
     if reason == 0x85:
-        return f"it does not take the client id {client_id!r}: set another (mqtt.client_id, push.client_id)"
+        return f"it does not accept the client id {client_id!r}: set another (mqtt.client_id, push.client_id)"
     if reason in (0x86, 0x8C, NOT_AUTHORIZED):
         return _credentials(settings, client_id)
     if reason in (0x9C, 0x9D):
-        return "the broker has moved: set mqtt.host and mqtt.port to where it is now"
+        return "the broker has moved: set mqtt.host and mqtt.port to its new address"
     if reason == 0x8A:
-        return f"the broker has banned {client_id!r}: ask who runs it"
+        return f"the broker has banned {client_id!r}: ask its operator"
     return "check mqtt.username, mqtt.password, mqtt.protocol and mqtt.client_id"
 
 
 def subscriber(settings: MqttSettings, client_id: str) -> str:
-    """Return whom the broker knows this client as, for the sentence that asks for rights."""
+    """Return the broker's name of this client, for a request for rights."""
     return f"the client id {client_id!r}" if settings.username is None else f"mqtt.username {settings.username!r}"
 
 
 def subscription_remedy(settings: MqttSettings, client_id: str) -> str:
-    """Return what somebody has to change when the broker refused a subscription."""
+    """Return the necessary change after the broker refused a subscription."""
     # NATS gives 0x80 when the max_ack_pending of a session's subscriptions exceed 65,535 together (server/mqtt.go).
     return (
         f"allow {subscriber(settings, client_id)} to read it; a NATS server also refuses it when a session has too many "
@@ -99,18 +99,20 @@ def subscription_remedy(settings: MqttSettings, client_id: str) -> str:
 
 
 def what_to_check(event: Disconnected) -> str:
-    """Return what somebody is to look at after the end of a connection that is tried again."""
+    """Return what to check after the end of a connection that is retried."""
     if event.remedy is not None:
         return event.remedy
     if event.epoch and event.closed_by_peer:
-        # Before MQTT 5 a broker does not say that another connection took the session over, so this is no evidence.
+        # Before MQTT 5 a broker does not report that another connection took the session over, so this is possible.
         return "check that it runs, and that no other process uses this MQTT client id"
     return "check that it runs"
 
 
 def _credentials(settings: MqttSettings, client_id: str) -> str:
     if settings.username is None:
-        return "it wants credentials: set mqtt.username and mqtt.password (or password_file), or a client certificate"
+        return (
+            "it requires credentials: set mqtt.username and mqtt.password (or password_file), or a client certificate"
+        )
     return (
         f"check mqtt.username ({settings.username!r}) and mqtt.password or password_file, and that this user may "
         f"connect as {client_id!r}"

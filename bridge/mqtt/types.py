@@ -1,6 +1,6 @@
-"""What passes between the MQTT client and its users: plain data, without a socket or a thread.
+"""Data types of the MQTT client and its users, without a socket or a thread.
 
-Pure modules (mapping, envelope, acks) take these, so that they can be tested and reused without a connection.
+Modules without I/O (mapping, envelope, acks) use them, so that they can be tested and reused without a connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DISCONNECT_TAKEN_OVER = 0x8E
 
 
 class PublishProperties(NamedTuple):
-    """Properties of an MQTT 5 PUBLISH (MQTT 5, 3.3.2.3). None or empty where the packet carries none."""
+    """Properties of an MQTT 5 PUBLISH (MQTT 5, 3.3.2.3). None or empty if the packet lacks them."""
 
     user: tuple[tuple[str, str], ...] = ()
     """User properties in the order of the packet, repeats kept."""
@@ -36,15 +36,14 @@ class PublishProperties(NamedTuple):
     correlation_data: bytes | None = None
     payload_format: int | None = None
     expiry_s: int | None = None
-    """Message Expiry Interval, in seconds, as it is left when the packet arrives."""
+    """Message Expiry Interval, in seconds, that remains when the packet arrives."""
 
 
 class Message(NamedTuple):
-    """A PUBLISH as it arrived. ``mid`` is its packet identifier, 0 where there is nothing to acknowledge.
+    """A PUBLISH as it arrived. ``mid`` is its packet identifier, 0 if it needs no acknowledgement.
 
-    ``properties`` is None when it has none. With a reason in ``malformed`` the packet is one that MQTT forbids: then
-    ``payload`` is its body (what follows the fixed header), and ``topic`` what can be read of it, with the bytes that
-    are no text escaped.
+    ``properties`` is None if it lacks them. A reason in ``malformed`` marks a packet that MQTT forbids. Its ``payload``
+    is the body (the bytes after the fixed header), and its ``topic`` the readable part, with invalid bytes escaped.
     """
 
     topic: str
@@ -76,22 +75,22 @@ class Connected:
     epoch: int
     session_present: bool
     receive_maximum: int = 65_535
-    """How many QoS 1 and 2 publishes the broker takes unconfirmed from us (MQTT 5), else 65535."""
+    """Unconfirmed QoS 1 and 2 publishes that the broker accepts (MQTT 5), else 65535."""
     maximum_packet_size: int = 0
-    """The largest packet that the broker takes, in bytes (MQTT 5, 3.2.2.3.6); 0 where it says none."""
+    """The largest packet that the broker accepts, in bytes (MQTT 5, 3.2.2.3.6); 0 if it states none."""
     maximum_qos: int = 2
-    """The highest QoS that the broker takes (MQTT 5, 3.2.2.3.4)."""
+    """The highest QoS that the broker accepts (MQTT 5, 3.2.2.3.4)."""
     retain_available: bool = True
-    """Whether the broker takes retained messages (MQTT 5, 3.2.2.3.5)."""
+    """Whether the broker accepts retained messages (MQTT 5, 3.2.2.3.5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The end of a connection, or of an attempt: ``epoch`` is 0 when no CONNACK accepted us.
+    """The end of a connection, or of an attempt: ``epoch`` is 0 if no CONNACK accepted us.
 
-    ``reason`` is the MQTT 5 reason code where the broker sent one, else None. ``refused`` tells a CONNACK that
-    refused us, ``closed_by_peer`` a connection that the other side ended without a word. Neither is set when we ended
-    it: for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
+    ``reason`` is the MQTT 5 reason code if the broker sent one, else None. ``refused`` marks a CONNACK that refused us,
+    ``closed_by_peer`` a connection that the other side closed without a DISCONNECT. Neither is set if we closed it:
+    for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
     """
 
     epoch: int
@@ -100,16 +99,16 @@ class Disconnected:
     refused: bool = False
     closed_by_peer: bool = False
     remedy: str | None = None
-    """What somebody has to change before trying again can help: credentials, certificates. None where it can."""
+    """The change without which a retry cannot succeed: credentials, certificates. None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The end of one publish of ours.
 
-    ``reason`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message, 0x10 says that
-    nobody is subscribed, from 0x80 on it refused. Always 0 before MQTT 5 and at QoS 0, where it only says that
-    the packet was handed to the socket. ``mid`` is the packet identifier, ``epoch`` the connection.
+    ``reason`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message (0x10: it has no
+    subscriber), from 0x80 on it refused. Always 0 before MQTT 5, and at QoS 0, which only confirms that the socket got
+    the packet. ``mid`` is the packet identifier, ``epoch`` the connection.
     """
 
     reason: int
@@ -119,7 +118,7 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes for us when the connection ends without DISCONNECT."""
+    """The message that the broker publishes for us if the connection is lost without DISCONNECT."""
 
     topic: str
     payload: bytes = b""
@@ -129,7 +128,7 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one dial of the broker found. ``why`` is empty when it accepted us."""
+    """The result of one dial of the broker. ``why`` is empty if it accepted us."""
 
     ok: bool
     why: str
@@ -137,22 +136,22 @@ class ProbeResult:
     elapsed_s: float
     receive_maximum: int = 0
     remedy: str | None = None
-    """What somebody has to change; None where trying again can help."""
+    """The necessary change; None if a retry can succeed."""
 
 
 class LinkHandler:
-    """What a link calls, always on its loop thread. An exception from any of these ends the link's loop."""
+    """The callbacks of a link, always on its loop thread. An exception from any of them stops the link's loop."""
 
     @property
     def piece(self) -> int:
-        """How many messages ``on_messages`` takes next; between two pieces the link looks whether it was paused."""
+        """How many messages ``on_messages`` accepts next; between two pieces the link checks whether it was paused."""
         return 1
 
     def on_connected(self, event: Connected) -> None:
         """Called after a CONNACK that accepted us, before any message of that connection. Subscribe here."""
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Called when a connection ended or an attempt failed. Raise to give up; else the link tries again."""
+        """Called when a connection ended or an attempt failed. Raise to give up; else the link retries."""
 
     def on_subscribed(self, codes: list[int]) -> None:
         """Called with SUBACK's codes, in the order of the filters: 0 to 2 the granted QoS, from 0x80 refused."""
@@ -161,9 +160,9 @@ class LinkHandler:
         """Called for each PUBLISH that arrives. ``Link.acknowledge`` alone acknowledges it, at QoS 2 with PUBREC."""
 
     def on_messages(self, messages: Sequence[Message]) -> None:
-        """Called with what was read in one piece, in order; unless overridden it calls ``on_message`` for each."""
+        """Called with the messages of one piece, in order; by default it calls ``on_message`` for each."""
         for message in messages:
             self.on_message(message)
 
     def on_turn(self, now: float) -> None:
-        """Called once at the end of each turn of the loop, with the monotonic clock, at least once a second."""
+        """Called at the end of each turn with the monotonic clock, at least once a second."""

@@ -1,11 +1,11 @@
-"""Protocol handlers: how a protocol brings messages into Pulsar, after Pulsar's PIP-41.
+"""Protocol handlers, which bring messages of a protocol into Pulsar, after Pulsar's PIP-41.
 
-A third party's handler imports what it needs from here and is named by the entry-point group
-``pulsebridge.protocol_handlers``.
+A third party's handler imports its types from here. An entry point of the group ``pulsebridge.protocol_handlers`` names
+it. The modules ``lifecycle`` and ``records`` are pure.
 """
 
-from bridge.ingest.awaited import AwaitedIntake, Outcome, SaturatedError
-from bridge.ingest.intake import Intake
+from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError
+from bridge.intake.intake import Intake
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.protocols.handler import Acceptor, Address, ProtocolHandler, Service
 

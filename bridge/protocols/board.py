@@ -1,8 +1,8 @@
-"""The instances topic: a process writes its record there and renews it, anybody reads all of them.
+"""The instances topic: each process writes and renews its record, any process reads all records.
 
-It is best effort on purpose: messages flow whether or not the board can be written. Pulsar compacts it by threshold;
-beside that each writer lets it be compacted and trimmed now and then, where its rights allow that, so that heartbeats
-do not pile up, and a durable subscription keeps it from vanishing while nobody runs (H24).
+Records are best effort by design: messages flow even if a record cannot be written. Pulsar compacts the topic by
+threshold. If its rights allow, each writer also has it compacted and trimmed from time to time, so that heartbeats do
+not accumulate. A durable subscription prevents its deletion while no process runs (H24).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import structlog
 from bridge.contract import INSTANCES_TOPIC, partition_name
 from bridge.errors import ContractError, PulsebridgeError, TerminalError
 from bridge.protocols.records import InstanceRecord
-from bridge.provisioning import move_hold
-from bridge.provisioning_plan import INSTANCES_HOLD, compact_step
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, OK, Producer, PulsarClient, key_of, our_errors
-from bridge.topic_end import read_to_end
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import EARLIEST, OK, Producer, PulsarClient, key_of, our_errors
+from bridge.pulsar.provisioning import move_retention_subscription
+from bridge.pulsar.provisioning_plan import INSTANCES_RETENTION, compact_step
+from bridge.pulsar.topic_end import read_to_end
 from bridge.unreadable import leave_out
 
 __all__ = ["Advertiser", "read_board", "tidy"]
@@ -32,11 +32,11 @@ _TOMBSTONE_S: Final = 2.0
 _ANSWER_S: Final = 0.5
 _TIDY_S: Final = 3600.0
 _FORGET_MS: Final = 7 * 24 * 3600 * 1000
-"""How long the record of an instance that went without a word is kept, in ms."""
+"""How long the record of an instance without a clean stop is kept, in ms."""
 
 
 class Advertiser:
-    """Writes this process's record every ``interval_s`` seconds, in a thread of its own; ``record`` makes it."""
+    """Writes this process's record every ``interval_s`` seconds in a separate thread; ``record`` creates it."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Advertiser:
         self._thread = threading.Thread(target=self._run, name="advertiser", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def renew(self) -> None:
-        """Write the record again soon: something has changed."""
+        """Write the record soon, because it has changed."""
         self._now.set()
 
     def stop(self) -> None:
@@ -75,7 +75,7 @@ class Advertiser:
         self._thread.join(_ANSWER_S + _TOMBSTONE_S + 0.5)
 
     def _run(self) -> None:
-        tidied = time.monotonic() - _TIDY_S  # at once: the process before us may have left much
+        tidied = time.monotonic() - _TIDY_S  # at once, because a former process may have left many records
         while not self._stopping.is_set():
             self._now.clear()
             self._try(lambda: self._write(self._record().encode()))
@@ -84,8 +84,8 @@ class Advertiser:
                 tidied = time.monotonic()
                 self._try(self._tidy, quietly=True)
             self._now.wait(self._interval_s)
-            self._stopping.wait(min(0.2, self._interval_s / 4))  # several changes at once make one record
-        # The last record may be on its way just now; one that is not answered in a moment means that Pulsar is away.
+            self._stopping.wait(min(0.2, self._interval_s / 4))  # several simultaneous changes make one record
+        # The last record may be in flight. If its receipt does not come soon, Pulsar is unreachable.
         if self._producer is not None and self._answered.wait(_ANSWER_S):
             self._try(lambda: self._write(b""), quietly=True)
             self._answered.wait(_TOMBSTONE_S)
@@ -98,11 +98,11 @@ class Advertiser:
                 log.debug("instances topic", why=str(e))
             else:
                 self._complained = True
-                log.info("`pulsebridge status` does not see this process, all else works", why=str(e))
+                log.info("`pulsebridge status` does not show this process, all else works", why=str(e))
 
     def _write(self, payload: bytes, key: str | None = None) -> None:
         if not self._answered.is_set():
-            return  # Pulsar is away: one record waits already
+            return  # Pulsar is unreachable: one record waits already
         if self._broken and self._producer is not None:
             broken, self._producer = self._producer, None
             with our_errors(f"closing the producer on {self._partition}"):
@@ -122,8 +122,8 @@ class Advertiser:
         topic = self._admin.settings.system_topic(INSTANCES_TOPIC)
         if not self._client.partitioned(topic):
             raise TerminalError(
-                f"{topic} is not there",
-                remedy="let an operator run what `pulsebridge provision --dry-run` prints",
+                f"{topic} does not exist",
+                remedy="let an operator run the commands that `pulsebridge provision --dry-run` prints",
             )
         return self._client.producer(self._partition, batching=False)
 
@@ -136,16 +136,16 @@ class Advertiser:
 
 
 def tidy(admin: PulsarAdmin) -> None:
-    """Let the instances topic be compacted, and trimmed up to the compaction before. Raises DeniedError without the right."""
+    """Compact the instances topic, and trim it up to the former compaction. Raises DeniedError without the right."""
     partition = partition_name(admin.settings.system_topic(INSTANCES_TOPIC), 0)
-    move_hold(admin, partition, INSTANCES_HOLD)
+    move_retention_subscription(admin, partition, INSTANCES_RETENTION)
     admin.do(compact_step(partition))
 
 
 def read_board(client: PulsarClient) -> list[InstanceRecord]:
-    """Return the record of each instance, by name; none when there is no such topic. It blocks.
+    """Return the record of each instance, by name; none if the topic does not exist. It blocks.
 
-    Raises TransientError when Pulsar cannot be reached, DeniedError without the right to consume.
+    Raises TransientError if Pulsar is unreachable, DeniedError without the right to consume.
     """
     topic = client.settings.system_topic(INSTANCES_TOPIC)
     if not client.partitioned(topic):
@@ -164,7 +164,7 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
 
 def _take(found: dict[str, InstanceRecord], topic: str, key: str | None, payload: bytes) -> None:
     if key is None:
-        leave_out(topic, "its key is no UTF-8")
+        leave_out(topic, "its key is not UTF-8")
         return
     if not payload:
         found.pop(key, None)

@@ -1,13 +1,13 @@
-"""What a protocol handler is, and what the process that runs it offers to it.
+"""The interfaces of a protocol handler and of the process that runs it.
 
 A handler is a class with a no-argument constructor, named by an entry point of the group
 ``pulsebridge.protocol_handlers``. Its phases come in this order, each once, on the service's main thread:
 
-1. INITIALIZE ``initialize(settings)``: read the settings, open nothing yet that others can see.
+1. INITIALIZE ``initialize(settings)``: read the settings; open nothing that others can see.
 2. ADVERTISE ``protocol_data_to_advertise()``: a text that other instances read.
-3. START ``start(service)``, then ``listeners()``: take messages in from now on.
-4. STOP ``close()``: drain until ``service.drain_deadline``, and free everything. It is called after any of the other
-   phases failed as well, even after a failed ``initialize``, and never twice.
+3. START ``start(service)``, then ``listeners()``: accept messages from now on.
+4. STOP ``close()``: drain until ``service.drain_deadline``, and free everything. It is also called after another phase
+   failed, even after a failed ``initialize``, and never twice.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from bridge.health import Health
-from bridge.ingest.intake import Intake
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.intake.intake import Intake
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 
 __all__ = ["Acceptor", "Address", "ProtocolHandler", "Service"]
 
 
 class Address(NamedTuple):
-    """Where to listen; port 0 is any free one."""
+    """An address to listen on; port 0 is any free one."""
 
     host: str
     port: int
@@ -37,24 +37,24 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acceptor:
-    """Makes the asyncio protocol of each accepted connection, and bounds what clients hold before it reads anything.
+    """Creates the asyncio protocol of each accepted connection, and bounds connections before the first read.
 
-    All of it is called on the service's event loop.
+    The service's event loop calls all of it.
     """
 
     connect: Callable[[], asyncio.BaseProtocol]
     tls: Callable[[], ssl.SSLContext] | None = None
-    """Returns the TLS context of the next connection, so that replaced files count from it on."""
+    """Returns the TLS context of the next connection, so that it uses replaced files."""
     max_connections: int = 1000
-    """Open connections of the handler, those in a TLS handshake included; further ones are closed at once."""
+    """Most open connections of the handler, TLS handshakes included. Further ones are closed at once."""
     handshake_s: float = 10.0
-    """How long a TLS handshake may take in all, in seconds."""
+    """Time limit of a whole TLS handshake, in seconds."""
     refusal: bytes = b""
-    """What a connection without TLS beyond the limit gets before it is closed; at most a few hundred bytes."""
+    """Answer to a connection without TLS beyond the limit, at most a few hundred bytes."""
 
 
 class Service(Protocol):
-    """The process that runs the handlers. All of it may be used from any thread."""
+    """The process that runs the handlers. Any thread may use all of it."""
 
     @property
     def settings(self) -> Settings:
@@ -62,8 +62,8 @@ class Service(Protocol):
 
     @property
     def health(self) -> Health:
-        """What /healthz and /readyz say. A handler may add a part ``protocol name`` for each of its ``readiness``,
-        to tell why it is not ready; its parts are shown without a reason otherwise.
+        """The state that /healthz and /readyz report. For each of its ``readiness`` a handler may add a part
+        ``protocol name``, which states why it is not ready. Without such a part no reason is shown.
         """
 
     @property
@@ -72,65 +72,65 @@ class Service(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the listeners' connections, in a thread of its own. Never block it."""
+        """The event loop of the listeners' connections, in a separate thread. Never block it."""
 
     @property
     def stopping(self) -> threading.Event:
-        """Set when a stop was asked for, before ``close``: begin to drain."""
+        """Set when a stop is requested, before ``close``: begin to drain."""
 
     @property
     def drain_deadline(self) -> float:
-        """Until when draining may last, by the monotonic clock; meaningful once ``stopping`` is set."""
+        """The end of draining, by the monotonic clock; valid once ``stopping`` is set."""
 
     def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
-        """Return a way into Pulsar of the handler's own. The service closes its producers after the last ``close``."""
+        """Return a new intake for the handler. The service closes its producers after the last ``close``."""
 
     def advertised(self, protocol: str) -> Mapping[str, str]:
-        """Return what the other instances that live advertise for a protocol, by instance. It blocks.
+        """Return the data that other live instances advertise for a protocol, by instance. It blocks.
 
-        Empty where Pulsar does not let us read it.
+        Empty if Pulsar does not let the service read it.
         """
 
     def changed(self) -> None:
-        """Tell that what ``readiness`` returns has changed."""
+        """Report that ``readiness`` has changed."""
 
     def failed(self, error: BaseException) -> None:
-        """Tell that the handler cannot go on: the service stops all handlers and ends with this error."""
+        """Report that the handler cannot continue. The service stops all handlers and ends with this error."""
 
 
 class ProtocolHandler(ABC):
-    """One protocol's way of bringing messages in. See the module's docstring for who calls what, and when.
+    """The handler of one protocol. The module's docstring describes the calls and their order.
 
-    Raising from a phase fails the start of the service; all handlers are then closed.
+    If a phase raises, the start of the service fails and all handlers are closed.
     """
 
     @property
     @abstractmethod
     def protocol_name(self) -> str:
-        """The name by which ``messaging_protocols`` chooses it, equal to its entry point's."""
+        """The name in ``messaging_protocols``, equal to that of its entry point."""
 
     def accept(self, protocol: str) -> bool:
-        """Return whether this handler is for ``protocol``. Asked once, before anything else."""
+        """Return whether this handler is for ``protocol``. Called once, before anything else."""
         return protocol == self.protocol_name
 
     @abstractmethod
     def initialize(self, settings: Settings) -> None:
-        """INITIALIZE: take the settings. Raise ConfigError or MissingExtraError for what will not work."""
+        """INITIALIZE: take the settings. Raise ConfigError or MissingExtraError if the handler cannot work."""
 
     @abstractmethod
     def protocol_data_to_advertise(self) -> str:
-        """ADVERTISE: return what other instances are to know, as any text; no secrets."""
+        """ADVERTISE: return the data for other instances, as any text; no secrets."""
 
     @abstractmethod
     def start(self, service: Service) -> None:
         """START: Pulsar is provisioned. Keep ``service``; do not block longer than a start takes."""
 
     def listeners(self) -> Mapping[Address, Acceptor]:
-        """Return the addresses to listen on, asked once after ``start``. The service binds and closes them."""
+        """Return the addresses to listen on, called once after ``start``. The service binds and closes them."""
         return {}
 
     def readiness(self) -> Mapping[str, bool]:
-        """Return for each part (a link, a listener) whether messages flow through it. Any thread asks, at any time."""
+        """Return for each part (a link, a listener) whether messages flow through it. Any thread may call it."""
         return {}
 
     @abstractmethod

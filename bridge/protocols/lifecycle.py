@@ -1,8 +1,8 @@
-"""In which order the phases of the protocol handlers come. Pure: steps out, their results in.
+"""Decides the order of the protocol handlers' phases: steps out, their results in.
 
-Invariants: each phase of a handler comes at most once, in the order INITIALIZE, ADVERTISE, START, STOP; a phase is
-over for all handlers before the next begins; a handler whose INITIALIZE was begun is stopped exactly once; after the
-first failure, or ``stop``, only STOP steps follow, in the reverse of the given order.
+Invariants: Each phase of a handler comes at most once, in the order INITIALIZE, ADVERTISE, START, STOP. A phase is
+over for all handlers before the next begins. A handler whose INITIALIZE began is stopped exactly once. After the first
+failure, or ``stop``, only STOP steps follow, in the reverse of the given order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Lifecycle", "Phase", "Step"]
 
 
 class Phase(IntEnum):
-    """A phase of a handler's life."""
+    """A phase of a handler."""
 
     INITIALIZE = 1
     ADVERTISE = 2
@@ -24,44 +24,46 @@ class Phase(IntEnum):
 
 
 class Step(NamedTuple):
-    """What to do next."""
+    """The phase to run next, and the name of its handler."""
 
     phase: Phase
     name: str
 
 
 class Lifecycle:
-    """The common life of the handlers called ``names``, in this order."""
+    """The phases of the handlers ``names``, in this order."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._reached: dict[str, Phase] = {}
-        self._doing: Step | None = None
+        self._current: Step | None = None
         self._stopping = False
 
     @property
     def running(self) -> bool:
-        """Whether every handler has been started and none is to be stopped."""
+        """Whether every handler has started and none is to be stopped."""
         return (
-            not self._stopping and self._doing is None and all(self._reached.get(n) is Phase.START for n in self._names)
+            not self._stopping
+            and self._current is None
+            and all(self._reached.get(n) is Phase.START for n in self._names)
         )
 
     @property
     def over(self) -> bool:
-        """Whether a stop was asked for, or came of a failure, and is done."""
-        return self._stopping and self._doing is None and self._step() is None
+        """Whether a stop was requested, or followed a failure, and is done."""
+        return self._stopping and self._current is None and self._step() is None
 
     def next(self, up_to: Phase = Phase.STOP) -> Step | None:
-        """Return the next step, to be answered by ``done`` or ``failed``; None when nothing is to be done.
+        """Return the next step, which ``done`` or ``failed`` must answer; None without one.
 
-        ``up_to`` bounds the phases on the way up. Raises RuntimeError while another step is under way.
+        ``up_to`` bounds the phases before STOP. Raises RuntimeError while another step is under way.
         """
-        if self._doing is not None:
-            raise RuntimeError(f"{self._doing.phase.name} of {self._doing.name} is under way")
+        if self._current is not None:
+            raise RuntimeError(f"{self._current.phase.name} of {self._current.name} is under way")
         step = self._step()
         if step is None or (step.phase is not Phase.STOP and step.phase > up_to):
             return None
-        self._doing = step
+        self._current = step
         self._reached[step.name] = step.phase
         return step
 
@@ -78,14 +80,14 @@ class Lifecycle:
         return None
 
     def done(self) -> None:
-        """The step under way has succeeded."""
-        self._doing = None
+        """Note that the step under way has succeeded."""
+        self._current = None
 
     def failed(self) -> None:
-        """The step under way has failed: from now on only STOP follows. A failed STOP counts as done."""
-        self._doing = None
+        """Note that the step under way has failed: only STOP follows. A failed STOP counts as done."""
+        self._current = None
         self._stopping = True
 
     def stop(self) -> None:
-        """Ask for STOP of all that was begun."""
+        """Request STOP of all handlers that began."""
         self._stopping = True

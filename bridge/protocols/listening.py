@@ -1,8 +1,8 @@
-"""The event loop of the listeners in a thread of its own, and the sockets that handlers ask for.
+"""The event loop of the listeners in a separate thread, and the handlers' sockets.
 
-It decides how sockets are bound, which connections are accepted and how they end; what is spoken on a connection is
-decided by its handler's protocol object. A connection beyond ``Acceptor.max_connections`` is closed before a byte of it is
-read, and so is one that would take the last free file descriptors: MQTT and Pulsar need them to reconnect.
+It decides how sockets are bound, which connections are accepted and how they end. The handler's protocol object decides
+their content. A connection beyond ``Acceptor.max_connections`` is closed before a byte of it is read. So is one that
+would use the last free file descriptors, because MQTT and Pulsar need them to reconnect.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = ["Listening"]
 log = structlog.get_logger("protocols")
 
 _BEAT_S: Final = 1.0
-_NOT_HERE: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+_UNAVAILABLE: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 _FREE_DESCRIPTORS: Final = 256
-"""File descriptors that connections of the listeners leave to the rest of the process, a quarter of them at most."""
-_NO_ROOM_S: Final = 0.5
-"""How long a listener rests when the system has no descriptor or memory for a connection, in seconds."""
+"""File descriptors left to the rest of the process, at most a quarter of all."""
+_RETRY_S: Final = 0.5
+"""How long a listener waits if the system lacks descriptors or memory, in seconds."""
 
 
 class Listening:
-    """An event loop in a thread, from ``start`` to ``end``. Called from one other thread.
+    """An event loop in a thread, from ``start`` to ``end``. One other thread calls it.
 
-    ``health`` gets a part that tells whether the loop turns. ``shares_ports`` lets other processes of this user listen on
-    the same ports, each of which then gets its part of the connections.
+    ``health`` gets a part that reports whether the loop runs. ``shares_ports`` lets other processes of this user listen
+    on the same ports; each then gets its part of the connections.
     """
 
     def __init__(self, health: Health | None = None, *, shares_ports: bool = False) -> None:
@@ -52,7 +52,7 @@ class Listening:
         self._accepting: dict[str, list[asyncio.Task[None]]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._connections: dict[str, set[socket.socket]] = {}
-        """Sockets of each handler that were accepted; closed ones are forgotten when room is needed."""
+        """Accepted sockets of each handler; closed ones are forgotten at the limit."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -80,12 +80,12 @@ class Listening:
             self.loop.close()
 
     def _beat(self) -> None:
-        """Show that the loop turns: one handler that blocks it holds the connections of all."""
+        """Report that the loop runs: a handler that blocks it blocks the connections of all."""
         self._part.turned(time.monotonic())
         self.loop.call_later(_BEAT_S, self._beat)
 
     def open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
-        """Listen for the handler called ``name``. Returns the addresses bound. Raises TerminalError for one that is taken."""
+        """Listen for the handler ``name``. Returns the bound addresses. Raises TerminalError if one is in use."""
         return asyncio.run_coroutine_threadsafe(self._open(name, listeners), self.loop).result()
 
     async def _open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
@@ -96,7 +96,7 @@ class Listening:
             except OSError as e:
                 raise TerminalError(
                     f"{name} cannot listen on {address.host}:{address.port}: {e.strerror or e}",
-                    remedy="choose another address, or end the process that has it",
+                    remedy="choose another address, or stop the process that uses it",
                 ) from e
             for one in sockets:
                 bound.append(Address(*one.getsockname()[:2]))
@@ -106,8 +106,9 @@ class Listening:
         return bound
 
     async def _bind(self, address: Address) -> list[socket.socket]:
-        """Return a listening socket for each address that the host has and this machine: names such as localhost have one
-        of IPv6 also where the system has none.
+        """Return a listening socket for each address of the host that this machine supports.
+
+        A name such as localhost has an IPv6 address even if the system lacks IPv6.
         """
         found = await self.loop.getaddrinfo(
             address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -119,7 +120,7 @@ class Listening:
                 try:
                     made = socket.create_server(where[:2], family=family, reuse_port=self._shares_ports)
                 except OSError as e:
-                    if e.errno not in _NOT_HERE:
+                    if e.errno not in _UNAVAILABLE:
                         raise
                     lacking = e
                     continue
@@ -140,15 +141,16 @@ class Listening:
             try:
                 connection, _ = await self.loop.sock_accept(listener)
             except ConnectionError:
-                continue  # the client has gone
+                continue  # the client has disconnected
             except OSError as e:
                 log.warning(
-                    "a listener cannot accept connections, it tries again. Action: raise the limit of open files (ulimit -n)",
+                    "a listener cannot accept connections, it retries. Action: raise the limit of open files "
+                    "(ulimit -n)",
                     protocol=name,
                     why=e.strerror or str(e),
                     shown=1,
                 )
-                await asyncio.sleep(_NO_ROOM_S)
+                await asyncio.sleep(_RETRY_S)
                 continue
             advice = self._problem(name, connection, acceptor)
             if advice is None:
@@ -160,23 +162,23 @@ class Listening:
                 with connection, suppress(OSError):
                     if acceptor.tls is None:
                         connection.send(acceptor.refusal)
-            await asyncio.sleep(0)  # accepting succeeds at once while clients wait: let the others have their turn
+            await asyncio.sleep(0)  # accepting succeeds at once while clients wait: let other tasks run
 
     def _problem(self, name: str, connection: socket.socket, acceptor: Acceptor) -> str | None:
-        """Return why there is no room for a connection, with the action; None if it was added."""
+        """Return the action if a connection exceeds a limit; None if it was added."""
         found = self._connections.setdefault(name, set())
         if len(found) >= acceptor.max_connections:
             found.difference_update([one for one in found if one.fileno() < 0])
         if len(found) >= acceptor.max_connections:
             return f"Action: close idle clients, or raise {name}.max_connections, which is {acceptor.max_connections}"
         most = _descriptors()
-        if connection.fileno() >= most:  # the system gives the lowest free number, so all below are in use
+        if connection.fileno() >= most:  # the system assigns the lowest free number, so all lower ones are in use
             return f"Action: raise the limit of open files (ulimit -n), of which {most} are in use"
         found.add(connection)
         return None
 
     async def _connect(self, name: str, connection: socket.socket, acceptor: Acceptor) -> None:
-        """Make the connection's transport and protocol, after the TLS handshake if there is one."""
+        """Create the connection's transport and protocol, after the TLS handshake if required."""
         try:
             protocol = acceptor.connect()
             tls = None if acceptor.tls is None else acceptor.tls()
@@ -197,7 +199,7 @@ class Listening:
             _report(name, e)
 
     def close(self, name: str) -> None:
-        """Stop listening for a handler; its connections live on."""
+        """Stop listening for a handler; its connections stay open."""
         asyncio.run_coroutine_threadsafe(self._close(name), self.loop).result()
 
     async def _close(self, name: str) -> None:
@@ -209,7 +211,7 @@ class Listening:
             one.close()
 
     def end(self) -> None:
-        """Cancel what is left on the loop and end its thread."""
+        """Cancel the remaining tasks of the loop and end its thread."""
         for name in list(self._sockets):
             self.close(name)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -217,7 +219,7 @@ class Listening:
 
 
 def _descriptors() -> int:
-    """Return how many file descriptors may be in use when a connection is accepted."""
+    """Return how many file descriptors may be in use when the loop accepts a connection."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         most = 1 << 30

@@ -1,7 +1,7 @@
-"""Finds the protocol handlers among the entry points of the installed packages, by the names in the settings.
+"""Loads the protocol handlers named in the settings from the entry points of installed packages.
 
-Only what is named is imported. It decides what is wrong with a name or a handler; when a handler's phases come is
-decided by ``bridge.protocols.lifecycle``.
+It imports only the named ones, and decides whether a name or a handler is valid. ``bridge.protocols.lifecycle`` decides
+the order of their phases.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HANDLERS_GROUP: Final = "pulsebridge.protocol_handlers"
 
 
 def load_handlers(names: Sequence[str], points: Iterable[EntryPoint] | None = None) -> list[ProtocolHandler]:
-    """Return a new handler for each name, in this order. ``points`` default to those of the installed packages.
+    """Return a new handler for each name, in this order. ``points`` default to those of installed packages.
 
-    Raises ConfigError for a name that nobody provides or that several do, TerminalError for a handler that is none.
+    Raises ConfigError for a name that no package or several provide, TerminalError for an invalid handler.
     """
     by_name: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=HANDLERS_GROUP) if points is None else points:
@@ -53,13 +53,15 @@ def _load(name: str, point: EntryPoint) -> ProtocolHandler:
     except Exception as e:
         raise TerminalError(
             f"{where} cannot be loaded: {type(e).__name__}: {e}",
-            remedy="mend or uninstall its package, or take it out of messaging_protocols",
+            remedy="fix or uninstall its package, or remove it from messaging_protocols",
         ) from e
     if not isinstance(handler, ProtocolHandler):
-        raise TerminalError(f"{where} is no ProtocolHandler", remedy="derive it from bridge.protocols.ProtocolHandler")
+        raise TerminalError(
+            f"{where} is not a ProtocolHandler", remedy="derive it from bridge.protocols.ProtocolHandler"
+        )
     if handler.protocol_name != name or not handler.accept(name):
         raise TerminalError(
-            f"{where} calls itself {handler.protocol_name!r} or does not accept {name!r}",
+            f"{where} is named {handler.protocol_name!r} or does not accept {name!r}",
             remedy="give its entry point the name of its protocol",
         )
     return handler

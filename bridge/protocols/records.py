@@ -1,7 +1,7 @@
-"""What a process that runs protocol handlers tells of itself on the instances topic. Pure: it encodes and decodes.
+"""The record of a process on the instances topic, with its encoding and decoding.
 
-One message for each instance, keyed by its name, the last one counts; an empty one (a tombstone) removes it. What a
-handler advertises is an opaque text: only its own kind reads it.
+Each instance has one message, keyed by its name. The last one counts, and an empty one (a tombstone) removes it. The
+data that a handler advertises is an opaque text, which only handlers of the same protocol read.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from bridge.contract import INSTANCE_VERSION
-from bridge.decoding import LAST_US, checked_fields, checked_text, checked_whole, decodes, json_record
+from bridge.contract.decoding import LAST_US, checked_fields, checked_text, checked_whole, decodes, json_record
 
 __all__ = ["BEATS", "InstanceRecord", "ProtocolRecord", "bounded_topics"]
 
 BEATS: Final = 4
-"""After so many times its interval without a sign of life an instance counts as gone."""
+"""Intervals without a record after which an instance counts as gone."""
 
 _MAX_TOPICS: Final = 200
 _PLAIN: Final = {
@@ -34,7 +34,7 @@ _PLAIN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRecord:
-    """One protocol of an instance: its opaque data, where it listens, and which of its parts are ready."""
+    """One protocol of an instance: opaque data, addresses, and the readiness of its parts."""
 
     data: str = ""
     listeners: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class ProtocolRecord:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """One process, as it was at ``written_ms``. Times are ms since the epoch, by the clock of its machine."""
+    """The state of one process at ``written_ms``. Times are ms since the epoch, by its machine's clock."""
 
     instance: str
     host: str
@@ -52,14 +52,14 @@ class InstanceRecord:
     started_ms: int
     written_ms: int
     interval_s: float
-    """How often it writes; see ``BEATS``."""
+    """Seconds between its records; see ``BEATS``."""
     protocols: dict[str, ProtocolRecord]
     topics: list[str]
     """Pulsar topics that it has written to, the first 200 by name."""
     topics_count: int
 
     def gone(self, now_ms: int) -> bool:
-        """Whether it has been silent for so long that it counts as gone, by the reader's clock."""
+        """Whether its record is so old that it counts as gone, by the reader's clock."""
         return now_ms - self.written_ms > BEATS * self.interval_s * 1000
 
     def encode(self) -> bytes:
@@ -69,7 +69,7 @@ class InstanceRecord:
     @classmethod
     @decodes("an instance record")
     def decode(cls, payload: bytes) -> InstanceRecord:
-        """Read a record back. Raises ContractError when the payload is not one of this version."""
+        """Decode a record. Raises ContractError if the payload is not a record of this version."""
         body = json_record(payload, "instance record", [INSTANCE_VERSION])
         for name in ("started_ms", "written_ms"):
             checked_whole(body[name], 0, LAST_US // 1000)
@@ -92,6 +92,6 @@ def _texts(values: object) -> list[str]:
 
 
 def bounded_topics(topics: Iterable[str]) -> tuple[list[str], int]:
-    """Return the topics that a record names, and how many there are."""
+    """Return the topics for a record, and the number of all."""
     found = sorted(set(topics))
     return found[:_MAX_TOPICS], len(found)

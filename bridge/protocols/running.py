@@ -1,4 +1,4 @@
-"""Takes the protocol handlers through their phases: the shell around ``bridge.protocols.lifecycle``."""
+"""Runs the phases of the protocol handlers: the shell around ``bridge.protocols.lifecycle``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Part:
 
 
 class Running:
-    """The handlers of one process. All methods run on one thread, except ``readiness``, ``data`` and ``listeners``."""
+    """The handlers of one process. One thread calls all but ``readiness``, ``data`` and ``listeners``."""
 
     def __init__(self, handlers: Sequence[ProtocolHandler], listening: Listening) -> None:
         self._parts = {h.protocol_name: _Part(h) for h in handlers}
@@ -39,20 +39,20 @@ class Running:
 
     @property
     def data(self) -> dict[str, str]:
-        """What each handler advertises."""
+        """The advertised data of each handler."""
         return {name: part.data for name, part in self._parts.items()}
 
     @property
     def listeners(self) -> dict[str, list[Address]]:
-        """The addresses that are bound, by handler."""
+        """The bound addresses, by handler."""
         return {name: list(part.listeners) for name, part in self._parts.items()}
 
     def readiness(self) -> Mapping[str, Mapping[str, bool]]:
-        """Return what is ready, by handler and part."""
+        """Return the readiness by handler and part."""
         return {name: dict(part.handler.readiness()) for name, part in self._parts.items()}
 
     def go(self, service: Service, up_to: Phase) -> None:
-        """Do the phases that are due, up to and with ``up_to``. Raises what a handler raised; then call ``stop``."""
+        """Run the due phases, up to and including ``up_to``. Raises a handler's error; then call ``stop``."""
         while (step := self._life.next(up_to)) is not None:
             try:
                 self._do(step, service)
@@ -75,7 +75,7 @@ class Running:
             part.listeners = self._listening.open(step.name, part.handler.listeners())
 
     def stop(self) -> None:
-        """Stop what was begun, in reverse order; a handler that fails in it hinders no other."""
+        """Stop the handlers that began, in reverse order, even if some raise."""
         self._life.stop()
         while (step := self._life.next()) is not None:
             self._listening.close(step.name)
@@ -83,7 +83,7 @@ class Running:
                 self._parts[step.name].handler.close()
             except Exception as e:  # noqa: BLE001 a third party's handler may fail in any way
                 log.error(
-                    "a protocol handler did not close cleanly; report it to its authors",
+                    "a protocol handler did not close cleanly. Action: report it to its authors",
                     protocol=step.name,
                     why=f"{type(e).__name__}: {e}",
                 )
@@ -93,15 +93,15 @@ class Running:
 
 
 def _named(step: Step, error: Exception) -> PulsebridgeError:
-    """Return an error of ours: as it is, or one that says whose phase failed."""
+    """Return a Pulsebridge error: ``error`` itself, or one that names the failed phase."""
     if isinstance(error, PulsebridgeError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name:
         return MissingExtraError(
             f"the protocol {step.name!r} needs the Python package {error.name}, which is not installed",
-            remedy=f'pip install "pulsebridge[{step.name}]", or install what its package asks for',
+            remedy=f'pip install "pulsebridge[{step.name}]", or install the requirements of its package',
         )
     return TerminalError(
         f"{step.phase.name} of the protocol handler {step.name!r} failed: {type(error).__name__}: {error}",
-        remedy="this is a fault of the handler: report it to its authors",
+        remedy="report this fault of the handler to its authors",
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 
 __all__ = [

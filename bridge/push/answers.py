@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from bridge.commands import CommandPosition
 from bridge.contract import ANSWER_FAILED_PROPERTY
+from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message
 from bridge.push.position_tags import GENERATION, read_position

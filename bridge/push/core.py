@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, Forget, StoreSegment
 from bridge.push.late import Given
 from bridge.push.live import NO_SUBSCRIBERS
@@ -90,7 +90,7 @@ class PartitionCore(MovingCore):
 
     def gone(self, name: str, at_us: int, now_us: int) -> None:
         """The device gave a sign of absence, such as its will."""
-        if not self.presence.gone(name, at_us) or not self._limits.park_absent or not self._limits.park:
+        if not self.presence.gone(name, at_us) or not self._limits.park_absent:
             return
         device = self._devices.get(name)
         if device is None and name in self._cursors and self._cursors[name].sure:
@@ -246,16 +246,12 @@ class PartitionCore(MovingCore):
         self._unwritten_of(device, key, now_us)
 
     def _away(self, device: Device, now_us: int) -> bool:
-        if not self._limits.park:
-            return False
         if self._limits.park_absent and self.presence.absent(device.name):
             return True
         seen, silence = self.presence.seen_us(device.name), self._limits.silence_us
         return bool(seen and silence and now_us - seen >= silence)
 
     def _parks_for(self, device: Device, item: Item, now_us: int, *, absent: bool) -> bool:
-        if not self._limits.park:
-            return False
         lives = self.presence.seen_us(device.name) >= item.pushed_at_us
         if not absent and (lives or not (device.probing or device.failures >= self._limits.park_after)):
             return False
@@ -267,7 +263,7 @@ class PartitionCore(MovingCore):
         super()._failed(device, item, why, now_us, absent=absent)
         if device.mode is Mode.REPLAYING and item.state is State.QUEUED:
             self._pull_less(device, item)
-        if self._full and self._limits.park:
+        if self._full:
             self.relieve(now_us)
 
     def _pull_less(self, device: Device, head: Item) -> None:
@@ -366,7 +362,7 @@ class PartitionCore(MovingCore):
             self._unwritten_of(device, device.parked.key_of(item.position), now_us)
             return []
         seen = item.maybe_seen or item.attempts > 0
-        if not item.attempts and device.suspects and self._horizon is not None:
+        if not item.attempts and device.suspected and self._horizon is not None:
             seen = seen or item.position <= self._horizon
         one = ParkedId(item.position, item.command.expires_at_ms, seen)
         item.state = State.PARKED
@@ -419,20 +415,11 @@ class PartitionCore(MovingCore):
 
     # --- too much ---
 
-    def _too_many(self, device: Device, item: Item, now_us: int) -> None:
-        if self._limits.park:
-            self._park(device, now_us)
-        else:
-            super()._too_many(device, item, now_us)
-
     def relieve(self, now_us: int) -> None:
         """Full (H30): what takes most of the room waits in Pulsar instead, first of devices that fail, which are parked;
         of one that is only slow all but what is under way is parked and comes back at once, a few at a time. One that
         has not answered the only one that it has is parked as well.
         """
-        if not self._limits.park:
-            super().relieve(now_us)
-            return
         while (pressure := pressing(self._devices.values(), self._limits)) is not None:
             if not self._make_room(pressure, now_us):
                 return

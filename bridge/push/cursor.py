@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
-from bridge.commands import NOWHERE, CommandPosition
 from bridge.contract import CURSOR_VERSION
-from bridge.decoding import (
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.decoding import (
     LAST_US,
     checked_position,
     checked_text,
@@ -34,7 +34,7 @@ from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.remembered import RememberedIds
 
 __all__ = [
-    "NOWHERE",
+    "BEFORE_ALL",
     "OWNER_KEY",
     "SURE",
     "TERM_KEY",
@@ -112,7 +112,7 @@ class Cursor:
         "sure",
     )
 
-    def __init__(self, capacity: int, position: CommandPosition = NOWHERE) -> None:
+    def __init__(self, capacity: int, position: CommandPosition = BEFORE_ALL) -> None:
         self.capacity = capacity
         self.position = position
         self.again_from: CommandPosition | None = None
@@ -151,7 +151,7 @@ class Cursor:
     @property
     def says_anything(self) -> bool:
         """Whether it says more than a new one, or has a record that is to stand no longer than the others."""
-        said = self.position > NOWHERE or self.again_from is not None or bool(self._ids) or self.back
+        said = self.position > BEFORE_ALL or self.again_from is not None or bool(self._ids) or self.back
         return said or self._written
 
     def may_have_had(self, position: CommandPosition) -> bool:

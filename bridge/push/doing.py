@@ -13,8 +13,9 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import MAX_TEXT_BYTES, CommandPosition, decode_command, read_command
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
+from bridge.contract.commands import MAX_TEXT_BYTES, CommandPosition, decode_command, read_command
+from bridge.contract.names import MAX_NAME_BYTES
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
 from bridge.killpoints import reach
@@ -22,7 +23,6 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.fitting import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected
-from bridge.names import MAX_NAME_BYTES
 from bridge.push.actions import (
     Ack,
     Action,

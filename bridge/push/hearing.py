@@ -101,7 +101,7 @@ class Hearing:
             self._link.subscribe(
                 [Subscription(one, retain_handling=0 if one in self._presence.filters else 2) for one in self._filters]
             )
-        if self._settings.push.offline != "retry" and self._settings.mqtt.protocol == "5":
+        if self._settings.mqtt.protocol == "5":
             # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).
             self._link.publish(
                 f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",

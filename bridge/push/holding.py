@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.parked_hold import ParkedHold
 from bridge.push.pulling import Puller
 from bridge.push.resume import ResumingCore

@@ -36,14 +36,7 @@ from bridge.contract import (
 )
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
-from bridge.provisioning_plan import (
-    COMPACTION_THRESHOLD_BYTES,
-    CURSOR_HOLD,
-    PRESENCE_HOLD,
-    group_needs,
-    instances_need,
-)
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     EARLIEST,
     Message,
     MessageId,
@@ -53,9 +46,16 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
-from bridge.pulsar_watch import Watch
+from bridge.pulsar.provisioning_plan import (
+    COMPACTION_THRESHOLD_BYTES,
+    CURSOR_RETENTION,
+    PRESENCE_RETENTION,
+    group_needs,
+    instances_need,
+)
+from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.watch import Watch
 from bridge.settings import Settings
-from bridge.topic_end import read_to_end
 
 __all__ = [
     "Ages",
@@ -333,7 +333,7 @@ def watching_holds(
             for number in partitions:
                 with _apart(cursors):
                     name = partition_name(cursors, number)
-                    ask(name, moved(name, CURSOR_HOLD), partial(aged, number))
+                    ask(name, moved(name, CURSOR_RETENTION), partial(aged, number))
             for need in (instances, *groups):
                 with _apart(need.topic):
                     if client.partitioned(need.topic):
@@ -348,7 +348,7 @@ def watching_holds(
             for number in partitions:
                 if number < len(heard):
                     with _apart(presence):
-                        moved(heard[number], PRESENCE_HOLD, trusting=True)
+                        moved(heard[number], PRESENCE_RETENTION, trusting=True)
 
     with Watch("push-holds", _EVERY_S, follow, over=lambda: health.ending):
         yield

@@ -15,8 +15,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.commands import CommandPosition
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.contract.commands import CommandPosition
+from bridge.push.cursor import BEFORE_ALL, Cursor
 from bridge.push.parked import GONE, Parked
 from bridge.push.queues import Limits
 from bridge.push.replay import ReplayCore
@@ -79,7 +79,7 @@ class KeepingCore(ReplayCore):
         names.reverse()  # the last one is the next
         kept = min(self._held, default=None)
         self._look = Look(names, self._highest, kept)
-        if self._highest != NOWHERE:
+        if self._highest != BEFORE_ALL:
             self._look.wants(self._highest)
 
     def look_on(self, now_us: int, most: int = _DEVICES) -> bool:
@@ -142,8 +142,8 @@ class KeepingCore(ReplayCore):
         kept = look.kept
         # What is not acknowledged comes first, and may have to be parked; behind the last that came may stand one that a
         # former owner did not acknowledge, older than all that is parked: the look counts the last that came.
-        if look.highest == NOWHERE or kept is None or self._limits.answers:
-            return None if look.highest == NOWHERE else kept
+        if look.highest == BEFORE_ALL or kept is None or self._limits.answers:
+            return None if look.highest == BEFORE_ALL else kept
         if not self._held_back or self._held_back[-1][1] != kept:
             self._held_back.append((now_us, kept))
         past = now_us - self._limits.unsure_us

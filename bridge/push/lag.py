@@ -14,8 +14,8 @@ import structlog
 from bridge.contract import COMMANDS_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import PulsebridgeError
 from bridge.health import Health
-from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_watch import Watch
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.watch import Watch
 from bridge.push.metrics import PartitionMetrics
 from bridge.settings import Settings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, NamedTuple, TypeVar
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.queues import Item
 
 __all__ = ["Given", "LateAnswers"]

@@ -13,7 +13,6 @@ def limits_of(push: PushSettings) -> Limits:
     return Limits(
         window=push.window,
         window_bytes=push.window_mb * 1024 * 1024,
-        device_window=push.device_window,
         remembered_ids=push.remembered_ids,
         pending=push.pending,
         pending_bytes=push.pending_mb * 1024 * 1024,
@@ -27,7 +26,6 @@ def limits_of(push: PushSettings) -> Limits:
         resume_every_us=int(push.resume_every_s * 1e6),
         puback_timeout_us=int(push.puback_timeout_s * 1e6),
         attempts=push.attempts,
-        park=push.offline != "retry",
         park_absent=push.offline == "park",
         park_after=push.park_after,
         silence_us=int(push.silence_s * 1e6),

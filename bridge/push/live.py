@@ -7,7 +7,7 @@ No socket, thread or clock; the shell tells the time in µs since the epoch.
 
 Commit order of one delivered command (H25); the process may die between any two steps
 --------------------------------------------------------------------------------------
-1. ``Push``: at most ``device_window`` commands of a device are pushed beyond its stored cursor.
+1. ``Push``: at most one command of a device is pushed beyond its stored cursor.
 2. ``confirmed`` with success: PUBACK. With ``Limits.answers`` then ``answered``: the device's own answer, which may
    come before the PUBACK. Died before the cursor was stored: the command comes again, ``repeat=1``.
 3. ``StoreCursor`` → ``cursor_stored``: position and id are known to every later owner. From here on no push again.
@@ -20,8 +20,7 @@ Commands that are not pushed (expired, repeated, not valid) take steps 4 and 5 a
 before its id is known.
 
 What holds for any order of events: a cursor never passes a command that is neither confirmed nor settled otherwise;
-with a ``device_window`` of 1 a device gets its commands in the order of the log; an id in a stored cursor is not
-pushed again. With a larger window a refusal of one command while a later one succeeds breaks that order.
+a device gets its commands in the order of the log; an id in a stored cursor is not pushed again.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ import heapq
 from dataclasses import replace
 from typing import Final
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor
 from bridge.push.queues import PASSED, Device, Flight, Item, Mode, State
-from bridge.push.relief import pressing
 from bridge.push.state import PartitionState
 
 __all__ = ["NO_SUBSCRIBERS", "LiveCore"]
@@ -44,7 +42,7 @@ NO_SUBSCRIBERS: Final = 0x10
 _FAILED_FROM: Final = 0x80
 _SILENT_LOOK_US: Final = 1_000_000
 _GIVEN_UP: Final = "recovered: given up before the push worker was replaced; its first receipt tells why"
-_OVERFLOW: Final = "too many commands wait for a device that refuses them"
+_OVERFLOW: Final = "an earlier command of the device overflowed"
 
 
 class LiveCore(PartitionState):
@@ -94,7 +92,7 @@ class LiveCore(PartitionState):
         device.queue.append(item)
         device.ids.add(command.command_id)
         if device.failures and len(device.queue) > self._limits.device_pending:
-            self._too_many(device, item, now_us)
+            self._park(device, now_us)
         elif self._full:
             self.relieve(now_us)
         self._look_at(device)
@@ -343,21 +341,16 @@ class LiveCore(PartitionState):
 
     def _push_one(self, device: Device, now_us: int, *, alone: bool = False) -> bool:
         """Push the device's next command if it may be pushed. Returns whether there may be more to do."""
-        if device.retry_at_us > now_us:
+        beyond = device.unstored or device.storing
+        if device.retry_at_us > now_us or beyond or not device.queue:
             return False
-        beyond = len(device.unstored) + len(device.storing)
-        for item in device.queue:
-            if beyond >= self._limits.device_window:
-                return False
-            if item.state is State.QUEUED:
-                if item.command.expired(now_us):
-                    self._settle(device, item, "expired", "")
-                    return True
-                return self._push_or_wait(device, item, now_us, alone=alone)
-            if item.state is State.DYING:
-                return False  # what comes after it may not pass it before it is stored
-            beyond += 1
-        return False
+        head = device.queue[0]
+        if head.state is not State.QUEUED:
+            return False
+        if head.command.expired(now_us):
+            self._settle(device, head, "expired", "")
+            return True
+        return self._push_or_wait(device, head, now_us, alone=alone)
 
     def _push_or_wait(self, device: Device, item: Item, now_us: int, *, alone: bool) -> bool:
         suspect = self._suspects.alone(item.position)
@@ -382,8 +375,8 @@ class LiveCore(PartitionState):
 
     def _push(self, device: Device, item: Item, now_us: int) -> None:
         sure = item.attempts or item.maybe_seen or item.again or item.position <= device.loaded
-        if device.suspects and not sure:
-            device.suspects -= 1
+        if device.suspected and not sure:
+            device.suspected = False
             item.maybe_seen = self._horizon is not None and item.position <= self._horizon
         item.state = State.IN_FLIGHT
         item.attempts += 1
@@ -478,21 +471,8 @@ class LiveCore(PartitionState):
         self._settle_head(device)
         self._look_at(device)
 
-    def _too_many(self, device: Device, item: Item, now_us: int) -> None:
-        """More wait for a device that refuses them than may wait here."""
-        self._give_up(device, item, "overflowed", _OVERFLOW)
+    def _park(self, device: Device, now_us: int) -> None:
+        """Let the device's commands wait in Pulsar."""
 
     def relieve(self, now_us: int) -> None:
-        """Full: the refusing device that holds most gives the later half of its queue to the dead letters, and so on
-        until there will be room. Without such a device nothing is given up: the partition is not read further until there is room.
-        """
-        while (pressure := pressing(self._devices.values(), self._limits)) is not None:
-            failing = (device for device in self._devices.values() if device.failures)
-            for device in sorted(failing, key=pressure.weight, reverse=True):
-                waiting = [item for item in device.queue if item.state is State.QUEUED]
-                if len(waiting) > 1:
-                    break
-            else:
-                return
-            for item in waiting[max(1, len(waiting) // 2) :]:
-                self._give_up(device, item, "overflowed", _OVERFLOW)
+        """Make room when the partition is full."""

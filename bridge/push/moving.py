@@ -22,7 +22,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Copy, StoreSegment
 from bridge.push.cursor import Cursor
 from bridge.push.keeping import KeepingCore, Look

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.commands import Command
 from bridge.contract import (
     COMMAND_ID_PROPERTY,
     COMMAND_POSITION_PROPERTY,
@@ -13,6 +12,7 @@ from bridge.contract import (
     ORIGIN_PROPERTY,
     ORIGIN_PUSH,
 )
+from bridge.contract.commands import Command
 from bridge.errors import ContractError
 from bridge.mqtt.types import PublishProperties
 from bridge.push.actions import Push

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from bridge.commands import CommandPosition
 from bridge.contract import MOVED_VERSION, SEGMENT_VERSION
-from bridge.decoding import LAST_US, checked_position, checked_whole, checked_wholes, decodes, json_record
+from bridge.contract.commands import CommandPosition
+from bridge.contract.decoding import LAST_US, checked_position, checked_whole, checked_wholes, decodes, json_record
 
 __all__ = [
     "GONE",

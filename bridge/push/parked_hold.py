@@ -9,7 +9,7 @@ held again before long, and Pulsar deletes nothing of it unless it happens to lo
 
 from __future__ import annotations
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 
 __all__ = ["ParkedHold"]
 

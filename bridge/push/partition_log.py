@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from bridge.commands import CommandPosition
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -23,11 +22,11 @@ from bridge.contract import (
     RESUME_TOPIC,
     partition_name,
 )
+from bridge.contract.commands import CommandPosition
+from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError
-from bridge.murmur3 import partition_of
-from bridge.provisioning_plan import PARKED_HOLD
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     EARLIEST,
     OK,
     Consumer,
@@ -37,7 +36,9 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
-from bridge.pulsar_errors import as_our_error
+from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.provisioning_plan import PARKED_RETENTION
+from bridge.pulsar.topic_end import end_of
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import Cursor, OwnerRecord
 from bridge.push.gate import Gate
@@ -50,7 +51,6 @@ from bridge.push.requests import Requests
 from bridge.push.taken import Taken, foreign, record_key, taken
 from bridge.push.threads import telling
 from bridge.settings.pulsar import PulsarSettings
-from bridge.topic_end import end_of
 from bridge.unreadable import leave_out
 
 __all__ = ["Arrived", "Cursors", "Failed", "PartitionLog", "Stored"]
@@ -228,8 +228,8 @@ class PartitionLog:
         """
         if self._requests is None:
             self._requests = self._subscribe_to_requests(most_found)
-        hold: Any = self._client.consumer(self.commands, PARKED_HOLD, queue=1)  # there before our own (H25)
-        with our_errors(f"closing {PARKED_HOLD} on {self.commands}"):
+        hold: Any = self._client.consumer(self.commands, PARKED_RETENTION, queue=1)  # there before our own (H25)
+        with our_errors(f"closing {PARKED_RETENTION} on {self.commands}"):
             hold.close()
         consumer: Any = self._client.consumer(self.commands, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._consumer = consumer

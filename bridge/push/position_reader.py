@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
-from bridge.pulsar_client import Message, PulsarClient, message_id, our_errors, received
+from bridge.pulsar.client import Message, PulsarClient, message_id, our_errors, received
+from bridge.pulsar.topic_end import has_entry
 from bridge.push.taken import Taken, taken
-from bridge.topic_end import is_there
 
 __all__ = ["NothingComes", "Pace", "PositionReader"]
 
@@ -204,7 +204,7 @@ class PositionReader:
             with our_errors(f"asking for the end of {self._topic}"):
                 if self._reader.has_message_available():
                     return True
-            return is_there(self._client.settings, self._topic, wanted)
+            return has_entry(self._client.settings, self._topic, wanted)
         except TransientError:
             return None
 

@@ -15,7 +15,7 @@ import re
 import secrets
 from typing import Final, NamedTuple
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 
 __all__ = ["GENERATION", "SECRET_BYTES", "PositionTags", "TaggedPosition", "new_secret", "read_position"]

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from bridge.bounded_map import BoundedMap
 from bridge.mqtt.types import Message
+from bridge.routing.templates import Filter
 from bridge.settings.push import PresenceRule
-from bridge.topic_templates import Filter
 
 __all__ = ["Presence", "PresenceRules", "Sign"]
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import structlog
 
+from bridge.backoff import backoff_s
 from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
+from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError, PulsebridgeError
-from bridge.mqtt.keepalive import backoff_s
-from bridge.presence_record import PresenceRecord
-from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, our_errors, received
 from bridge.push.taken import foreign, record_key
 
 __all__ = ["PresenceLog", "Seen"]

@@ -20,10 +20,9 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
-from bridge.provisioning_plan import PARKED_HOLD
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     OK,
     MessageId,
     Producer,
@@ -32,7 +31,8 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
-from bridge.pulsar_errors import as_our_error
+from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.push.actions import Copy, Pull
 from bridge.push.gate import Gate
 from bridge.push.parked import GONE
@@ -250,18 +250,18 @@ class Puller:
             log.debug("the hold of parked commands could not be moved", partition=self._partition, why=str(e))
 
     def _hold(self, topic: str, position: CommandPosition, *, back: bool) -> None:
-        consumer: Any = self._client.consumer(topic, PARKED_HOLD, queue=1)
+        consumer: Any = self._client.consumer(topic, PARKED_RETENTION, queue=1)
         try:
             if back:
                 # Where it stands is told by what comes first. It may be further back, for others' sake.
-                first = received(consumer.receive, _FIRST_MS, f"looking at {PARKED_HOLD} on {topic}")
+                first = received(consumer.receive, _FIRST_MS, f"looking at {PARKED_RETENTION} on {topic}")
                 if first is not None and position_of(first.message_id())[:2] <= position[:2]:
                     return
-            with our_errors(f"moving {PARKED_HOLD} on {topic}"):
+            with our_errors(f"moving {PARKED_RETENTION} on {topic}"):
                 consumer.seek(message_id(self._partition, position.ledger, position.entry, -1))
             log.debug("hold of parked commands moved", topic=topic, position=str(position))
         finally:
-            with our_errors(f"closing {PARKED_HOLD} on {topic}"):
+            with our_errors(f"closing {PARKED_RETENTION} on {topic}"):
                 consumer.close()
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.cursor import Cursor
 from bridge.push.parked import Parked
 
@@ -22,7 +22,6 @@ class Limits:
     window: int = 256
     window_bytes: int = 16 * 1024 * 1024
     """Payloads pushed and not confirmed, in bytes; a larger one goes alone."""
-    device_window: int = 1
     remembered_ids: int = 256
     pending: int = 4000
     pending_bytes: int = 64 * 1024 * 1024
@@ -35,8 +34,6 @@ class Limits:
     answer_timeout_us: int = 10_000_000
     answer_bytes: int = 4096
     """How much of an answer is kept for the receipt."""
-    park: bool = False
-    """Whether commands for devices that are away wait in Pulsar. Without it they wait here, as refused ones do."""
     park_absent: bool = True
     """Whether a sign of absence parks; else only what the broker refuses or the device does not answer does."""
     park_after: int = 3
@@ -134,7 +131,7 @@ class Device:
     name: str
     cursor: Cursor
     loaded: CommandPosition  # the cursor as the former owner left it
-    suspects: int  # how many first pushes may repeat one of the former owner
+    suspected: bool = True  # its first push may repeat one of the former owner
     queue: deque[Item] = field(default_factory=deque)  # in log order; settled ones leave from the head only
     ids: set[str] = field(default_factory=set)  # of what is in the queue
     marks: set[CommandPosition] = field(

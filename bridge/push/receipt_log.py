@@ -1,4 +1,4 @@
-"""Writes receipt rows, all of a turn at once: by ``bridge.pulsar_wire``, since Pulsar's client takes 0.1 ms for each.
+"""Writes receipt rows, all of a turn at once: by ``bridge.pulsar.wire``, since Pulsar's client takes 0.1 ms for each.
 
 A row is stored when Pulsar says so of its batch. After an error the next producer is given again what no receipt vouches
 for, in order, so a row may be there twice; the last row of a command counts. All of it runs on the session's thread, but
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.acks import Entry, Lane, Verdict
+from bridge.backoff import backoff_s
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminatedError, TransientError
-from bridge.mqtt.keepalive import backoff_s
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_errors import as_our_error, names_a_message
-from bridge.pulsar_wire.batches import head_of
-from bridge.pulsar_wire.commands import WireError
-from bridge.pulsar_wire.producer import BatchProducer, Identity
+from bridge.pulsar.acks import Entry, ProducerQueue, Verdict
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.errors import as_our_error, names_a_message
+from bridge.pulsar.wire.batches import head_of
+from bridge.pulsar.wire.commands import WireError
+from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.push.threads import telling
 
 __all__ = ["ReceiptLog", "ReceiptsOpened", "ReceiptsWritten"]
@@ -48,7 +48,7 @@ class _Partition:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lane = Lane()
+        self.unstored = ProducerQueue()
         self.producer: BatchProducer | None = None
         self.identity: Identity | None = None  # of the next producer
         self.opening = False
@@ -91,27 +91,27 @@ class ReceiptLog:
     @property
     def writing(self) -> bool:
         """Whether Pulsar has not answered for a batch."""
-        return any(partition.lane.sent for partition in self._partitions.values())
+        return any(partition.unstored.sent for partition in self._partitions.values())
 
     def write(self, partition: str, key: str, payload: bytes, token: object) -> None:
         """Take a row; it leaves with the next ``flush``. ``written`` returns ``token`` once it is stored."""
         known = self._partitions.get(partition)
         if known is None:
             known = self._partitions[partition] = _Partition(partition)
-        known.lane.put(_Row(key, payload, token))
+        known.unstored.put(_Row(key, payload, token))
 
     def flush(self, now: float) -> None:
         """Send what waits. ``now`` is the monotonic clock, in seconds."""
         for partition in self._partitions.values():
-            if not partition.lane.waiting:
+            if not partition.unstored.waiting:
                 continue
             if partition.producer is None:
                 if not partition.opening and now >= partition.retry_at:
                     self._open(partition)
-            elif batch := partition.lane.to_send():
+            elif batch := partition.unstored.to_send():
                 row = batch[-1]
                 assert isinstance(row, _Row)
-                receipt = self._receipt_of(partition, partition.lane.generation, row)
+                receipt = self._receipt_of(partition, partition.unstored.generation, row)
                 partition.producer.send(batch, receipt)  # type: ignore[arg-type]
 
     def written(self, event: ReceiptsWritten) -> list[object]:
@@ -119,11 +119,11 @@ class ReceiptLog:
 
         Raises PulsebridgeError when Pulsar refuses a row for good.
         """
-        partition, lane = event.partition, event.partition.lane
+        partition, unstored = event.partition, event.partition.unstored
         if event.error is None:
             partition.attempts = 0
-            return [row.token for row in lane.receipt(event.generation, event.row) if isinstance(row, _Row)]
-        verdict = lane.failed(event.generation, refused=names_a_message(event.error))
+            return [row.token for row in unstored.receipt(event.generation, event.row) if isinstance(row, _Row)]
+        verdict = unstored.failed(event.generation, refused=names_a_message(event.error))
         if verdict is Verdict.REFUSED:
             raise as_our_error(event.error, f"writing to {partition.name}")
         if verdict is Verdict.RETIRED:
@@ -140,7 +140,7 @@ class ReceiptLog:
         partition.opening = False
         if event.producer is not None:
             partition.producer = event.producer
-            partition.lane.reopened()
+            partition.unstored.reopened()
             return
         error = event.error
         assert error is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
+from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
-from bridge.names import MAX_NAME_BYTES, name_problem
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term
 from bridge.push.parked import segment_device
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bridge.decoding import checked_whole
+from bridge.contract.decoding import checked_whole
 
 __all__ = ["DAYS", "MORE", "RememberedIds"]
 
@@ -140,7 +140,7 @@ class RememberedIds:
     @classmethod
     def taken(cls, body: dict[str, Any], least: int) -> RememberedIds:
         """Read what ``told`` has returned; records of earlier versions name no days. Called by a decoder of a record
-        (``bridge.decoding``): it raises what it meets.
+        (``bridge.contract.decoding``): it raises what it meets.
         """
         found = cls(least)
         ids: list[str] = body["ids"]

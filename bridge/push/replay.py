@@ -12,10 +12,10 @@ from itertools import chain
 from typing import Final
 from zlib import crc32
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.push.actions import Forget, Pull, StoreSegment
-from bridge.push.cursor import NOWHERE, Cursor, Sure
+from bridge.push.cursor import BEFORE_ALL, Cursor, Sure
 from bridge.push.late import Given, LateAnswers
 from bridge.push.live import LiveCore
 from bridge.push.parked import Parked, ParkedId, read_segment, segment_key
@@ -96,7 +96,7 @@ class ReplayCore(LiveCore):
 
     def _load(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         cursor = self._cursors.get(name)
-        done = NOWHERE if cursor is None else cursor.done
+        done = BEFORE_ALL if cursor is None else cursor.done
         read = {}
         for key, payload in segments.items():
             try:
@@ -292,7 +292,7 @@ class ReplayCore(LiveCore):
         while self._pulling.unheard < _UNHEARD and (self._round or self._next_round):
             if not self._round:
                 self._round, self._next_round = self._next_round, []
-                self._round.sort(key=lambda name: self._due(name) or NOWHERE, reverse=True)
+                self._round.sort(key=lambda name: self._due(name) or BEFORE_ALL, reverse=True)
                 continue
             name = self._round.pop()
             if self._due(name) is None:
@@ -309,7 +309,7 @@ class ReplayCore(LiveCore):
             return asleep[0].position(0) if asleep[2] == DUE else None
         if device is None or device.mode is not Mode.PARKED or device.probe_at_us != DUE:
             return None
-        return device.parked.position(0) if len(device.parked) else NOWHERE
+        return device.parked.position(0) if len(device.parked) else BEFORE_ALL
 
     def _plan_probe(self, device: Device, now_us: int) -> None:
         device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us
@@ -405,7 +405,7 @@ class ReplayCore(LiveCore):
                 self._keep_answer(item)
             why = _AGAIN if item.again else ""
             self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", why)
-        elif self._limits.park and not self._limits.answers:
+        elif not self._limits.answers:
             device.cursor.seen(item.confirmed_at_us - self._limits.unsure_us)
             one = ParkedId(item.position, item.command.expires_at_ms, True, True)
             device.cursor.trust(Sure(one, item.confirmed_at_us))

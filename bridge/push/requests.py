@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.commands import CommandPosition, decode_command
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
+from bridge.contract.commands import CommandPosition, decode_command
+from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError, TransientError
-from bridge.names import MAX_NAME_BYTES, name_problem
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     EARLIEST,
     Message,
     MessageId,
@@ -31,13 +31,13 @@ from bridge.pulsar_client import (
     properties_of,
     received,
 )
+from bridge.pulsar.topic_end import has_entry
 from bridge.push.actions import FindCommands
-from bridge.push.cursor import NOWHERE
+from bridge.push.cursor import BEFORE_ALL
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.resume_requests import MAX_REQUEST_BYTES
 from bridge.push.taken import position_of
 from bridge.push.threads import telling
-from bridge.topic_end import is_there
 
 __all__ = ["Asked", "Found", "Requests"]
 
@@ -172,7 +172,7 @@ class Requests:
         wanted = {order.device: Found(order) for order in orders}
         after = min(order.after for order in orders)
         until = max(order.until for order in orders)
-        start = EARLIEST if after == NOWHERE else message_id(self._partition, *after)
+        start = EARLIEST if after == BEFORE_ALL else message_id(self._partition, *after)
         reader: Any = self._client.reader(self._commands, start)
         first: CommandPosition | None = None
         count, since = 0, time.monotonic()
@@ -197,7 +197,7 @@ class Requests:
         for found in wanted.values():
             # Pulsar trims whole ledgers, so within the ledger of the first one nothing is gone.
             place = found.order.after
-            found.trimmed = place != NOWHERE and (first is None or place.ledger < first.ledger)
+            found.trimmed = place != BEFORE_ALL and (first is None or place.ledger < first.ledger)
             found.first = first if found.trimmed else None
         return list(wanted.values())
 
@@ -230,6 +230,6 @@ class Requests:
 
     def _has(self, position: CommandPosition) -> bool:
         try:
-            return is_there(self._client.settings, self._commands, position)
+            return has_entry(self._client.settings, self._commands, position)
         except TransientError:
             return True  # nobody knows: it is asked again

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Action, AnswerRequest, DropRequest, FindCommands
 from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.cursor import BEFORE_ALL, Cursor
 from bridge.push.parked import GONE, SEGMENT_IDS, Parked, ParkedId
 from bridge.push.queues import Device, Limits, Mode
 from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
@@ -124,9 +124,9 @@ class ResumingCore(PartitionCore):
         name = request.device
         device = self._devices.get(name)
         cursor = self._cursors.get(name) if device is None else device.cursor
-        settled = NOWHERE if cursor is None else cursor.position
+        settled = BEFORE_ALL if cursor is None else cursor.position
         # What is parked was pushed perhaps, and after a clean takeover nothing else tells of it.
-        ends = (self._highest, self._horizon or NOWHERE, settled, self._last_parked(name))
+        ends = (self._highest, self._horizon or BEFORE_ALL, settled, self._last_parked(name))
         if request.after > max(ends):
             return ResumeAnswer(0, error=_BEYOND)
         if cursor is None and name not in self._asleep:
@@ -209,7 +209,7 @@ class ResumingCore(PartitionCore):
 
     def _last_parked(self, name: str) -> CommandPosition:
         parked = self._parked_of(name)
-        return parked.position(-1) if parked is not None and len(parked) else NOWHERE
+        return parked.position(-1) if parked is not None and len(parked) else BEFORE_ALL
 
     @property
     def _has_turn(self) -> bool:

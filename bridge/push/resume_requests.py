@@ -12,9 +12,9 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import NOWHERE
+from bridge.push.cursor import BEFORE_ALL
 from bridge.push.position_tags import GENERATION, PositionTags, read_position
 
 __all__ = ["EARLIEST_TEXT", "MAX_REQUEST_BYTES", "ResumeAnswer", "ResumeRequest", "read_from", "refusal"]
@@ -74,7 +74,7 @@ def read_from(
     if text == EARLIEST_TEXT:
         if not earliest:
             raise ContractError("earliest is not allowed here: see push.resume_earliest")
-        return text, NOWHERE
+        return text, BEFORE_ALL
     found = read_position(text)
     if found.generation != GENERATION:
         raise ContractError(

@@ -16,15 +16,15 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import publish_topic_problem
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
+from bridge.contract.commands import publish_topic_problem
+from bridge.contract.names import name_problem
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
-from bridge.names import name_problem
-from bridge.pulsar_client import MessageId
+from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import PartitionLog

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.cursor import TERM_KEY, ids_key, term_record
 from bridge.push.partition_log import Cursors, PartitionLog
 from bridge.push.replay import ReplayCore

@@ -31,8 +31,8 @@ from typing import Final
 
 import structlog
 
-from bridge.collector import what_stays
-from bridge.commands import CommandPosition
+from bridge.collector import excluded_objects
+from bridge.contract.commands import CommandPosition
 from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.killpoints import reach
@@ -44,7 +44,7 @@ from bridge.mqtt.types import (
     LinkHandler,
 )
 from bridge.mqtt.types import Message as MqttMessage
-from bridge.pulsar_client import MessageId
+from bridge.pulsar.client import MessageId
 from bridge.push.clock import WallClock
 from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.doing import Doing
@@ -168,7 +168,7 @@ class Session(LinkHandler):
         """
         try:
             if self._own():
-                with what_stays():
+                with excluded_objects():
                     ours = self._take_over()
                 if ours:
                     self._push_until_stopped()

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, StoreReceipt
-from bridge.push.cursor import NOWHERE, Cursor
+from bridge.push.cursor import BEFORE_ALL, Cursor
 from bridge.push.queues import Device, Flight, Item, Limits, State, receipt_of
 from bridge.push.suspects import SHORT_US, Suspects
 
@@ -48,7 +48,7 @@ class PartitionState:
         self._awaited = 0  # commands that the device has not answered in the time that it has for it
         self._pushes = 0
         self._busy = 0  # cursor writes and receipts under way
-        self._highest = NOWHERE  # of what came from Pulsar
+        self._highest = BEFORE_ALL  # of what came from Pulsar
         self._link = False
         self._draining = False
         self._actions: list[Action] = []
@@ -113,7 +113,7 @@ class PartitionState:
         if not self.settled or (self._horizon is not None and self._highest < self._horizon):
             return False
         return not any(
-            item.attempts or (device.suspects and self._horizon is not None and item.position <= self._horizon)
+            item.attempts or (device.suspected and self._horizon is not None and item.position <= self._horizon)
             for device in self._devices.values()
             for item in device.queue
         )
@@ -198,7 +198,7 @@ class PartitionState:
         device = self._devices.get(name)
         if device is None:
             cursor = self._cursors.pop(name, None) or Cursor(self._limits.remembered_ids)
-            device = Device(name, cursor, cursor.position, self._limits.device_window)
+            device = Device(name, cursor, cursor.position)
             self._devices[name] = device
         return device
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bridge.pulsar_client import MessageId
+from bridge.pulsar.client import MessageId
 
 __all__ = ["SurelyOurs"]
 

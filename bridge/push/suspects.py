@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.mqtt.refusals import AT_ONCE_S
 from bridge.push.queues import Flight, Limits, State
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bridge.commands import CommandPosition
-from bridge.pulsar_client import NO_TEXT, Message, MessageId, key_of, properties_of
+from bridge.contract.commands import CommandPosition
+from bridge.pulsar.client import NO_TEXT, Message, MessageId, key_of, properties_of
 from bridge.unreadable import leave_out
 
 __all__ = ["Taken", "foreign", "position_of", "record_key", "taken"]

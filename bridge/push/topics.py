@@ -18,10 +18,10 @@ import structlog
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, partition_name
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.health import Health
-from bridge.provisioning import create_topic
-from bridge.provisioning_plan import TopicNeed, push_needs, topic_steps
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_watch import Watch
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import create_topic
+from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
+from bridge.pulsar.watch import Watch
 from bridge.settings import Settings
 
 __all__ = ["TopicWatch", "watching_topics"]

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.commands import CommandPosition
 from bridge.contract import C_DEVICE, C_ID
+from bridge.contract.commands import CommandPosition
 from bridge.mqtt.types import Confirmation
 from bridge.push.actions import Ack, Action, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.answers import Answer

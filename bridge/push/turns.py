@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.queues import Device
 
 __all__ = ["UNHEARD_EVERY", "Turns"]

@@ -11,9 +11,9 @@ import structlog
 from bridge.contract import COMMANDS_TOPIC
 from bridge.errors import ConfigError, TransientError
 from bridge.health import Health
-from bridge.provisioning import existing_commands, provision_commands
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_watch import watching_pulsar
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import existing_commands, provision_commands
+from bridge.pulsar.watch import watching_pulsar
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
 from bridge.push.holds import watching_holds

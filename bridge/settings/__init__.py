@@ -1,7 +1,7 @@
-"""Every setting of Pulsebridge in one typed model, a section for each tier.
+"""All settings of Pulsebridge in one typed model, with a section for each tier.
 
-``Settings()`` holds the defaults alone; ``bridge.settings.loading`` adds file, environment and flags. A section is
-imported when it is asked for: a Python process of Spark needs one of them, and starts with each query.
+``Settings()`` has the defaults only; ``bridge.settings.loading`` adds file, environment and flags. A section is
+imported at its first use, because each query starts Python processes of Spark that need only one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {"Settings": "root", "TopicRule": "rules"}
-"""Where a name's module is not called like it."""
+"""Modules whose names do not follow from the name of the class."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""The alert rules of the rules file, and what each kind takes.
+"""The alert rules of the rules file, and the fields of each kind.
 
-``streaming.evaluation`` decides which readings make an alert, ``streaming.alerts`` which rows a rule looks at.
+``streaming.evaluation`` decides which readings raise an alert, ``streaming.alerts`` which rows a rule evaluates.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["FIELD", "READINGS", "WHOLE", "AlertRule", "Sql", "load_rules"]
 Kind = Literal["below", "above", "falling", "rising", "silence", "sql"]
 
 READINGS: Final = "readings"
-"""The table that rules look at unless they name one: it has a row for each metric."""
+"""The default table of rules, with a row for each metric."""
 WHOLE: Final = ""
-"""What a rule looks at that names neither metric nor column: the rows themselves."""
+"""The series of a rule without metric and column: the rows themselves."""
 FIELD: Final = re.compile(r"\{(\w+)\}")
-"""A field in a text of the user's; braces around anything else are text, so that JSON may be written as it is."""
+"""A field in a text of the user. Braces around other text are not fields, so JSON needs no escapes."""
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "below": ("limit",),
     "above": ("limit",),
@@ -47,7 +47,7 @@ _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
 }
 _RATES: Final = ("falling", "rising")
 MESSAGE_FIELDS: Final = ("device", "metric", "value", "unit", "limit", "clear", "rate", "previous", "minutes")
-"""Fields of the texts for people."""
+"""Fields of the texts for operators."""
 _OWN_TEXTS: Final = ("payload", "to", "command_topic")
 _TEXT_FIELDS: Final = (
     "rule", "state", "device", "metric", "value", "unit", "limit", "message", "reading_id", "event_time", "command_id"
@@ -64,29 +64,29 @@ class Sql(BaseModel):
 
 
 class AlertRule(BaseModel):
-    """A rule on what comes of a device: a threshold, a rate of change, silence, or a condition in SQL."""
+    """A rule on the messages of a device: a threshold, a rate of change, silence, or an SQL condition."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1, pattern=r"^[^|]+$", description="Name in the command's id and payload.")
-    kind: Kind = Field(description="What it looks for.")
-    table: str = Field(READINGS, min_length=1, description="Table of the pipeline whose rows it looks at.")
+    kind: Kind = Field(description="Kind of the condition.")
+    table: str = Field(READINGS, min_length=1, description="Table of the pipeline whose rows it evaluates.")
     metric: str | None = Field(
         None,
         min_length=1,
-        description="Metric whose rows it looks at, of a table with a row for each; silence: of any without it.",
+        description="Metric whose rows it evaluates, of a table with a row for each; silence: all metrics if not set.",
     )
     column: str | None = Field(
-        None, min_length=1, description="Column that it looks at, or an SQL expression that gives a number."
+        None, min_length=1, description="Column that it evaluates, or an SQL expression that gives a number."
     )
     limit: float | None = Field(
-        None, allow_inf_nan=False, description="below, above: the value that a reading must not go beyond."
+        None, allow_inf_nan=False, description="below, above: the bound that a reading must not cross."
     )
     clear: float | None = Field(
         None,
         allow_inf_nan=False,
-        description="Where an alert is over: the value of below and above (default: limit), the rate of falling and "
-        "rising with over_minutes (default: per_minute).",
+        description="Value or rate at which an alert is over: the value of below and above (default: limit), the rate "
+        "of falling and rising with over_minutes (default: per_minute).",
     )
     for_minutes: float = Field(
         0.0,
@@ -100,35 +100,35 @@ class AlertRule(BaseModel):
         description="falling, rising: the change per minute that is too fast.",
     )
     within_minutes: float = Field(
-        15.0, gt=0, description="falling, rising: oldest reading before that is compared with, in minutes."
+        15.0, gt=0, description="falling, rising: maximum age of the previous reading for a comparison, in minutes."
     )
     over_minutes: float | None = Field(
-        None, gt=0, le=1440, description="falling, rising: time over which the change is taken, in minutes."
+        None, gt=0, le=1440, description="falling, rising: time over which the change is measured, in minutes."
     )
     after_minutes: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="silence: how long nothing must have come, in minutes."
+        None, gt=0, allow_inf_nan=False, description="silence: time without a message, in minutes."
     )
     condition: str | None = Field(
         None, min_length=1, description="sql: a boolean SQL expression over the columns of the table."
     )
     every: Literal["message", "change"] = Field(
         "message",
-        description="sql: an alert for each row for which the condition is true, or one when it becomes true; null changes "
+        description="sql: an alert for each row with a true condition, or one alert if it becomes true; null changes "
         "nothing.",
     )
     notify_cleared: bool | None = Field(
-        None, description="Whether the end of an alert makes a command, too; default: for silence alone."
+        None, description="Whether the end of an alert makes a command, too; default: only for silence."
     )
-    message: str | None = Field(None, description="Text for people.")
-    cleared_message: str | None = Field(None, description="Text when the alert is over.")
+    message: str | None = Field(None, description="Text for operators.")
+    cleared_message: str | None = Field(None, description="Text at the end of an alert.")
     expires_s: float | None = Field(
-        3600.0, gt=0, allow_inf_nan=False, description="How long the command is worth pushing, in seconds."
+        3600.0, gt=0, allow_inf_nan=False, description="Time until the command expires, in seconds."
     )
     to: str | Sql | None = Field(
-        None, description="Device that the command goes to; none: no command. Default: the row's own device."
+        None, description="Device that the command goes to; none: no command. Default: the row's device."
     )
     command_topic: str | Sql | None = Field(
-        None, description="MQTT topic of the command. Default: that of the row's own device."
+        None, description="MQTT topic of the command. Default: that of the row's device."
     )
     payload: str | Sql | None = Field(
         None, description="Payload of the command. Default: a JSON object that describes the alert."
@@ -141,7 +141,7 @@ class AlertRule(BaseModel):
                 raise ValueError(f"{name}: a rule of kind {self.kind} needs {name}")
         for name, kinds in _ONLY_FOR.items():
             if name in self.model_fields_set and self.kind not in kinds:
-                raise ValueError(f"{name}: is for {' and '.join(kinds)}, take it out of this {self.kind}")
+                raise ValueError(f"{name}: is for {' and '.join(kinds)}, remove it from this {self.kind}")
         self._check_what()
         self._check_clear()
         self._check_command()
@@ -152,7 +152,7 @@ class AlertRule(BaseModel):
                 self.template(cleared).format(**dict.fromkeys(MESSAGE_FIELDS, ""))
             except (KeyError, IndexError, ValueError, AttributeError) as e:
                 known = " ".join(f"{{{name}}}" for name in MESSAGE_FIELDS)
-                raise ValueError(f"{field_name}: message names what is not there: {e}; there is {known}") from e
+                raise ValueError(f"{field_name}: the text has an unknown field: {e}; known: {known}") from e
         return self
 
     def _check_what(self) -> None:
@@ -163,20 +163,20 @@ class AlertRule(BaseModel):
             raise ValueError(f"{wanted}: a rule of kind {self.kind} needs {wanted}")
         if self.kind == "sql" and self.every == "change" and self.table == READINGS and self.metric is None:
             raise ValueError(
-                f"metric: every: change needs the metric, as {READINGS} has a row for each of them and the condition "
-                "would change from row to row"
+                f"metric: every: change needs the metric, because {READINGS} has a row for each metric and the "
+                "condition would change from row to row"
             )
 
     def _check_command(self) -> None:
         for name in _OWN_TEXTS:
             given = getattr(self, name)
             if isinstance(given, Sql) and self.kind != "sql":
-                raise ValueError(f"{name}: SQL is for kind sql, give text with {{fields}} to this {self.kind}")
+                raise ValueError(f"{name}: SQL is for kind sql, give text with {{fields}} in this {self.kind}")
             if isinstance(given, str) and _CALL.fullmatch(given):
                 raise ValueError(f"{name}: {given!r} looks like SQL, write it as {{sql: ...}}")
             unknown = set(FIELD.findall(given) if isinstance(given, str) else ()) - set(_TEXT_FIELDS)
             if unknown and self.kind != "sql":
-                raise ValueError(f"{name}: names {min(unknown)}, there is {', '.join(_TEXT_FIELDS)}")
+                raise ValueError(f"{name}: unknown field {min(unknown)}, known: {', '.join(_TEXT_FIELDS)}")
         if self.to not in (None, "none") and self.command_topic is None:
             raise ValueError("command_topic: a command to another device needs its topic")
 
@@ -187,7 +187,7 @@ class AlertRule(BaseModel):
             adds = "every: change" if self.kind == "sql" else "over_minutes"
             raise ValueError(
                 f"clear: {self.kind} from one reading to the next fires each time and never clears, "
-                f"add {adds}, or take out clear, notify_cleared and cleared_message"
+                f"add {adds}, or remove clear, notify_cleared and cleared_message"
             )
         name, worse = ("per_minute", "more than") if self.kind in _RATES else ("limit", self.kind)
         bound = getattr(self, name)
@@ -195,22 +195,23 @@ class AlertRule(BaseModel):
             beyond = bound - self.clear if self.kind == "below" else self.clear - bound
             if beyond > 0:
                 raise ValueError(
-                    f"clear: {self.clear:g} is {worse} {name} {bound:g}, give one that is not: there the alert is over"
+                    f"clear: {self.clear:g} is {worse} {name} {bound:g}, so the alert would be over at once: give one "
+                    "that is not"
                 )
 
     @property
     def stateful(self) -> bool:
-        """Whether it must know what came before; otherwise each row speaks for itself."""
+        """Whether the evaluation depends on earlier rows."""
         return self.kind != "sql" or self.every == "change"
 
     @property
     def series(self) -> str:
-        """What it looks at of the rows of its table, as ``streaming.evaluation.Reading.key`` names it."""
+        """The evaluated part of the rows of its table, as in ``streaming.evaluation.Reading.key``."""
         return f"[{self.column}]" if self.column is not None else self.metric or WHOLE
 
     @property
     def lasts(self) -> bool:
-        """Whether an alert fires once and lasts until it clears; otherwise each reading may be one."""
+        """Whether an alert fires once and lasts until it clears; otherwise each reading may raise one."""
         return (
             self.every == "change" if self.kind == "sql" else self.kind not in _RATES or self.over_minutes is not None
         )
@@ -222,35 +223,35 @@ class AlertRule(BaseModel):
 
     @property
     def sign(self) -> int:
-        """1 where more is worse, -1 where less is."""
+        """1 if higher values are worse, -1 if lower ones are."""
         return 1 if self.kind in ("above", "rising") else -1
 
     def template(self, cleared: bool) -> str:
-        """Return the text for people, with fields in braces: of an alert, or of its end."""
+        """Return the text for operators, with fields in braces: of an alert, or of its end."""
         if cleared and self.cleared_message is not None:
             return self.cleared_message
         if not cleared and self.message is not None:
             return self.message
         if self.kind != "silence":
-            return "{metric} of {device} is {value}" + (" again" if cleared else "")
+            return "{metric} of {device} is {value}" + (", alert over" if cleared else "")
         of = "{device}" if self.series == WHOLE else "{metric} of {device}"
-        return of + (" comes again, after {minutes} minutes" if cleared else ": nothing for {minutes} minutes")
+        return of + (": messages after {minutes} minutes" if cleared else ": nothing for {minutes} minutes")
 
 
 class _OnceEach(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice; PyYAML's own loader lets the last one win."""
+    """A YAML loader that refuses duplicate keys; PyYAML's own loader uses the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Called for each mapping."""
+        """Return a mapping. Raises ConstructorError for a duplicate key."""
         keys = [key.value for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is duplicate", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 def load_rules(path: Path) -> tuple[AlertRule, ...]:
-    """Read the alert rules of a rules file. Raises ConfigError naming the file and all problems."""
+    """Read the alert rules of a rules file. Raises ConfigError with the file and all problems."""
     try:
         body = yaml.load(path.read_text(encoding="utf-8"), _OnceEach)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
@@ -258,12 +259,12 @@ def load_rules(path: Path) -> tuple[AlertRule, ...]:
             f"rules file {path}: {' '.join(str(e).split())}", remedy="see conf/rules.yaml for an example"
         ) from e
     body = {} if body is None else body
-    problems = [] if isinstance(body, dict) else ["is no mapping with a list alerts"]
+    problems = [] if isinstance(body, dict) else ["is not a mapping with a list alerts"]
     entries = (body.get("alerts") if isinstance(body, dict) else None) or []
     if isinstance(body, dict):
-        problems += [f"{key}: is not read here, only alerts is" for key in body if key != "alerts"]
+        problems += [f"{key}: unknown key, only alerts is valid" for key in body if key != "alerts"]
     if not isinstance(entries, list):
-        problems.append("alerts is no list")
+        problems.append("alerts is not a list")
         entries = []
     rules: list[AlertRule] = []
     for n, entry in enumerate(entries):
@@ -278,13 +279,13 @@ def load_rules(path: Path) -> tuple[AlertRule, ...]:
     if problems:
         raise ConfigError(
             f"rules file {path}: " + "; ".join(problems),
-            remedy="correct the rules, conf/rules.yaml says what each kind takes",
+            remedy="correct the rules, conf/rules.yaml documents each kind",
         )
     return tuple(rules)
 
 
-def _problem(place: str, named: str, problem: Any) -> str:
-    """Return one problem: place and field, the rule's name, and what is wrong."""
+def _problem(where: str, named: str, problem: Any) -> str:
+    """Return the text of one problem: path and field, the rule's name, and the reason."""
     loc, text = problem["loc"], problem["msg"].removeprefix("Value error, ")
     if not loc and ": " in text:  # of the whole rule: the text begins with the field
         name, _, text = text.partition(": ")
@@ -296,4 +297,4 @@ def _problem(place: str, named: str, problem: Any) -> str:
         loc, text = loc[:1], "must be text, or {sql: an expression}"
     elif not isinstance(problem["input"], dict):
         text += f", not {problem['input']!r}"
-    return f"{'.'.join(map(str, (place, *loc)))}{named}: {text}"
+    return f"{'.'.join(map(str, (where, *loc)))}{named}: {text}"

@@ -1,13 +1,13 @@
-"""The names that the design of MoP's proxy gives its settings, understood as ours. Pure.
+"""Maps the names of settings in the design of MoP's proxy to ours.
 
 ==========================  ==================================================================================
-MoP's name                  what it is here
+MoP's name                  our setting
 ==========================  ==================================================================================
 ``messagingProtocols``      ``messaging_protocols``
-``brokerMqttServiceURL``    where the MQTT broker is: ``mqtt.host``, ``mqtt.port``, without TLS
-``brokerMqttServiceURLTLS`` the same with ``mqtt.tls``; it wins where both are given
-``mqttServicePort``         ``mqtt.port``: the port that devices use. There it is the proxy's own; here devices talk
-                            to the MQTT broker itself, so it is the broker's. A port in an URL wins
+``brokerMqttServiceURL``    address of the MQTT broker: ``mqtt.host``, ``mqtt.port``, without TLS
+``brokerMqttServiceURLTLS`` the same with ``mqtt.tls``; it takes precedence
+``mqttServicePort``         ``mqtt.port``: the port for devices. In MoP it is the proxy's port. Here it is the MQTT
+                            broker's, because devices connect to the broker. A port in a URL takes precedence
 ``mqttServicePortTls``      the same with ``mqtt.tls``
 ==========================  ==================================================================================
 """
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["alias_of", "settings_of"]
 
-# In the order in which the later wins over the earlier.
+# In ascending order of precedence.
 _PORT: Final = "mqttServicePort"
 _PORT_TLS: Final = "mqttServicePortTls"
 _URL: Final = "brokerMqttServiceURL"
@@ -34,15 +34,15 @@ _SCHEMES: Final = {
 
 
 def alias_of(path: tuple[str, ...], *, any_case: bool = False) -> str | None:
-    """Return MoP's name that a path is, None when it is none. Variables come in capitals: ``any_case``."""
+    """Return MoP's name for a path, None for other paths. ``any_case`` is for variables, which are in capitals."""
     name = _BY_LOWER.get(path[0].lower()) if len(path) == 1 else None
     return name if name is not None and (any_case or name == path[0]) else None
 
 
 def settings_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Yield path, value and MoP's name for what is given under MoP's names, the stronger after the weaker.
+    """Yield path, value and MoP's name of the given values, in ascending order of precedence.
 
-    Raises ValueError, with the name first, for what is no URL of a broker.
+    Raises ValueError, with the name first, for an invalid URL of a broker.
     """
     for name, tls in ((_PORT, False), (_PORT_TLS, True)):
         if name in given:
@@ -52,9 +52,9 @@ def settings_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any
         if name not in given:
             continue
         host, port = _address(name, given[name])
-        usual = given.get(service_port, 8883 if tls else 1883)
+        default = given.get(service_port, 8883 if tls else 1883)
         yield ("mqtt", "host"), host, name
-        yield ("mqtt", "port"), usual if port is None else port, name
+        yield ("mqtt", "port"), default if port is None else port, name
         yield ("mqtt", "tls"), tls, name
     if _PROTOCOLS in given:
         yield ("messaging_protocols",), given[_PROTOCOLS], _PROTOCOLS

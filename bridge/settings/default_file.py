@@ -1,4 +1,4 @@
-"""Writes the complete default settings file from the model: every setting, its default, description and limits."""
+"""Writes the default settings file from the model: each setting with default, description and limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridge.settings.fields import is_secret, model_within, parts_of, section_of
 __all__ = ["default_yaml", "yaml_value"]
 
 _HEAD: Final = """\
-# Every setting of Pulsebridge with its default. Written by `pulsebridge config default`; a test holds it true.
+# Every setting of Pulsebridge with its default. `pulsebridge config default` writes it; a test compares it.
 #
 # Precedence: flag (--set mqtt.host=…) > environment (PULSEBRIDGE_MQTT__HOST) > this file > default.
 # A secret may also come from a file: password_file here, or PULSEBRIDGE_MQTT__PASSWORD_FILE.

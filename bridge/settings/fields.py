@@ -1,4 +1,4 @@
-"""What the model of the settings looks like from outside: paths, types, secrets, and the nearest known name."""
+"""Inspects the model of the settings: paths, types, secrets, and the nearest known name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pydantic.fields import FieldInfo
 __all__ = [
     "FILE_SUFFIX",
     "field_at",
+    "has_word_choices",
     "is_optional",
+    "is_plain_text",
     "is_secret",
     "leaves",
     "nearest",
     "parts_of",
     "section_of",
-    "takes_text",
-    "wants_words",
 ]
 
 FILE_SUFFIX = "_file"
-"""A secret may be given as its own key or, with this suffix, as the path of a file that holds it."""
+"""With this suffix, the key of a secret has the path of its file."""
 
 
 def parts_of(annotation: Any) -> tuple[Any, ...]:
@@ -33,13 +33,13 @@ def parts_of(annotation: Any) -> tuple[Any, ...]:
 
 
 def is_class(annotation: Any, *bases: type) -> bool:
-    """Return whether an annotation is a plain class below one of ``bases``."""
-    # On Python 3.10 tuple[int, ...] passes for a type, and then is none.
+    """Return whether an annotation is a plain subclass of ``bases``."""
+    # On Python 3.10 isinstance(tuple[int, ...], type) is true, but issubclass raises.
     return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, bases)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model that an annotation names, None when it is a plain value."""
+    """Return the model in an annotation, None for a plain value."""
     for part in parts_of(annotation):
         if is_class(part, BaseModel):
             found: type[BaseModel] = part
@@ -57,23 +57,23 @@ def is_optional(annotation: Any) -> bool:
     return type(None) in parts_of(annotation)
 
 
-def takes_text(annotation: Any) -> bool:
-    """Return whether text stands for the value as it is; lists, mappings and choices of numbers are read as YAML."""
+def is_plain_text(annotation: Any) -> bool:
+    """Return whether a text is the value itself. Lists, mappings and choices of numbers are read as YAML."""
     return not any(
         get_origin(p) in (tuple, list, dict, set, frozenset)
         or section_of(p) is not None
-        or (get_origin(p) is Literal and not wants_words(p))
+        or (get_origin(p) is Literal and not has_word_choices(p))
         for p in parts_of(annotation)
     )
 
 
-def wants_words(annotation: Any) -> bool:
-    """Return whether only certain words are allowed, so that YAML's ``5`` and ``3.1`` mean the words."""
+def has_word_choices(annotation: Any) -> bool:
+    """Return whether only certain words are valid, so that YAML's ``5`` and ``3.1`` are texts."""
     return any(get_origin(p) is Literal and all(isinstance(v, str) for v in get_args(p)) for p in parts_of(annotation))
 
 
 def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Yield the path and the field of every single setting, in the order of the model."""
+    """Yield the path and the field of each setting, in the order of the model."""
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is None:
@@ -83,7 +83,7 @@ def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def field_at(model: type[BaseModel], path: Iterable[str | int]) -> FieldInfo | None:
-    """Return the field at a path, through lists of models as well; None when there is none."""
+    """Return the field at a path, also in lists of models; None if it does not exist."""
     field: FieldInfo | None = None
     here: type[BaseModel] | None = model
     for part in path:
@@ -107,7 +107,7 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
 
 
 def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
-    """Return the names that are known inside the section at ``path``, with the ``_file`` forms of secrets."""
+    """Return the known names in the section at ``path``, with the ``_file`` forms of secrets."""
     path = tuple(path)
     here: type[BaseModel] | None = model
     if path:
@@ -120,10 +120,10 @@ def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
 
 
 def nearest(model: type[BaseModel], path: tuple[str | int, ...]) -> str | None:
-    """Return the known path that is most like an unknown one, None when nothing is like it."""
+    """Return the known path that is most similar to an unknown one, or None."""
     known = [".".join(p) for p, _ in leaves(model)]
     joined = "_".join(str(p) for p in path)
-    for name in known:  # MQTT_HOST: one underscore where two belong
+    for name in known:  # MQTT_HOST: one underscore instead of two
         if name.replace(".", "_") == joined:
             return name
     near = difflib.get_close_matches(str(path[-1]), names_at(model, path[:-1]), n=1, cutoff=0.6)

@@ -1,4 +1,7 @@
-"""Where settings stand: the files of ``conf/``, in a checkout or inside an installed wheel; the user's file and variables."""
+"""Locations of settings: the files of ``conf/``, the user's file, the environment variables.
+
+``conf/`` is in a checkout or in an installed wheel.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from bridge.errors import ConfigError
 __all__ = ["DEFAULT_FILE", "PREFIX", "conf_path"]
 
 PREFIX: Final = "PULSEBRIDGE_"
-"""Of environment variables."""
+"""The prefix of environment variables."""
 DEFAULT_FILE: Final = Path("pulsebridge.yaml")
-"""Read from the working directory when neither ``--config`` nor the variable names a file."""
+"""Read from the working directory if neither ``--config`` nor the variable names a file."""
 
 
 def conf_path(name: str) -> Path:
-    """Return the path of a file that comes with Pulsebridge: ``conf/`` in a checkout, ``bridge/_conf`` in a wheel.
+    """Return the path of a file of Pulsebridge: in ``conf/`` of a checkout, or in ``bridge/_conf`` of a wheel.
 
-    Raises ConfigError when there is no such file.
+    Raises ConfigError if the file does not exist.
     """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_conf", package.parent / "conf"):
         if (folder / name).exists():
             return folder / name
-    raise ConfigError(f"no file {name} comes with this installation", remedy="reinstall pulsebridge")
+    raise ConfigError(f"this installation lacks the file {name}", remedy="reinstall pulsebridge")

@@ -1,4 +1,4 @@
-"""Settings of the protocol handler ``http``: where it listens, who may publish what, and what bounds it."""
+"""Settings of the protocol handler ``http``: its addresses, the rights of clients, and its limits."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from bridge.routing.templates import Filter
 from bridge.settings.base import Section
-from bridge.topic_templates import Filter
 
 __all__ = ["CertificateTopics", "HttpSettings", "is_loopback"]
 
 NAME_IN_FILTER = "{name}"
-"""Stands in ``CertificateTopics.topics`` for the name of the certificate."""
+"""The name of the certificate in ``CertificateTopics.topics``."""
 
 
 class CertificateTopics(Section):
-    """Which topics the holder of a client certificate may publish to."""
+    """The topics to which a client with a certificate may publish."""
 
     name: str | None = Field(
         None,
         min_length=1,
-        description="Common name of the certificate, or a DNS, e-mail or URI name in it; null stands for every "
+        description="Common name of the certificate, or a DNS, e-mail or URI name in it; null matches every "
         "certificate that no earlier entry names.",
     )
     topics: tuple[str, ...] = Field(
         min_length=1,
-        description="MQTT topic filters; {name} stands for each name of the certificate, # for all topics.",
+        description="MQTT topic filters; {name} is each name of the certificate, # matches all topics.",
     )
 
     @field_validator("topics")
@@ -40,7 +40,7 @@ class CertificateTopics(Section):
 
 
 class HttpSettings(Section):
-    """Publishing over HTTP; used when ``messaging_protocols`` names ``http``."""
+    """Publishing over HTTP; used if ``messaging_protocols`` names ``http``."""
 
     host: str = Field("127.0.0.1", description="Address to listen on; beyond loopback only with tokens or mTLS.")
     port: int | None = Field(8090, ge=0, le=65535, description="TCP port without TLS; 0 any free one, null none.")
@@ -52,31 +52,32 @@ class HttpSettings(Section):
     tls_private_key: Path | None = Field(None, description="PEM file of the certificate's private key.")
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file of the authorities whose client certificates are required (mTLS). If one of the three files "
-        "is replaced, clients must connect and authenticate again.",
+        description="PEM file of the authorities whose client certificates are required (mTLS). If one of the three "
+        "files is replaced, clients must reconnect and authenticate.",
     )
     certificates: tuple[CertificateTopics, ...] = Field(
         (),
-        description="The topics of each client certificate; required with tls_client_ca. The first entry that fits counts.",
+        description="The topics of each client certificate; required with tls_client_ca. The first matching entry "
+        "counts.",
     )
     tokens: SecretStr | None = Field(
         None,
-        description="Tokens, one of which each request must carry: on each line a token and the MQTT topic filters that "
-        "it may publish to, separated by spaces; # alone is all topics, a line that begins with # a comment. Also as "
-        "tokens_file, where a changed line is in force within seconds.",
+        description="Tokens, one of which each request must contain: on each line a token and the MQTT topic filters "
+        "that it may publish to, separated by spaces; # alone is all topics, a line that begins with # a comment. Also "
+        "as tokens_file, whose changes apply within seconds.",
     )
     allow_anonymous: bool = Field(
-        False, description="Listen beyond loopback without tokens and without mTLS: anybody may publish."
+        False, description="Listen beyond loopback without tokens and without mTLS: any client may publish."
     )
     allowed_hosts: tuple[str, ...] = Field(
         (),
-        description="Names of this server beside loopback and http.host, as clients write them in the header Host. A "
-        "listener without tokens and mTLS refuses other names, which a web page may have made (DNS rebinding).",
+        description="Further names of this server in the header Host of clients, except loopback and http.host. A "
+        "listener without tokens and mTLS refuses other names, because a web page may have set them (DNS rebinding).",
     )
     allowed_origins: tuple[str, ...] = Field(
         (),
-        description="Origins of web pages that may publish without a token, for example https://panel.example; a browser "
-        "that names another one is refused.",
+        description="Origins of web pages that may publish without a token, for example https://panel.example; "
+        "requests of a browser with another origin are refused.",
     )
     allow_resume: bool = Field(
         False,
@@ -86,42 +87,43 @@ class HttpSettings(Section):
         16 * 1024,
         ge=1024,
         le=1024 * 1024,
-        description="Largest request line with all headers, in bytes; a larger one is refused with 431.",
+        description="Maximum size of the request line with all headers, in bytes; a larger one is refused with 431.",
     )
     max_body_bytes: int = Field(
         4 * 1024 * 1024,
         ge=1,
-        description="Largest request body, in bytes; a larger one is refused with 413. All bodies that are being read "
-        "share ingest.max_in_flight_bytes.",
+        description="Maximum size of a request body, in bytes; a larger one is refused with 413. All bodies that are "
+        "being read share ingest.max_in_flight_bytes.",
     )
     max_in_flight: int = Field(
         1000,
         ge=1,
-        description="Messages taken and not yet stored in Pulsar; beyond it: 503 with Retry-After.",
+        description="Maximum number of received messages that are not yet stored in Pulsar; beyond it: 503 with "
+        "Retry-After.",
     )
     max_connections: int = Field(
         250,
         ge=1,
-        description="Open connections, with those in a TLS handshake; further ones are closed at once. Before a client has "
-        "authenticated, each takes up to 16 KB and max_head_bytes, with TLS up to 500 KB: 8 or 125 MB in all by default. "
-        "The process always keeps some file descriptors free.",
+        description="Maximum number of open connections, with those in a TLS handshake; further ones are closed at "
+        "once. Before a client has authenticated, each uses up to 16 KB and max_head_bytes, with TLS up to 500 KB: 8 "
+        "or 125 MB in all by default. The process always keeps some file descriptors free.",
     )
     store_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="How long a request waits for Pulsar before it is answered with 503, in seconds.",
+        description="Maximum time that a request waits for Pulsar before it is answered with 503, in seconds.",
     )
     first_request_s: float = Field(
         5.0,
         gt=0,
-        description="How long a new client may take for its TLS handshake, and then for the head of its first request, in "
-        "seconds.",
+        description="Maximum time of a new client for its TLS handshake, and then for the head of its first request, "
+        "in seconds.",
     )
     read_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="How long a client may take to send a whole body, or to begin and send the head of its next request, "
-        "in seconds.",
+        description="Maximum time of a client to send a body, or to begin and send the head of its next request, in "
+        "seconds.",
     )
 
     @model_validator(mode="after")
@@ -136,7 +138,7 @@ class HttpSettings(Section):
             raise ValueError("tls_client_ca needs tls_port")
         if (self.tls_client_ca is not None) != bool(self.certificates):
             raise ValueError(
-                "tls_client_ca and certificates belong together: name the topics of the clients, for example "
+                "tls_client_ca and certificates belong together: give the topics of the clients, for example "
                 'certificates: [{topics: ["devices/{name}/#"]}]'
             )
         mutual = self.tls_client_ca is not None and self.port is None
@@ -144,13 +146,13 @@ class HttpSettings(Section):
             return self
         if not self.allow_anonymous:
             raise ValueError(
-                f"host {self.host} can be reached from elsewhere, and anybody could publish: give tokens, or only a "
-                "tls_port with tls_client_ca, or set allow_anonymous"
+                f"host {self.host} is reachable from other machines, and any client could publish: give tokens, or "
+                "only a tls_port with tls_client_ca, or set allow_anonymous"
             )
         if self.host in ("0.0.0.0", "::", "") and not self.allowed_hosts:
             raise ValueError(
-                f"host {self.host or repr('')} with allow_anonymous needs allowed_hosts: name the addresses and names by "
-                "which clients reach this server"
+                f"host {self.host or repr('')} with allow_anonymous needs allowed_hosts: give the addresses and names "
+                "by which clients reach this server"
             )
         return self
 
@@ -161,20 +163,20 @@ class HttpSettings(Section):
             if problems:
                 raise ValueError("; ".join(problems))
             if not found:
-                raise ValueError("tokens holds no token: give at least one, or leave it out")
+                raise ValueError("tokens contains no token: give at least one, or leave it out")
         return self
 
     def token_topics(self) -> tuple[dict[str, tuple[Filter, ...]], list[str]]:
-        """Return the topic filters of each token as they are now, and what is wrong with which line.
+        """Return the current topic filters of each token, and the problems with their lines.
 
-        A wrong line gives no token. Problems never contain a token.
+        An invalid line gives no token. Problems never contain a token.
         """
         found: dict[str, tuple[Filter, ...]] = {}
         problems: list[str] = []
         for number, (token, *filters) in _token_lines(self.tokens):
             try:
                 if not filters:
-                    raise ValueError("it names no topic filter; write # after the token for all topics")
+                    raise ValueError("it has no topic filter; write # after the token for all topics")
                 if token in found:
                     raise ValueError("an earlier line has the same token")
                 found[token] = tuple(Filter.parse(text) for text in filters)

@@ -1,4 +1,4 @@
-"""Settings of further MQTT brokers: named links, each with what differs from the section ``mqtt``."""
+"""Settings of further MQTT brokers: named links, each with its differences from the section ``mqtt``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["LinkSettings", "mqtt_of", "same_session"]
 
 
 class _Named(Section):
-    """One MQTT broker: a name, and what differs from the section ``mqtt``."""
+    """One MQTT broker: a name, and the differences from the section ``mqtt``."""
 
     name: str = Field(
         min_length=1,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        description="Name of the link, as it stands in the envelope, in logs and in metrics.",
+        description="Name of the link in the envelope, in logs and in metrics.",
     )
 
 
 def _overridable() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    # What is not given is mqtt's; that it was given is told by model_fields_set, so that null can override, too.
+    # Fields that are not set are mqtt's. model_fields_set lists the set ones, so null can override, too.
     for name, field in MqttSettings.model_fields.items():
         kind: Any = (field.annotation | None, *field.metadata)  # type: ignore[operator]
         kind = Annotated[kind] if field.metadata else kind[0]
@@ -39,11 +39,11 @@ else:
 
 
 def mqtt_of(link: LinkSettings, mqtt: MqttSettings) -> MqttSettings:
-    """Return the complete settings of a link. Raises pydantic's ValidationError for values that do not go together."""
+    """Return the complete settings of a link. Raises pydantic's ValidationError for inconsistent values."""
     given = {name: getattr(link, name) for name in link.model_fields_set - {"name"}}
     return MqttSettings(**({name: getattr(mqtt, name) for name in MqttSettings.model_fields} | given))
 
 
 def same_session(a: MqttSettings, b: MqttSettings) -> bool:
-    """Whether two links would be one session at one broker, and take it from each other for ever (H10)."""
+    """Return whether two links would have the same session, and disconnect each other for ever (H10)."""
     return (a.host.lower(), a.port, a.client_id) == (b.host.lower(), b.port, b.client_id)

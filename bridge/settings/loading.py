@@ -1,7 +1,8 @@
-"""Loads the settings: flag > environment > file > default, every problem listed at once, and where each value is from.
+"""Loads the settings, with the origin of each value: flag > environment > file > default.
 
-It decides precedence and names; the types and limits stand in the sections. Nothing is dialled here. Secrets come
-from the environment, from the file, or from a file of their own (``password_file``), and are never printed.
+It decides precedence and names, and reports all problems at once. The sections define types and limits. Loading opens
+no connection. Secrets come from the environment, from the file, or from a separate file (``password_file``), and are
+never printed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from bridge import logs
 from bridge.errors import ConfigError
-from bridge.mapping import mapping_problems
+from bridge.routing.mapper import mapping_problems
+from bridge.routing.sharding import shard_problems
 from bridge.settings import IngestSettings, PulsarSettings, Settings
 from bridge.settings.aliases import alias_of, settings_of
 from bridge.settings.fields import (
     FILE_SUFFIX,
     field_at,
+    has_word_choices,
     is_optional,
+    is_plain_text,
     is_secret,
     nearest,
     section_of,
-    takes_text,
-    wants_words,
 )
 from bridge.settings.files import DEFAULT_FILE, PREFIX, conf_path
 from bridge.settings.secret_file import SecretFile
-from bridge.sharding import shard_problems
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -44,10 +46,11 @@ __all__ = [
     "conf_path",
     "load",
     "load_with_origins",
+    "settings_from",
 ]
 
 CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
-"""Names the YAML file when no ``--config`` is given."""
+"""Names the YAML file if ``--config`` is not given."""
 OTHER_VARIABLES: Final = frozenset(
     {
         CONFIG_VARIABLE,
@@ -72,7 +75,7 @@ OTHER_VARIABLES: Final = frozenset(
         "PULSEBRIDGE_TEST_STACK",
     }
 )
-"""Variables with our prefix that are no settings: of the local stack's downloads, of tests, of benchmarks."""
+"""Variables with our prefix that are not settings: of the local stack's downloads, of tests, of benchmarks."""
 
 # Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
@@ -83,7 +86,7 @@ Overrides = Mapping[str, object] | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, with the origin of every value that is not a default (keyed by its path with dots)."""
+    """Settings, with the origins of values that are not defaults, by their path with dots."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -92,7 +95,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class _Layers:
-    """What the layers say so far, the stronger written over the weaker, and what is wrong with them."""
+    """The values of the layers so far, in ascending order of precedence, and their problems."""
 
     values: dict[Keys, Any] = field(default_factory=dict)
     origins: dict[Keys, str] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class _Layers:
         self.origins[path] = origin
 
     def has(self, path: Keys, origin: str) -> bool:
-        """Return whether the same layer (file, environment, …) gave this value already."""
+        """Return whether the same layer (file, environment, …) has set this value already."""
         return self.origins.get(path, " ").split()[:1] == origin.split()[:1]
 
     def refuse(self, path: Keys, why: str, origin: str) -> None:
@@ -125,9 +128,9 @@ def load_with_origins(
     flags: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Load like ``load`` and tell where each value came from.
+    """Load like ``load``, with the origin of each value.
 
-    ``flags`` are what a command's own options say (path → value, None where not given); they win over all.
+    ``flags`` are a command's own options (path → value, None if not given); they have the highest precedence.
     """
     environ = os.environ if environ is None else environ
     layers = _Layers()
@@ -148,6 +151,19 @@ def load_with_origins(
     if layers.problems or settings is None:
         raise ConfigError(_listed(layers.problems, file))
     return Loaded(settings, {".".join(p): o for p, o in layers.origins.items()}, file)
+
+
+def settings_from(
+    config: Path | None = None, sets: Sequence[str] | None = None, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Load the settings for a command and configure the log with them.
+
+    ``flags`` are the command's own options by their path (``{"mqtt.host": host}``); None means not given.
+    Raises ConfigError with all problems.
+    """
+    settings = load_with_origins(config, sets or (), flags=flags).settings
+    logs.configure(settings.log)
+    return settings
 
 
 # --- the layers ---------------------------------------------------------------------------------------------
@@ -181,7 +197,7 @@ def _put_file(layers: _Layers, file: Path) -> None:
 
 
 def _flat(node: Mapping[Any, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
-    """Yield the settings of a nested mapping; a section that is left empty says nothing."""
+    """Yield the settings of a nested mapping. An empty section yields nothing."""
     for key, value in node.items():
         path = (*above, str(key))
         known = field_at(Settings, path)
@@ -195,14 +211,14 @@ def _flat(node: Mapping[Any, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
 
 
 class _Aliases:
-    """What one layer gives under the names of MoP's proxy: put after all else that it gives."""
+    """The values of one layer under the names of MoP's proxy; they are put after its other values."""
 
     def __init__(self) -> None:
         self._given: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
 
     def take(self, path: Keys, value: Any, origin: str, *, any_case: bool = False) -> bool:
-        """Keep a value given under one of MoP's names. Returns False for any other name."""
+        """Keep a value under one of MoP's names. Returns False for any other name."""
         name = alias_of(path, any_case=any_case)
         if name is None:
             return False
@@ -238,7 +254,7 @@ def _put_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
 
 
 def _pairs(layers: _Layers, overrides: Overrides) -> Iterator[tuple[Keys, Any, bool]]:
-    """Yield path, value, and whether the value is text that is still to be read."""
+    """Yield path, value, and whether the value is text that is still to be parsed."""
     if isinstance(overrides, Mapping):
         for name, value in overrides.items():
             yield tuple(name.split(".")), value, False
@@ -252,13 +268,13 @@ def _pairs(layers: _Layers, overrides: Overrides) -> Iterator[tuple[Keys, Any, b
 
 
 def _put_text(layers: _Layers, path: Keys, text: str, origin: str) -> None:
-    """Put a value that came as text: as it is for words, numbers and switches, as YAML for lists and mappings."""
+    """Put a value from text: unchanged for words, numbers and switches, as YAML for lists and mappings."""
     known = field_at(Settings, path)
     if known is None or is_secret(known.annotation):
         _put_value(layers, path, text, origin)
     elif text == "null" and is_optional(known.annotation):
         _put_value(layers, path, None, origin)
-    elif takes_text(known.annotation):
+    elif is_plain_text(known.annotation):
         _put_value(layers, path, text, origin)
     else:
         try:
@@ -283,13 +299,13 @@ def _put_value(layers: _Layers, path: Keys, value: Any, origin: str) -> None:
     if is_secret(known.annotation) and layers.has(path, origin):
         layers.refuse(path, f"given twice, as {path[-1]} and as {path[-1]}{FILE_SUFFIX}; keep one", origin)
         return
-    if wants_words(known.annotation) and isinstance(value, int | float) and not isinstance(value, bool):
+    if has_word_choices(known.annotation) and isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     layers.put(path, _with_secrets(layers, path, value, origin), origin)
 
 
 def _secret_of(path: Keys) -> Keys | None:
-    """Return the path of the secret whose file this path names, None when it names none."""
+    """Return the path of the secret for the path of its file, else None."""
     if not path[-1].endswith(FILE_SUFFIX):
         return None
     secret = (*path[:-1], path[-1][: -len(FILE_SUFFIX)])
@@ -320,20 +336,20 @@ def _secret_file(layers: _Layers, named: Keys, name: str | os.PathLike[str], ori
 
 
 def _with_secrets(layers: _Layers, path: Keys, value: Any, origin: str) -> Any:
-    """Return a list of sections with the secrets read that its members name by their files."""
+    """Return a list of sections, with the secrets of their files."""
     if not isinstance(value, list | tuple):
         return value
     members: list[Any] = []
     for number, member in enumerate(value):
         read = dict(member) if isinstance(member, Mapping) else member
         for key in list(read) if isinstance(read, dict) else ():
-            place = (*path, str(number), str(key))
+            named = (*path, str(number), str(key))
             if _secret_of((*path, str(key))) is None or not isinstance(read[key], str | os.PathLike):
                 continue
             secret = str(key)[: -len(FILE_SUFFIX)]
             if secret in read:
-                layers.refuse(place, f"given twice, also as {secret}; keep one", origin)
-            read[secret] = _secret_file(layers, place, read.pop(key), origin)
+                layers.refuse(named, f"given twice, also as {secret}; keep one", origin)
+            read[secret] = _secret_file(layers, named, read.pop(key), origin)
         members.append(read)
     return members
 
@@ -358,15 +374,15 @@ def _validate(layers: _Layers) -> Settings | None:
 
 
 def _of_rules(tree: Mapping[str, Any], layers: _Layers, *, sharded: bool) -> Iterator[str]:
-    """Yield what is wrong with the topic rules, also where other sections have problems of their own.
+    """Yield the problems of the topic rules, also if other sections have problems.
 
-    Workers that are not ``sharded`` subscribe to nothing, and any filters will do.
+    Workers that are not ``sharded`` do not subscribe, so all filters are valid for them.
     """
     try:
         ingest = IngestSettings.model_validate(tree.get("ingest", {}))
         pulsar = PulsarSettings.model_validate(tree.get("pulsar", {}))
     except ValidationError:
-        return  # told already; what follows from them would only confuse
+        return  # already reported; problems that follow from them would confuse
     for problem in mapping_problems(ingest, pulsar) or (shard_problems(ingest, pulsar) if sharded else []):
         yield problem + _origin(("ingest", "filters" if "ingest.filters" in problem else "rules"), layers)
 

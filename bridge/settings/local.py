@@ -13,7 +13,7 @@ __all__ = ["LocalSettings"]
 
 
 class LocalSettings(Section):
-    """Where the local servers keep their data and what they may use."""
+    """The folders, addresses and limits of the local servers."""
 
     data_dir: Path | None = Field(
         None,
@@ -24,29 +24,30 @@ class LocalSettings(Section):
         "artemis",
         description="MQTT broker to start; mosquitto must be on the PATH, and loses its queues at kill -9.",
     )
-    mqtt_port: int = Field(0, ge=0, le=65535, description="TCP port of the MQTT broker; 0 takes a free one.")
-    pulsar_port: int = Field(0, ge=0, le=65535, description="TCP port of Pulsar's binary service; 0 takes a free one.")
-    admin_port: int = Field(0, ge=0, le=65535, description="TCP port of Pulsar's admin REST; 0 takes a free one.")
-    mqtt_url: str | None = Field(None, description="MQTT broker that runs already (mqtt://host:port); not started.")
-    pulsar_url: str | None = Field(None, description="Pulsar that runs already (pulsar://host:port); not started.")
-    admin_url: str | None = Field(None, description="Admin REST URL of the Pulsar that runs already.")
+    mqtt_port: int = Field(0, ge=0, le=65535, description="TCP port of the MQTT broker; 0 selects a free one.")
+    pulsar_port: int = Field(
+        0, ge=0, le=65535, description="TCP port of Pulsar's binary service; 0 selects a free one."
+    )
+    admin_port: int = Field(0, ge=0, le=65535, description="TCP port of Pulsar's admin REST; 0 selects a free one.")
+    mqtt_url: str | None = Field(None, description="Running MQTT broker (mqtt://host:port) to use instead.")
+    pulsar_url: str | None = Field(None, description="Running Pulsar (pulsar://host:port) to use instead.")
+    admin_url: str | None = Field(None, description="Admin REST URL of the running Pulsar.")
     fsync: bool = Field(False, description="Whether both servers flush to the disk before they acknowledge.")
-    offline: bool = Field(False, description="Whether only the cache is used and nothing is downloaded.")
+    offline: bool = Field(False, description="Whether only the cache is used, without downloads.")
     quick_start: bool = Field(
         True,
-        description="Whether the JVMs compile quickly rather than well: half the CPU to start, less at the peak.",
+        description="Whether the JVMs compile with fewer optimizations: half the CPU to start, less throughput.",
     )
     mqtt_heap_mb: int = Field(
         0,
         ge=0,
-        description="Heap of the Artemis, in MB; 0: by the machine's memory, at most 512. A topic "
-        "takes 12 KB while a client subscribes to it or messages wait: 512 MB are too few for 100,000 devices, 2,048 "
-        "suffice.",
+        description="Heap of Artemis, in MB; 0: by the machine's memory, at most 512. A topic needs 12 KB while a "
+        "client subscribes to it or messages wait: 512 MB are too little for 100,000 devices, 2,048 are sufficient.",
     )
     max_disk_usage: float = Field(
         0.98, gt=0, lt=1, description="Share of the disk in use above which the servers are not started."
     )
-    start_timeout_s: float = Field(120.0, gt=0, description="How long a server may take to be ready, in seconds.")
+    start_timeout_s: float = Field(120.0, gt=0, description="Maximum time until a server is ready, in seconds.")
     lifetime_h: float = Field(
         0.0,
         ge=0,
@@ -54,7 +55,7 @@ class LocalSettings(Section):
     )
 
     def given_ports(self) -> dict[str, int]:
-        """Return the ports that were asked for by the option that names each; 0 where none was."""
+        """Return the requested ports by the name of their option; 0 if none was requested."""
         return {
             "--mqtt-port": self.mqtt_port,
             "--pulsar-port": self.pulsar_port,

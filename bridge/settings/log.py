@@ -12,11 +12,11 @@ __all__ = ["LogSettings"]
 
 
 class LogSettings(Section):
-    """How much is logged, and in which form."""
+    """The level and the format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest level that is shown; healthy running says nothing above info."
+        "info", description="Lowest level that is shown; a healthy process logs nothing above info."
     )
     format: Literal["console", "json"] = Field(
-        "console", description="Lines for people, or one JSON object per line for a collector."
+        "console", description="Lines of text, or one JSON object per line for a collector."
     )

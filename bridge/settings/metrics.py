@@ -10,21 +10,22 @@ __all__ = ["MetricsSettings"]
 
 
 class MetricsSettings(Section):
-    """Where a process shows its metrics and its health."""
+    """The endpoint of a process for its metrics and its health."""
 
     port: int = Field(0, ge=0, le=65535, description="TCP port of /metrics, /healthz and /readyz; 0 turns them off.")
     host: str = Field("127.0.0.1", description="Address that the endpoint listens on.")
     mop_names: bool = Field(
         False,
-        description="Whether the metrics of the MoP proxy's design are shown under its very names as well.",
+        description="Whether the metrics of the MoP proxy's design are also exported under its names.",
     )
     stuck_s: float = Field(
         60.0,
         gt=0,
-        description="How long a loop may go without a turn before /healthz fails, in seconds.",
+        description="Time without a run of a loop after which /healthz fails, in seconds.",
     )
     probe_s: float = Field(
         5.0,
         gt=0,
-        description="How often Pulsar is asked whether it is there, in seconds; three times that without an answer is not ready.",
+        description="How often Pulsar is probed, in seconds; after three times that without an answer the process is "
+        "not ready.",
     )

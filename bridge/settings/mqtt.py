@@ -13,25 +13,25 @@ __all__ = ["MqttSettings"]
 
 
 class MqttSettings(Section):
-    """Where the MQTT broker is and how the bridge's own sessions with it behave."""
+    """The address of the MQTT broker, and the bridge's own sessions at it."""
 
     host: str = Field("127.0.0.1", description="Host name or address of the MQTT broker.")
     port: int = Field(1883, ge=1, le=65535, description="TCP port of the MQTT broker.")
     client_id: str = Field(
         "pulsebridge",
         min_length=1,
-        description="Client id of the persistent session; fixed, one process each.",
+        description="Client id of the persistent session; fixed, and different for each process.",
     )
     former_client_ids: tuple[str, ...] = Field(
         (),
-        description="Client ids that ingest had at this broker before: what their sessions hold is drained into Pulsar, "
-        "and they are deleted, before it reads.",
+        description="Former client ids of ingest at this broker: before it reads, ingest drains their sessions into "
+        "Pulsar and deletes them.",
     )
     protocol: Literal["3.1", "3.1.1", "5"] = Field("5", description="MQTT version of the link.")
     username: str | None = Field(None, description="User name at the MQTT broker.")
     password: SecretStr | None = Field(
         None,
-        description="Password at the MQTT broker, or a JWT; also as password_file, read anew at each connect.",
+        description="Password at the MQTT broker, or a JWT; also as password_file, which is read at each connect.",
     )
     tls: bool = Field(False, description="Whether the link uses TLS.")
     tls_ca: Path | None = Field(None, description="PEM file of the authorities that sign the broker's certificate.")
@@ -43,9 +43,9 @@ class MqttSettings(Section):
         604_800,
         ge=1,
         le=4_294_967_295,
-        description="How long the broker keeps our session while we are away, in seconds (MQTT 5).",
+        description="How long the broker keeps the session of a disconnected process, in seconds (MQTT 5).",
     )
-    connect_timeout_s: float = Field(5.0, gt=0, description="How long TCP connect and CONNACK may take, in seconds.")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Maximum time of TCP connect and CONNACK, in seconds.")
     reconnect_min_s: float = Field(0.2, gt=0, description="First wait before a reconnect, in seconds.")
     reconnect_max_s: float = Field(15.0, gt=0, description="Longest wait before a reconnect, in seconds.")
 
@@ -56,7 +56,7 @@ class MqttSettings(Section):
         if self.password is not None and self.username is None:
             raise ValueError("password needs a username")
         if self.client_id in self.former_client_ids:
-            raise ValueError("former_client_ids names the present client_id: take it out there")
+            raise ValueError("former_client_ids contains the present client_id: remove it")
         return self
 
     @property
@@ -65,5 +65,5 @@ class MqttSettings(Section):
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """Return user name and password as they are now; a password from a file is read anew."""
+        """Return user name and password; a password in a file is read at each call."""
         return self.username, None if self.password is None else self.password.get_secret_value()

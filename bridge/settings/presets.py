@@ -1,7 +1,7 @@
-"""Presets: topic rules and typed tables for what many people run, one file each in ``conf/presets/``.
+"""Presets: topic rules and typed tables for common devices, each in a file of ``conf/presets/``.
 
-``ingest.presets`` selects them. It decides how a preset's file is read. What its rules mean, and whether they agree with
-others, is decided by ``bridge.topic_rules`` like for any rule.
+``ingest.presets`` selects them. This module reads the files. ``bridge.routing.rules`` validates their rules like all
+others.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import yaml
 from pydantic import Field
 
+from bridge.routing.templates import Filter
 from bridge.settings.base import Section
 from bridge.settings.files import conf_path
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding, TableDeclaration
-from bridge.topic_templates import Filter
 
 if TYPE_CHECKING:
     from bridge.settings.root import Settings
@@ -27,20 +27,20 @@ __all__ = ["Preset", "declared_readings", "declared_tables", "load_preset", "pre
 class Preset(Section):
     """The content of a preset's file."""
 
-    about: str = Field(description="What the preset is for.")
+    about: str = Field(description="Purpose of the preset.")
     signs: tuple[str, ...] = Field(
-        min_length=1, description="MQTT filters; messages on one of them tell that somebody runs this."
+        min_length=1, description="MQTT filters; a message that matches one shows that the preset is of use."
     )
     rules: tuple[TopicRule, ...] = Field(min_length=1, description="The rules, in order.")
     tables: tuple[TableDeclaration, ...] = Field((), description="The typed tables.")
     readings: tuple[Decoding, ...] = Field(
-        (), description="How the table readings takes its messages, like streaming.readings."
+        (), description="Decodings of its messages for the table readings, like streaming.readings."
     )
 
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """Return the names of the presets that come with this installation."""
+    """Return the names of the presets of this installation."""
     return tuple(sorted(file.stem for file in conf_path("presets").glob("*.yaml")))
 
 
@@ -51,7 +51,7 @@ def load_preset(name: str) -> Preset:
 
 
 def declared_tables(settings: Settings) -> tuple[TableDeclaration, ...]:
-    """Return the tables that are declared: one's own, then those of the presets that none of them replaces by its name."""
+    """Return the declared tables: ``streaming.tables``, then those of presets with other names."""
     found = {table.name.lower(): table for table in settings.streaming.tables}
     for name in settings.ingest.presets:
         for table in load_preset(name).tables:
@@ -60,10 +60,10 @@ def declared_tables(settings: Settings) -> tuple[TableDeclaration, ...]:
 
 
 def declared_readings(settings: Settings) -> tuple[Decoding, ...]:
-    """Return how the table ``readings`` takes messages: one's own decodings, those of the presets, then all as they are."""
+    """Return the decodings for the table ``readings``: ``streaming.readings``, those of presets, then the default."""
     found = list(settings.streaming.readings)
     presets = [one for name in settings.ingest.presets for one in load_preset(name).readings]
     for one in (*presets, Decoding(filter="#")):
-        if not any(Filter.parse(own.filter).covers(Filter.parse(one.filter)) for own in found):
+        if not any(Filter.parse(before.filter).covers(Filter.parse(one.filter)) for before in found):
             found.append(one)
     return tuple(found)

@@ -6,117 +6,116 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from bridge.groups import template_problem
+from bridge.contract.groups import template_problem
+from bridge.routing.templates import Filter
 from bridge.settings.base import Section
-from bridge.topic_templates import Filter
 
 __all__ = ["GroupRule", "PresenceRule", "PushSettings"]
 
 
 class PresenceRule(Section):
-    """Which messages tell that a device is there: birth messages and wills."""
+    """A rule for messages that show whether a device is online: birth messages and wills."""
 
     filter: str = Field(min_length=1, description="MQTT filter that captures the device: devices/+device/status.")
     absent: tuple[str, ...] = Field(
         ("offline", ""),
-        description="Payloads that say that the device is gone, as its will does; all others say that it is there.",
+        description="Payloads for an offline device, such as its will; all others mean that it is online.",
     )
 
     @field_validator("filter")
     @classmethod
     def _captures(cls, value: str) -> str:
         if "device" not in Filter.parse(value).names:
-            raise ValueError(f"filter {value!r} captures no device: write +device for the level that names it")
+            raise ValueError(f"filter {value!r} captures no device: write +device for its level")
         return value
 
 
 class GroupRule(Section):
-    """A group of devices; what Spark writes with ``format("pulsebridge_groups")`` adds to it."""
+    """A group of devices; memberships from Spark's ``format("pulsebridge_groups")`` add to it."""
 
     name: str = Field(min_length=1, description="Name of the group.")
     devices: tuple[str, ...] = Field(
         (),
-        description="Its devices: names, and patterns with * and ? over the devices that have had a command or are "
-        "in a group; to have published makes no member.",
+        description="Its devices: names, and patterns with * and ?. Patterns match devices that have had a command or "
+        "are in a group, but not devices that have only published.",
     )
 
 
 class PushSettings(Section):
-    """How commands are pulled from Pulsar and pushed to the devices."""
+    """Pulling of commands from Pulsar, and pushing to the devices."""
 
     confirm: Literal["broker", "device"] = Field(
         "broker",
-        description="What settles a command: the MQTT broker's PUBACK, or the device's own answer, which alone promises "
-        "delivery.",
+        description="Confirmation of a command: the MQTT broker's PUBACK, or the device's answer. Only the answer "
+        "guarantees delivery.",
     )
     answer_topic: str = Field(
         "pulsebridge/answers",
         min_length=1,
         pattern=r"^[^+#\x00]*[^+#/\x00]$",
-        description="MQTT topic below which devices answer; each installation at a broker needs its own. With MQTT 5 push "
-        "publishes to its level nobody/+, to see whether the broker tells when nobody is subscribed: let it write there.",
+        description="MQTT topic below which devices answer; each installation at a broker needs its own. With MQTT 5 "
+        "push publishes to its level nobody/+, to test whether the broker reports topics without a subscriber: allow "
+        "it.",
     )
     resumed_topic: str = Field(
         "pulsebridge/resumed",
         min_length=1,
         pattern=r"^[^+#\x00]*[^+#/\x00]$",
-        description="MQTT topic below which a device that has asked where to go on (ingest.resume_topic) is told what became "
-        "of that: <resumed_topic>/<device>; ingest takes nothing from there. Each installation at a broker needs its own.",
+        description="MQTT topic below which push answers resume requests (ingest.resume_topic): "
+        "<resumed_topic>/<device>; ingest reads no messages of it. Each installation at a broker needs its own.",
     )
     resume_max: int = Field(
         10_000,
         ge=1,
-        description="Commands that a device gets once more by one such request; of more the newest, and it is told so.",
+        description="Maximum number of commands that push resends for one resume request; of more it resends the "
+        "newest, and the answer reports it.",
     )
     resume_every_s: float = Field(
         5.0,
         ge=0,
-        description="A device that asks more often than this is served by its latest request, in seconds.",
+        description="If a device sends more than one resume request in this time, in seconds, the latest one counts.",
     )
     resume_earliest: bool = Field(
         False,
-        description="Whether such a request may say earliest. A position proves by its tag that its device sends it; earliest "
-        "proves nothing, so allow it only if the MQTT broker lets each device publish to its own resume topic alone.",
+        description="Whether a resume request may be earliest. The tag of a position proves that its device sends it; "
+        "earliest has no proof, so allow it only if the MQTT broker lets each device publish only to its own resume "
+        "topic.",
     )
     resume_refusals_per_s: float = Field(
         20.0,
         gt=0,
-        description="Requests per second that push refuses with an answer, per partition; more are dropped.",
+        description="Maximum number of resume requests per second that push refuses with an answer, per partition; "
+        "more are dropped.",
     )
     answer_timeout_s: float = Field(
-        10.0, gt=0, description="How long a device may take to answer before its command fails, in seconds."
+        10.0, gt=0, description="Maximum time of a device for its answer before its command fails, in seconds."
     )
     puback_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="How long the MQTT broker may take to confirm a command on a connection that lives, in seconds; then the "
-        "connection is made anew, and what is not confirmed goes again.",
+        description="Maximum time of the MQTT broker to confirm a command on a working connection, in seconds; then "
+        "push reconnects and resends unconfirmed commands.",
     )
-    answer_bytes: int = Field(
-        4096, ge=0, le=1024 * 1024, description="How much of an answer its receipt keeps, in bytes."
-    )
+    answer_bytes: int = Field(4096, ge=0, le=1024 * 1024, description="Bytes of an answer that its receipt keeps.")
     attempts: int = Field(
         0,
         ge=0,
-        description="A command that was refused or not answered this often goes to the dead letters, and the next one has "
-        "its turn; 0: it is sent again without end.",
+        description="Failed attempts of a command, refused or not answered, after which it goes to the dead letters "
+        "and the next one follows; 0: no limit.",
     )
     position_in: Literal["properties", "topic"] = Field(
         "properties",
-        description="Where a command says its position: user properties (MQTT 5), or, for devices that cannot read those, "
-        "also six levels behind its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, and /repeat behind a repeated one.",
+        description="Where devices find the position of a command: in user properties (MQTT 5), or, for devices that "
+        "cannot read those, also in six levels after its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, with /repeat after a "
+        "repeated one.",
     )
-    window: int = Field(256, ge=1, le=32767, description="Commands pushed and not yet confirmed, per partition.")
+    window: int = Field(
+        256, ge=1, le=32767, description="Maximum number of unconfirmed pushed commands, per partition."
+    )
     window_mb: int = Field(
         16,
         ge=1,
-        description="MB of commands pushed and not yet confirmed, per partition; a larger one goes alone.",
-    )
-    device_window: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Commands pushed beyond the stored cursor, per device; above 1 a refused command can be overtaken.",
+        description="Maximum MB of unconfirmed pushed commands, per partition; a larger command is pushed alone.",
     )
     client_id: str = Field(
         "pulsebridge-push", min_length=1, description="Prefix of the client id of each partition's link."
@@ -125,101 +124,102 @@ class PushSettings(Section):
         4000,
         ge=10,
         le=4900,
-        description="Commands taken from Pulsar and not acknowledged, per partition; full means stop reading.",
+        description="Maximum number of unacknowledged commands from Pulsar, per partition; at the limit push stops "
+        "reading.",
     )
     pending_mb: int = Field(
         64,
         ge=8,
-        description="MB of commands taken from Pulsar and not acknowledged, per partition, and as much of parked ones that are read again.",
+        description="Maximum MB of unacknowledged commands from Pulsar, per partition, and as much of parked ones that "
+        "are read.",
     )
     device_pending: int = Field(
         1000,
         ge=1,
-        description="Commands that wait here for a device that refuses them; with more it is parked, and with "
-        "push.offline: retry later ones go to the dead letters.",
+        description="Maximum number of commands in memory for a device that refuses them; with more it is parked.",
     )
     remembered_ids: int = Field(
         256,
         ge=64,
         le=4096,
-        description="Command ids that each cursor remembers at least, to drop repeated ones: 16 times as many where they are "
-        "at most a week older than the device's newest.",
+        description="Minimum number of command ids that each cursor remembers, to drop repeated ones: up to 16 times "
+        "as many if they are at most a week older than the device's newest.",
     )
-    retry_min_s: float = Field(0.2, gt=0, description="First wait before a refused command is sent again, in seconds.")
-    retry_max_s: float = Field(
-        30.0, gt=0, description="Longest wait before a refused command is sent again, in seconds."
-    )
-    drain_s: float = Field(
-        20.0, gt=0, description="How long a clean stop may wait for PUBACKs and receipts, in seconds."
-    )
-    offline: Literal["park", "refused", "retry"] = Field(
+    retry_min_s: float = Field(0.2, gt=0, description="First wait before a retry of a refused command, in seconds.")
+    retry_max_s: float = Field(30.0, gt=0, description="Longest wait before a retry of a refused command, in seconds.")
+    drain_s: float = Field(20.0, gt=0, description="Maximum time of a clean stop for PUBACKs and receipts, in seconds.")
+    offline: Literal["park", "refused"] = Field(
         "park",
-        description="What holds commands of devices that are away. park: Pulsar, as soon as the absence is known; refused: "
-        "the MQTT broker in the device's persistent session, and Pulsar where it refuses or nobody answers; retry: they "
-        "are sent again until they are taken.",
+        description="Store for commands of offline devices. park: Pulsar, as soon as push detects that a device is "
+        "offline; refused: the MQTT broker in the device's persistent session, and Pulsar if it refuses a command or "
+        "the device does not answer.",
     )
     presence: tuple[PresenceRule, ...] = Field(
         (),
-        description="Birth and will messages that tell which devices are there; the first rule that matches decides.",
+        description="Birth and will messages that show which devices are online; the first matching rule applies.",
     )
-    park_after: int = Field(3, ge=1, description="So many failures in a row, without a sign of life, park a device.")
+    park_after: int = Field(
+        3, ge=1, description="Consecutive failures without a sign of life after which a device is parked."
+    )
     silence_s: float = Field(
         0.0,
         ge=0,
-        description="A device that was heard of, and not for so long, counts as absent, in seconds; 0: never.",
+        description="Time since its last sign of life after which a device counts as offline, in seconds; 0: never.",
     )
     parked_max: int = Field(
         10_000,
         ge=1,
-        description="Commands that wait in Pulsar for one device; newer ones go to the dead letters (receipt overflowed).",
+        description="Maximum number of commands that wait in Pulsar for one device; newer ones go to the dead letters "
+        "(receipt overflowed).",
     )
     replay_rate: int = Field(
         50,
         ge=1,
-        description="Waiting commands pushed in a second to devices that are back, per partition. One worker pushes about a "
-        "thousand commands a second in all: keep this well below, or live devices wait while many come back at once.",
+        description="Parked commands pushed per second to reconnected devices, per partition. One worker pushes about "
+        "a thousand commands a second in all: keep this much lower, so that live devices do not wait while many "
+        "reconnect.",
     )
     move_parked_after_s: float = Field(
         86_400.0,
         ge=0,
-        description="Commands that wait in Pulsar for longer are moved to the topic parked-commands, so that one device that "
-        "is away does not keep everybody's commands from being trimmed, in seconds; 0: never.",
+        description="Time after which waiting commands are copied to the topic parked-commands, in seconds; 0: never. "
+        "Then Pulsar can trim the commands of other devices.",
     )
     probe_min_s: float = Field(
         20.0,
         gt=0,
         le=60,
-        description="First wait before a parked device is tried with one command, in seconds; doubled at each try. All such "
-        "tries take an eighth of replay_rate at most.",
+        description="First wait before push probes a parked device with one command, in seconds; doubled at each "
+        "probe. All probes use at most an eighth of replay_rate.",
     )
-    probe_max_s: float = Field(1800.0, gt=0, description="Longest wait between two such tries, in seconds.")
+    probe_max_s: float = Field(1800.0, gt=0, description="Longest wait between two probes, in seconds.")
     unsure_s: float = Field(
         300.0,
         ge=0,
-        description="With confirm: broker, commands confirmed since a device's last sign of life are sent again, marked, "
-        "after it was away; those confirmed longer ago than this are not. In seconds.",
+        description="Maximum age of confirmed commands to resend, in seconds. With confirm: broker, push resends to a "
+        "device that was offline, marked, the commands confirmed since its last sign of life.",
     )
     groups: tuple[GroupRule, ...] = Field(
-        (), description="Groups of devices, beside those that Spark writes; a name may come once."
+        (), description="Groups of devices, in addition to those that Spark writes; names must be unique."
     )
     group_pattern_max: int = Field(
         100_000,
         ge=1,
-        description="Devices that the patterns of one group may mean; the others get no commands to it.",
+        description="Maximum number of devices that the patterns of one group match; others get no commands to the "
+        "group.",
     )
     group_topic: str = Field(
         "devices/{device}/commands",
-        description="MQTT topic of commands to groups, for those that name none; {device} stands for the device.",
+        description="MQTT topic of group commands without one; {device} is the device.",
     )
     group_expiry_s: float = Field(
         604_800.0,
         gt=0,
         le=31_622_400,
-        description="A command to a group expires after this at the latest, in seconds; until then those who join get "
-        "it, and Pulsar keeps it.",
+        description="Latest expiry of a group command, in seconds; until then new members get it, and Pulsar keeps it.",
     )
     group_cache_mb: int = Field(
-        64, ge=8, description="MB of payloads of commands to groups that a push process keeps at hand."
+        64, ge=8, description="MB of payloads of group commands in the cache of a push process."
     )
 
     @field_validator("group_topic")
@@ -236,5 +236,7 @@ class PushSettings(Section):
         names = [rule.name for rule in value]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"group {name!r} is there {names.count(name)} times: give it all its devices in one")
+                raise ValueError(
+                    f"group {name!r} is listed {names.count(name)} times: list all its devices in one entry"
+                )
         return value

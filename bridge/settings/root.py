@@ -1,13 +1,15 @@
-"""Every setting of Pulsebridge in one typed model, a section for each tier.
+"""The root of the settings' model, with a section for each tier.
 
-``Settings()`` holds the defaults alone; ``bridge.settings.loading`` adds file, environment and flags.
+``Settings()`` has the defaults only; ``bridge.settings.loading`` adds file, environment and flags.
 """
 
 from __future__ import annotations
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from bridge.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES, name_problem
+from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES, name_problem
+from bridge.routing.patterns import Star, meet
+from bridge.routing.templates import Filter
 from bridge.settings.base import Section
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
@@ -19,8 +21,6 @@ from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.push import PushSettings
 from bridge.settings.streaming import StreamingSettings
-from bridge.topic_patterns import Star, meet
-from bridge.topic_templates import Filter
 
 __all__ = ["Settings"]
 
@@ -35,8 +35,8 @@ class Settings(Section):
         DEFAULT_MAX_NAME_BYTES,
         ge=16,
         le=MAX_NAME_BYTES,
-        description="Longest name of a device, key, group, client or metric, in bytes of UTF-8; a message with a longer "
-        "one goes to the dead letters, a reading with a longer metric to quarantine.",
+        description="Maximum length of the name of a device, key, group, client or metric, in bytes of UTF-8; a "
+        "message with a longer one goes to the dead letters, a reading with a longer metric to quarantine.",
     )
     mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
     pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
@@ -66,8 +66,8 @@ class Settings(Section):
             for other, other_mqtt in links[:number]:
                 if same_session(mqtt, other_mqtt):
                     raise ValueError(
-                        f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same broker, "
-                        "so each would take the other's session: give one another client_id"
+                        f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same "
+                        "broker, so each would take over the other's session: give one another client_id"
                     )
         return self
 
@@ -89,38 +89,38 @@ class Settings(Section):
     def _answerable(self) -> Settings:
         if self.push.confirm == "device" and self.push.position_in == "properties" and self.mqtt.protocol != "5":
             raise ValueError(
-                f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, where a command carries no response "
-                "topic: set mqtt.protocol: 5, or push.position_in: topic"
+                f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, because its commands have no "
+                "response topic: set mqtt.protocol: 5, or push.position_in: topic"
             )
         return self
 
     @model_validator(mode="after")
-    def _heard_in_time(self) -> Settings:
+    def _presence_in_time(self) -> Settings:
         silence_s, every_s = self.push.silence_s, self.ingest.presence_every_s
         if 0 < silence_s < 2 * every_s:
             raise ValueError(
-                f"push.silence_s {silence_s:g}: a device that publishes all the time is noted every {every_s:g} s "
-                "(ingest.presence_every_s) and would count as absent in between: set at least twice that"
+                f"push.silence_s {silence_s:g}: ingest records a publishing device every {every_s:g} s "
+                "(ingest.presence_every_s), so it would count as offline in between: set at least twice that"
             )
         return self
 
     @model_validator(mode="after")
     def _resumable(self) -> Settings:
-        asks = self.ingest.resume_topic
-        if asks is None:
+        resume_topic = self.ingest.resume_topic
+        if resume_topic is None:
             return self
-        filters = Filter.parse(asks).patterns
+        filters = Filter.parse(resume_topic).patterns
         for name in ("resumed_topic", "answer_topic"):
             topic = getattr(self.push, name)
             if any(meet(one, (f"{topic}/", Star.REST)) for one in filters):
                 raise ValueError(
-                    f"ingest.resume_topic {asks!r} matches topics below push.{name} {topic!r}, so one would be taken for the "
-                    "other: name topics of their own"
+                    f"ingest.resume_topic {resume_topic!r} matches topics below push.{name} {topic!r}, so push would "
+                    "confuse them: give separate topics"
                 )
         return self
 
     def links(self) -> dict[str, MqttSettings]:
-        """Return the MQTT links of ingest by name, with complete settings: those listed, else ``mqtt`` alone."""
+        """Return the MQTT links of ingest by name, with complete settings: those listed, else only ``mqtt``."""
         if not self.ingest.links:
             return {"mqtt": self.mqtt}
         found: dict[str, MqttSettings] = {}

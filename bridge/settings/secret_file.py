@@ -1,4 +1,4 @@
-"""A secret that stands in a file: read anew each time it is wanted, so that a rotated token needs no restart."""
+"""A secret in a file that is read at each use. A rotated token needs no restart."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ log = get_logger("settings")
 
 
 class SecretFile(SecretStr):
-    """The content of a file, without the newline with which an editor ends it. Never printed.
+    """The content of a file without newlines at its end. Never printed.
 
-    Each call of ``get_secret_value`` reads the file. While it is missing, empty or not text, as it is in the midst
-    of a rotation, the last content counts. Two are equal when they name the same file.
+    Each call of ``get_secret_value`` reads the file. While the file is missing, empty or not text, for example during a
+    rotation, the last content applies. Two are equal if they name the same file.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Raises OSError or UnicodeDecodeError when the file cannot be read, ValueError when it is empty."""
+        """Raises OSError or UnicodeDecodeError if the file cannot be read, ValueError if it is empty."""
         self.path = Path(path).expanduser()
         super().__init__(_content(self.path))
 
     def get_secret_value(self) -> str:
-        """Return what the file says now. Any thread may call it. Raises ConfigError when nothing was ever read."""
+        """Return the file's current content. Any thread may call it. Raises ConfigError if no read ever succeeded."""
         try:
             self._secret_value = _content(self.path)
         except (OSError, ValueError) as e:
             if not self._secret_value:
                 raise ConfigError(f"the secret's file {self.path} cannot be read: {e}") from e
             log.warning(
-                "a secret's file cannot be read, so its last content still counts; action: write the file anew to revoke that",
+                "a secret's file cannot be read, so its last content still applies. Action: rewrite the file to revoke "
+                "it",
                 file=str(self.path),
                 why=str(e),
                 shown=1,
@@ -51,9 +52,9 @@ class SecretFile(SecretStr):
 
 
 def token_of(params: str) -> SecretStr | None:
-    """Return the token that Pulsar's ``authParams`` names: ``token:…`` or ``file:///…``, None for anything else.
+    """Return the token in Pulsar's ``authParams``: ``token:…`` or ``file:///…``, None for other texts.
 
-    Raises OSError or ValueError when the file cannot be used.
+    Raises OSError or ValueError if the file cannot be used.
     """
     if params.startswith("token:"):
         return SecretStr(params.removeprefix("token:"))

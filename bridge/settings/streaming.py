@@ -1,4 +1,4 @@
-"""Settings of the pipeline in Spark: what runs, where the tables are, and how."""
+"""Settings of the pipeline in Spark: its flows, its tables, and its limits."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, k
 __all__ = ["BUILT_IN", "BuiltIn", "Profile", "StreamingSettings"]
 
 Profile = Literal["latency", "throughput", "commands"]
-"""What Spark's settings on one machine are for: batches of hundreds of rows, of a million, or commands alone."""
+"""Profiles of Spark's settings on one machine: for batches of hundreds of rows, of a million, or commands only."""
 
 BuiltIn = Literal["bronze", "readings", "gold", "device_latest", "alerts"]
 BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
-"""The built-in flows, each after the one whose table it reads."""
+"""The built-in flows in order: each follows the flow whose table it reads."""
 
 
 class StreamingSettings(Section):
-    """Where the tables and checkpoints are and what the job runs."""
+    """The locations of tables and checkpoints, and the flows of the job."""
 
     root: str = Field(
-        "build/lakehouse", description="Folder or URI of the checkpoints, and of tables that no schema holds."
+        "build/lakehouse", description="Folder or URI of the checkpoints, and of tables without a schema."
     )
     schema_name: str | None = Field(
         None,
         pattern=r"^\w+(\.\w+)?$",
-        description="Schema (catalog.schema) that holds the tables; default: each is a folder below root.",
+        description="Schema (catalog.schema) of the tables; default: each is a folder below root.",
     )
     built_in: tuple[BuiltIn, ...] = Field(
         ("bronze", "readings", "alerts"),
-        description="Built-in flows that run, beside those of ``modules`` and ``tables``.",
+        description="Built-in flows that run, in addition to those of ``modules`` and ``tables``.",
     )
     modules: tuple[str, ...] = Field(
         (),
@@ -42,17 +42,19 @@ class StreamingSettings(Section):
     )
     tables: tuple[TableDeclaration, ...] = Field(
         (),
-        description="Typed tables, beside those of ``ingest.presets``. A table of the same name replaces that of a preset.",
+        description="Typed tables, in addition to those of ``ingest.presets``. A table of the same name replaces that "
+        "of a preset.",
     )
     readings: tuple[Decoding, ...] = Field(
         (),
-        description="How the table readings takes some messages, like the decoding of a table without ``fields``: a function "
-        "of one's own, a time zone, or ``format: none`` for what is not a reading. All others are taken as they are.",
+        description="Decodings of some messages for the table readings, like that of a table without ``fields``: a "
+        "custom function, a time zone, or ``format: none`` for messages that are not readings. All others have the "
+        "default decoding.",
     )
     time_zone: str | None = Field(
         None,
-        description="IANA name of the zone of times that name none, as Europe/Berlin; none: a row with such a time has its "
-        "time of arrival.",
+        description="IANA name of the zone of times without one, as Europe/Berlin; none: a row with such a time gets "
+        "its time of arrival.",
     )
     topics: tuple[str, ...] = Field(
         (),
@@ -68,25 +70,26 @@ class StreamingSettings(Section):
     commands_trigger_s: float = Field(
         0.4,
         ge=0,
-        description="The same of flows that write commands. Each of their micro-batches takes a tenth of a second of CPU or "
-        "so, few rows or many: what they leave is there for the tables.",
+        description="The same for flows that write commands, in seconds. Each of their micro-batches costs about a "
+        "tenth of a second of CPU for any number of rows; the tables share that CPU.",
     )
-    max_rows_per_trigger: int = Field(20_000, ge=1, description="Most messages of one micro-batch.")
+    max_rows_per_trigger: int = Field(20_000, ge=1, description="Maximum messages of one micro-batch.")
     max_bytes_per_trigger: int = Field(
         64 * 1024 * 1024,
         ge=1,
-        description="Most bytes of one micro-batch, as Pulsar stores them; at least one entry.",
+        description="Maximum bytes of one micro-batch, as Pulsar stores them; at least one entry.",
     )
     clock_skew_s: float = Field(
         600.0,
         gt=0,
-        description="How far the time of a row may be ahead of its arrival and of Spark's clock, in seconds. Beyond: "
+        description="Maximum lead of the time of a row over its arrival and Spark's clock, in seconds. Beyond: "
         "quarantine.",
     )
     max_added_columns: int = Field(
         100,
         ge=0,
-        description="Most columns that ``schema_evolution: add_columns`` adds to a table; further fields stay in _rescued_data.",
+        description="Maximum number of columns that ``schema_evolution: add_columns`` adds to a table; further fields "
+        "stay in _rescued_data.",
     )
     gold_window_s: int = Field(
         300, ge=1, description="Length of gold's windows of event time, in seconds; they start at the epoch."
@@ -102,18 +105,19 @@ class StreamingSettings(Section):
         ge=0,
         description="Time between two runs of the Great Expectations checkpoints, in seconds; 0: none.",
     )
-    quality_rows: int = Field(10_000, ge=1, description="Most rows that one run of a checkpoint validates.")
+    quality_rows: int = Field(10_000, ge=1, description="Maximum rows that one run of a checkpoint validates.")
     rules: Path | None = Field(None, description="File of the alert rules; default: none.")
     silence_grace_s: float = Field(
         30.0,
         ge=0,
-        description="Delay of the clock of silence alerts behind the latest arrival of all devices, in seconds: as much "
-        "as topics may be behind each other.",
+        description="Lag of the clock of silence alerts after the latest arrival of all devices, in seconds: at least "
+        "the lag between topics.",
     )
     alert_state_days: float = Field(
         30.0,
         gt=0,
-        description="Days without a message after which alerts delete the state of a device; later it counts as a new one.",
+        description="Days without a message after which alerts delete the state of a device; later it counts as a new "
+        "device.",
     )
     bad_share_limit: float = Field(
         0.1,
@@ -126,34 +130,34 @@ class StreamingSettings(Section):
     )
     on_bad_share: Literal["alert", "stop"] = Field(
         "alert",
-        description="Beyond bad_share_limit: alert (the metric pulsebridge_stream_validated_rows_total shows it), or stop the job "
-        "before the batch is written.",
+        description="Beyond bad_share_limit: alert (the metric pulsebridge_stream_validated_rows_total shows it), or "
+        "stop the job before the batch is written.",
     )
     restart_budget: int = Field(
         10,
         ge=0,
-        description="Most restarts of a failed flow within ``restart_window_s``; then its failure ends the job. A server "
-        "that does not answer counts only with --available-now.",
+        description="Maximum restarts of a failed flow within ``restart_window_s``; then its failure stops the job. A "
+        "server that does not answer counts only with --available-now.",
     )
     restart_window_s: float = Field(600.0, gt=0, description="Time in which restarts are counted, in seconds.")
     master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
     profile: Profile = Field(
         "latency",
-        description="Spark's settings where master is local: for small batches, for large ones "
-        "(conf/spark-throughput.conf), such as a backlog with --available-now, or for commands alone "
+        description="Spark's settings if master is local: for small batches, for large ones "
+        "(conf/spark-throughput.conf), such as a backlog with --available-now, or for commands only "
         "(conf/spark-commands.conf), as with --part commands.",
     )
     nice: int = Field(
         0,
         ge=0,
         le=19,
-        description="How far a driver on this machine stands back for other processes, 0 to 19, as nice does; without a "
-        "terminal its whole session does. 5 for --part tables beside --part commands.",
+        description="Niceness of a driver on this machine, 0 to 19; without a terminal it applies to the whole "
+        "session. Set 5 for --part tables next to --part commands.",
     )
     spark_log: Path = Field(
         Path("build/spark.log"),
-        description="File for what Spark and its Python workers print, where the driver runs on this machine; at 10 MiB "
-        "it becomes <file>.1.",
+        description="File for the output of Spark and its Python workers, if the driver runs on this machine; at 10 "
+        "MiB it becomes <file>.1.",
     )
     driver_memory: str = Field(
         "2g",
@@ -162,7 +166,7 @@ class StreamingSettings(Section):
     )
 
     def subscription_of(self, flow: str) -> str:
-        """Return the name of the subscription in Pulsar by which a flow reads."""
+        """Return the name of a flow's subscription in Pulsar."""
         return "-".join(part for part in (self.subscription, flow) if part)
 
     @field_validator("tables")

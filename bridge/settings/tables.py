@@ -1,7 +1,7 @@
-"""Typed tables as they are declared: which messages a table holds, and how a payload becomes its rows.
+"""Declarations of typed tables: the messages of a table, and the decoding of their payloads.
 
-A declaration is data, the same in YAML and in Python, and is checked without Spark. What is made of it is decided by
-``streaming.decoding``; which files declare tables by ``bridge.settings.presets.declared_tables``.
+A declaration is data, the same in YAML and in Python, and is checked without Spark. ``streaming.decoding`` executes it.
+``bridge.settings.presets.declared_tables`` collects the declarations.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
-from bridge.message_fields import MessageField
+from bridge.routing.message_fields import MessageField
+from bridge.routing.templates import Filter
 from bridge.settings.base import Section
-from bridge.topic_templates import Filter
 
 __all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "known_zone", "path_steps"]
 
@@ -33,30 +33,30 @@ _OF_FORM: Final = {
     "function": ("python",),
 }
 _NEEDED: Final = {"avro": "avro_schema", "protobuf": "message", "python": "function"}
-# Spark raises where such a cast meets text of another kind, and one payload would stop the batch (H37).
+# Spark raises if such a cast gets an invalid text, so one payload would stop the batch (H37).
 _RAISES: Final = re.compile(r"(?<!try_)\bcast\s*\((?!.*\bas\s+string\s*\))|::(?!\s*string\b)", re.I)
 
 
 def path_steps(text: str) -> tuple[str | int, ...]:
-    """Return the steps of ``$.a['b'][0]``, none for ``$``. Raises ValueError for what is no path."""
+    """Return the steps of ``$.a['b'][0]``, none for ``$``. Raises ValueError for an invalid path."""
     return () if text == "$" else MessageField.parse("json", text).steps
 
 
 def known_zone(name: str) -> str:
-    """Return the IANA name of a time zone. Raises ValueError for one that is not known."""
+    """Return the IANA name of a time zone. Raises ValueError for an unknown one."""
     try:
         ZoneInfo(name)
     except (KeyError, ValueError, OSError) as e:
-        raise ValueError(f"there is no time zone {name!r}; give one like Europe/Berlin") from e
+        raise ValueError(f"unknown time zone {name!r}; give one like Europe/Berlin") from e
     return name
 
 
 class Decoding(Section):
-    """How the payloads on one filter of MQTT topics become rows.
+    """The decoding of the payloads of one MQTT filter into rows.
 
-    Where a place in the payload is asked for, ``$.a.b`` is a JSON path into the row's document, ``$$.a.b`` into the whole
-    message where ``elements`` takes it apart; anything else is a SQL expression over the fields, the message's columns
-    and the filter's captures. A field that is called like one of those is reached as ``fields.NAME``.
+    ``$.a.b`` is a JSON path into the row's document. ``$$.a.b`` is a path into the whole message, if ``elements``
+    divides it into rows. Other texts are SQL expressions over the fields, the message's columns and the filter's
+    captures. A field with the same name as one of those is ``fields.NAME``.
     """
 
     filter: str = Field(
@@ -65,36 +65,37 @@ class Decoding(Section):
     )
     fields: str | None = Field(
         None,
-        description="DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: one row "
-        "for each field, as in the table readings.",
+        description="DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: a "
+        "row for each field, as in the table readings.",
     )
     columns: dict[str, str] = Field(
         {},
-        description="Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, so use "
-        "the try_ functions: an expression that raises an error stops the query.",
+        description="Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, "
+        "so use the try_ functions: an expression that raises an error stops the query.",
     )
     where: str | None = Field(
         None,
-        description="SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that do not decode.",
+        description="SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that "
+        "cannot be decoded.",
     )
     format: Format = Field(
         "json",
-        description="Format of the payloads. raw: the payload is the one field of ``fields``, as text; python: ``function``; "
-        "none: these messages are not readings and give no rows.",
+        description="Format of the payloads. raw: the payload is the single field of ``fields``, as text; python: "
+        "``function``; none: these messages are not readings and give no rows.",
     )
     names: tuple[str, ...] = Field(
         (), description="csv: names of a line's fields, in order; default: those of ``fields``."
     )
     separator: str = Field(",", min_length=1, max_length=1, description="csv: character between two fields.")
     avro_schema: str | None = Field(None, description="avro: the writer's schema, as JSON.")
-    descriptor: Path | None = Field(None, description="protobuf: file that protoc wrote with --include_imports -o.")
+    descriptor: Path | None = Field(None, description="protobuf: output file of protoc with --include_imports -o.")
     descriptor_set: str | None = Field(None, description="protobuf: the same file as base64.")
     message: str | None = Field(None, description="protobuf: full name of the message.")
     function: str | None = Field(
         None,
         pattern=r"^[\w.]+:[\w.]+$",
-        description="python: module:function, in Python also the function itself: ``decode(payload: bytes, message: Message)``. "
-        "It returns a row as a mapping, any number of rows, or None for a message that is not a reading "
+        description="python: module:function, in Python also the function: ``decode(payload: bytes, message: "
+        "Message)``. It returns a row as a mapping, any number of rows, or None for a message that is not a reading "
         "(``sources.payloads.message``).",
     )
     compression: Literal["gzip", "zstd"] | None = Field(None, description="Compression of the payloads.")
@@ -103,16 +104,18 @@ class Decoding(Section):
     )
     id: str | None = Field(
         None,
-        description="JSON path or SQL expression of the row's id; none: the topic rule's reading_id, else the message's "
-        "position in Pulsar, which never repeats.",
+        description="JSON path or SQL expression of the row's id; none: the topic rule's reading_id, else the "
+        "message's position in Pulsar, which is unique.",
     )
     time: str | None = Field(
         None,
-        description="JSON path or SQL expression of its time; none: the topic rule's reading_time, else the time of arrival.",
+        description="JSON path or SQL expression of its time; none: the topic rule's reading_time, else the time of "
+        "arrival.",
     )
     time_unit: TimeUnit = Field(
         "auto",
-        description="Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the value.",
+        description="Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the "
+        "value.",
     )
     time_zone: str | None = Field(
         None,
@@ -124,30 +127,31 @@ class Decoding(Section):
     max_bytes: int = Field(
         1_048_576,
         ge=1,
-        description="Most bytes of a payload, also after decompression, and of its document.",
+        description="Maximum bytes of a payload, also after decompression, and of its document.",
     )
-    max_elements: int = Field(10_000, ge=1, description="Most rows of one message.")
+    max_elements: int = Field(10_000, ge=1, description="Maximum rows of one message.")
     max_depth: int = Field(
         64,
         ge=1,
         le=400,
-        description="avro, cbor, protobuf, python: most levels. Spark reads JSON up to 1,000.",
+        description="avro, cbor, protobuf, python: maximum levels. Spark reads JSON up to 1,000.",
     )
     max_values: int = Field(
         100_000,
         ge=1,
-        description="avro, cbor, protobuf, python: most values and keys of a payload; a protobuf message counts all fields "
-        "that it can have.",
+        description="avro, cbor, protobuf, python: maximum values and keys of a payload; a protobuf message counts all "
+        "its possible fields.",
     )
     max_seconds: float = Field(
         1.0,
         gt=0,
-        description="Payloads that Python decodes: most processor time for one, in seconds. It may take ten times as long.",
+        description="Maximum processor time to decode one payload in Python, in seconds. The elapsed time may be ten "
+        "times as long.",
     )
     max_memory_mb: int = Field(
         512,
         ge=16,
-        description="Payloads that Python decodes: most memory for decoding, beside that of Python itself, in MiB. Linux "
+        description="Maximum memory to decode payloads in Python, without that of Python itself, in MiB. Linux "
         "enforces it.",
     )
 
@@ -166,7 +170,7 @@ class Decoding(Section):
 
     @field_validator("id", "time")
     @classmethod
-    def _place(cls, text: str | None) -> str | None:
+    def _path_or_sql(cls, text: str | None) -> str | None:
         if text is not None and text.startswith("$"):
             path_steps(text.removeprefix("$") if text.startswith("$$") else text)
         return text if text is None or text.startswith("$") else cls._safe(text)
@@ -176,7 +180,7 @@ class Decoding(Section):
     def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
         for name, expression in columns.items():
             if not name or name.startswith("_"):
-                raise ValueError(f"column {name!r}: a name is not empty and does not begin with _")
+                raise ValueError(f"column {name!r}: a name must not be empty or begin with _")
             cls._safe(expression)
         return columns
 
@@ -188,7 +192,7 @@ class Decoding(Section):
     @staticmethod
     def _safe(expression: str) -> str:
         if _RAISES.search(expression):
-            raise ValueError(f"{expression!r} may raise for what a device sends: write try_cast(… AS …)")
+            raise ValueError(f"{expression!r} may raise an error for a device's value: write try_cast(… AS …)")
         return expression
 
     @field_validator("function", mode="before")
@@ -205,24 +209,24 @@ class Decoding(Section):
     def _of_one_form(self) -> Decoding:
         for name, forms in _OF_FORM.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.format not in forms:
-                raise ValueError(f"{name} is for format {forms[0]}, and this one's is {self.format}")
+                raise ValueError(f"{name} is for format {forms[0]}, and the format is {self.format}")
         needed = _NEEDED.get(self.format)
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"format {self.format} needs {needed}")
         if self.format == "protobuf" and (self.descriptor is None) == (self.descriptor_set is None):
-            raise ValueError("format protobuf needs descriptor or descriptor_set, one of them")
+            raise ValueError("format protobuf needs either descriptor or descriptor_set")
         if self.format == "none" and self.model_fields_set - {"filter", "format"}:
-            raise ValueError("format none gives no rows: it has a filter and nothing else")
+            raise ValueError("format none gives no rows: give only a filter")
         if self.format in ("csv", "raw") and self.fields is None and not self.names:
             raise ValueError(f"format {self.format} needs fields")
         if self.format in ("raw", "python") and self.elements is not None:
-            raise ValueError(f"elements: a {self.format} payload gives its rows by itself")
+            raise ValueError(f"elements: not for format {self.format}")
         if self.elements not in (None, "$") and self.format == "csv":
             raise ValueError("elements: give $ for a row on each line")
         if len({name.lower() for name in self.names}) < len(self.names) or not all(self.names):
-            raise ValueError("names: each needs a name of its own")
+            raise ValueError("names: must be unique and not empty")
         if (self.columns or self.where) and self.fields is None:
-            raise ValueError("columns and where are made of fields: declare fields")
+            raise ValueError("columns and where need fields: declare fields")
         return self
 
     @property
@@ -232,19 +236,22 @@ class Decoding(Section):
 
 
 def filter_problem(decodings: Sequence[Decoding]) -> str | None:
-    """Return what is wrong where a decoding would never be used, None when each may take messages."""
+    """Return the problem if a decoding would never apply, else None."""
     parsed = [Filter.parse(one.filter) for one in decodings]
     for number, later in enumerate(parsed):
         for earlier in parsed[:number]:
             if earlier.mqtt == later.mqtt:
                 return f"two decodings have the filter {later.mqtt}"
             if earlier.covers(later):
-                return f"the decoding of {later.mqtt} takes nothing that {earlier.mqtt} before it leaves"
+                return (
+                    f"the decoding of {later.mqtt} never applies, because {earlier.mqtt} before it matches the same "
+                    "topics"
+                )
     return None
 
 
 class TableDeclaration(Section):
-    """A table of typed rows, as ``streaming.tables`` and the presets declare it."""
+    """A table of typed rows, in ``streaming.tables`` or a preset."""
 
     name: str = Field(pattern=r"^\w+(\.\w+){0,2}$", description="Name of the table.")
     comment: str | None = Field(None, description="Comment of the table.")
@@ -252,17 +259,18 @@ class TableDeclaration(Section):
     table_properties: dict[str, str] = Field({}, description="Delta table properties.")
     keys: tuple[str, ...] = Field(
         ("device", "_id", "event_time"),
-        description="Columns that identify a row: a second row with the same values is left out; empty: every row is stored. "
-        "A time among them saves reading most of the table's files.",
+        description="Columns that identify a row: a second row with the same values is left out; empty: every row is "
+        "stored. With a time among them, Spark skips most of the table's files.",
     )
     suite: str | None = Field(None, description="Great Expectations suite that validates its rows.")
     schema_evolution: Literal["rescue", "add_columns", "fail"] = Field(
         "rescue",
-        description="Unknown fields become JSON in _rescued_data, columns, or an error that stops the job.",
+        description="rescue: unknown fields become JSON in _rescued_data; add_columns: columns; fail: an error stops "
+        "the job.",
     )
     decoding: tuple[Decoding, ...] = Field(
         min_length=1,
-        description="How messages become rows: one decoding, or a list; the first whose filter matches applies.",
+        description="Decoding of messages into rows: one, or a list; the first one with a matching filter applies.",
     )
 
     @field_validator("decoding", mode="before")

@@ -1,1 +1,1 @@
-"""The audit: what devices, Pulsar and the tables say about the same messages, compared message by message."""
+"""The audit: compares the records of devices, Pulsar and tables message by message."""

@@ -1,15 +1,15 @@
-"""Compares the records hop by hop and names every message that is not as it must be. Pure.
+"""Compares the records hop by hop and names every message that differs from the expectation.
 
-1. What was expected was published, and every publish was acknowledged.
-2. Every acknowledged id is in Pulsar, the first copies of each device in the order in which it sent them.
+1. The expected messages were published, and every publish was acknowledged.
+2. Every acknowledged id is in Pulsar. The first copies of each device are in the order in which it sent them.
 3. Bronze has every message of Pulsar once, at its position, unchanged.
 4. Every id of bronze is in exactly one of measurements and quarantine, once, with the value that the device sent.
-5. The alerts, each once, and the emitted commands are those that the rules call for.
+5. The alerts, each once, and the emitted commands are those that the rules require.
 6. Every emitted command reached its device, in the order of the commands topic, and has a receipt.
 
-Redelivered copies in Pulsar, on the commands topic and at the devices are counted and do not fail the audit, since
-delivery is at least once there. Without journals (a live audit) 1, 2, the values in 4, the order in 5 and the arrival at
-the device in 6 are not compared. Messages of devices without a journal are compared up to bronze.
+Redelivered copies in Pulsar, on the commands topic and at the devices are only counted, because delivery is
+at-least-once. A live audit has no journals: it omits 1, 2, the values in 4, the order in 5 and the arrival in
+6. Messages of devices without a journal are compared up to bronze.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Finding", "Hop", "Kind", "findings"]
 
 
 class Hop:
-    """A step of the way between two records."""
+    """A step between two records."""
 
     SIZE: Final = "the run"
     ACK: Final = "published → acknowledged"
@@ -38,7 +38,7 @@ class Hop:
 
 
 class Kind:
-    """What is wrong with a message. ALTERED: it differs from the record before it; UNEXPECTED: there is none before it."""
+    """Kinds of findings. ALTERED: a message differs from the previous record. UNEXPECTED: that record lacks it."""
 
     MISSING: Final = "missing"
     REPEATED: Final = "repeated"
@@ -52,7 +52,7 @@ _DELIVERED: Final = ("delivered", "answered")
 
 
 class Finding(NamedTuple):
-    """One thing that the audit found. ``fails`` is False for copies that at-least-once delivery allows."""
+    """One finding of the audit. ``fails`` is False for copies that at-least-once delivery allows."""
 
     hop: str
     kind: str
@@ -62,7 +62,7 @@ class Finding(NamedTuple):
 
 
 def findings(records: Records) -> list[Finding]:
-    """Return all that is missing, repeated, altered, unexpected or out of order, hop by hop."""
+    """Return all missing, repeated, altered, unexpected and disordered messages, hop by hop."""
     found = [] if records.expected is None else _size(records, records.expected)
     if records.journalled:
         found += [*_acknowledged(records), *_in_pulsar(records)]
@@ -83,18 +83,18 @@ def _compare(
     rank: Mapping[str, int] | None = None,
     once: bool = False,
 ) -> list[Finding]:
-    """Compare the rows of a hop with the hop before it.
+    """Compare the rows of a hop with the previous hop.
 
-    ``known``: what may be there, by key. ``due``: the keys that must be there, default all of ``known``. ``same``: fields
-    that must be equal in both. ``rank``: the right order of the ids of each device; only first copies count. ``once``:
+    ``known``: the allowed messages, by key. ``due``: the required keys, default all of ``known``. ``same``: fields that
+    must be equal in both. ``rank``: the right order of the ids of each device; only first copies count. ``once``:
     a copy fails the audit.
     """
-    there = {getattr(row, key): row for row in rows}
-    missing = (k for k in (known if due is None else due) if k not in there)
-    found = [Finding(hop, Kind.MISSING, (_name(known, k),), f"{_name(known, k)} is not there") for k in missing]
-    for k, row in there.items():
+    found_rows = {getattr(row, key): row for row in rows}
+    missing = (k for k in (known if due is None else due) if k not in found_rows)
+    found = [Finding(hop, Kind.MISSING, (_name(known, k),), f"{_name(known, k)} is missing") for k in missing]
+    for k, row in found_rows.items():
         if k not in known:
-            found.append(Finding(hop, Kind.UNEXPECTED, (row.id,), f"{row.id} is there and was not before"))
+            found.append(Finding(hop, Kind.UNEXPECTED, (row.id,), f"{row.id} was not in the previous record"))
     for row in rows:
         before = known.get(getattr(row, key))
         for field in same if before is not None else ():
@@ -112,9 +112,7 @@ def _name(known: Mapping[Any, Any], key: Any) -> str:
 
 def _repeated(hop: str, keys: Iterable[tuple[str, Any]], *, fails: bool) -> list[Finding]:
     times = Counter(keys).items()
-    return [
-        Finding(hop, Kind.REPEATED, (name,), f"{name} is there {n} times", fails) for (name, _), n in times if n > 1
-    ]
+    return [Finding(hop, Kind.REPEATED, (name,), f"{name} occurs {n} times", fails) for (name, _), n in times if n > 1]
 
 
 def _disordered(hop: str, rows: Iterable[Any], rank: Mapping[str, int]) -> list[Finding]:
@@ -145,7 +143,9 @@ def _size(records: Records, expected: Mapping[str, int]) -> list[Finding]:
         if count < expected.get(name, 0)
     ]
     if not expected.get("readings"):
-        found.append(Finding(Hop.SIZE, Kind.SHORT, ("readings",), "no reading is expected: nothing is proven"))
+        found.append(
+            Finding(Hop.SIZE, Kind.SHORT, ("readings",), "no reading is expected, so the audit proves nothing")
+        )
     return found
 
 
@@ -160,7 +160,7 @@ def _in_pulsar(records: Records) -> list[Finding]:
     stored = [s for s in sorted(records.stored, key=lambda s: s.position) if s.device in records.devices]
     acked, rank = dict.fromkeys(a.id for a in records.acks), {p.id: p.seq for p in records.published}
     found = _compare(Hop.PULSAR, records.sent, stored, due=acked, same=("device",), rank=rank)
-    # The order of a device holds within one partition only.
+    # A device's messages have an order only within one partition.
     home: dict[tuple[str, str], int] = {}
     for s in stored:
         partition = home.setdefault((s.device, s.position.topic), s.position.partition)
@@ -181,18 +181,18 @@ def _in_measurements(records: Records) -> list[Finding]:
 
     bronze = {b.id: b for b in records.bronze if ours(b)}
     measurements = [s for s in records.measurements if s.device in records.devices or ours(s)]
-    aside = [q for q in records.quarantine if q.device in records.devices or ours(q)]
-    # A message without an id cannot be distinguished from its redelivered copy: quarantine may have one row for each copy.
-    found = _repeated(Hop.MEASUREMENTS, ((q.id, q.position) for q in aside), fails=True)
-    quarantined = {q.id: q for q in aside}
+    failed = [q for q in records.quarantine if q.device in records.devices or ours(q)]
+    # A message without an id cannot be distinguished from its redelivered copy. So quarantine may have a row for each.
+    found = _repeated(Hop.MEASUREMENTS, ((q.id, q.position) for q in failed), fails=True)
+    quarantined = {q.id: q for q in failed}
     found += _compare(Hop.MEASUREMENTS, bronze, [*measurements, *quarantined.values()], once=True)
-    again = Counter(q.id for q in {(q.id, q.position): q for q in aside}.values())
+    copies = Counter(q.id for q in {(q.id, q.position): q for q in failed}.values())
     found += [
         Finding(Hop.MEASUREMENTS, Kind.REPEATED, (name,), f"{name} is in quarantine {n} times", False)
-        for name, n in again.items()
+        for name, n in copies.items()
         if n > 1
     ]
-    for row in (*measurements, *aside):
+    for row in (*measurements, *failed):
         sent = records.sent.get(row.id)
         if sent is None:
             continue

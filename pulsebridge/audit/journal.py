@@ -1,7 +1,7 @@
-"""Device journals: what a device published, what was acknowledged, and which commands it received.
+"""Device journals: publishes, acknowledgements and received commands of a device.
 
-A journal is an append-only JSONL file, named after its device. Each line is flushed before it counts: a publish before
-the client has it, a command before its PUBACK. Each line has ``e``, the event, and ``us``, the time in µs since the
+A journal is an append-only JSONL file, named after its device. Each line is flushed before its effect: a publish before
+the client gets it, a command before its PUBACK. Each line has ``e``, the event, and ``us``, the time in µs since the
 epoch.
 """
 
@@ -28,7 +28,7 @@ COMMAND: Final = "command"
 
 
 class Journal:
-    """The journal of one device. Safe to use from several threads; each line is whole and flushed."""
+    """The journal of one device. It is thread-safe; each line is complete and flushed."""
 
     def __init__(self, folder: Path, device: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def write(self, event: str, us: int, **fields: Any) -> None:
-        """Append a line and flush it to the operating system: it survives a kill of the process."""
+        """Append a line and flush it to the operating system. It survives a kill of the process."""
         line = json.dumps({"e": event, "us": us} | fields, separators=(",", ":"), ensure_ascii=False)
         with self._lock:
             self._file.write(line + "\n")
@@ -49,7 +49,7 @@ class Journal:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a JSONL file. A last line that a kill cut short is left out."""
+    """Yield the lines of a JSONL file. A last line that a kill truncated is left out."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
@@ -57,7 +57,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_journals(folder: Path) -> tuple[tuple[Published, ...], tuple[Ack, ...], tuple[Received, ...]]:
-    """Return the lines of the journals in a folder, those of each device in the order of writing."""
+    """Return the lines of a folder's journals, for each device in order of writing."""
     published, acks, received = [], [], []
     for path in sorted(folder.glob("*.jsonl")):
         device = path.stem

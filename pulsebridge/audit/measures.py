@@ -1,7 +1,8 @@
-"""Times, computed from the records: latencies, and how long each kill interrupted the output. Pure.
+"""Times computed from the records: latencies, and the interruption of the output by each kill.
 
-A latency begins when the device gave the publish to its MQTT client. *Device → table* ends with the commit to measurements,
-*device → command* when the device journalled the command. A recovery ends when the output of the killed part moves again.
+A latency begins when the device passed the publish to its MQTT client. *Device → table* ends with the commit to
+measurements, *device → command* when the device journalled the command. A recovery ends when the killed part's output
+increases.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ PARTS: Final = {
     "spark": "Spark driver",
     "pulsar": "Pulsar",
 }
-"""The parts that are killed, by the names in the events."""
+"""The parts that can be killed, by their names in the events."""
 
 
 class Latency(NamedTuple):
-    """When a reading was sent, µs since the epoch, and how long it took, in seconds."""
+    """Send time of a reading, µs since the epoch, and its latency in seconds."""
 
     sent_us: int
     seconds: float
 
 
 class Spread(NamedTuple):
-    """A distribution in short, in seconds."""
+    """A summary of a distribution, in seconds."""
 
     samples: int
     p50: float
@@ -49,7 +50,7 @@ class Spread(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """A kill: when, and how long until the output moved again. ``seconds`` is None if it never did."""
+    """Time of a kill and the duration until the output increased. ``seconds`` is None if it never did."""
 
     target: str
     killed_us: int
@@ -64,7 +65,7 @@ def table_latencies(records: Records) -> list[Latency]:
 
 
 def command_latencies(records: Records) -> list[Latency]:
-    """Return device → command at that device, of the first copy of every command, in the order of sending."""
+    """Return device → command at that device of every command's first copy, in order of sending."""
     cause = {e.id: records.sent[e.reading_id].us for e in records.emitted if e.reading_id in records.sent}
     first: dict[str, int] = {}
     for r in records.received:
@@ -73,7 +74,7 @@ def command_latencies(records: Records) -> list[Latency]:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Return p50, p99 and max of the values (nearest rank), None if there are none."""
+    """Return p50, p99 and max of the values (nearest rank), None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -84,10 +85,10 @@ def spread(values: Sequence[float]) -> Spread | None:
 def recoveries(events: Iterable[Mapping[str, Any]]) -> list[Recovery]:
     """Return each kill of the events with its recovery.
 
-    An event has ``e`` (kill or recovered: the output of the part moves again), ``target`` and ``us``, µs since the epoch.
+    An event has ``e`` (kill or recovered: the part's output increases), ``target`` and ``us``, µs since the epoch.
     """
     killed: dict[str, int] = {}
-    back: dict[str, int] = {}
+    recovered: dict[str, int] = {}
     for event in events:
-        {"kill": killed, "recovered": back}.get(event["e"], {})[event.get("target", "")] = int(event["us"])
-    return [Recovery(of, us, (back[of] - us) / 1e6 if of in back else None) for of, us in killed.items()]
+        {"kill": killed, "recovered": recovered}.get(event["e"], {})[event.get("target", "")] = int(event["us"])
+    return [Recovery(of, us, (recovered[of] - us) / 1e6 if of in recovered else None) for of, us in killed.items()]

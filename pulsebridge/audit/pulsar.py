@@ -1,6 +1,7 @@
-"""What Pulsar has: readings, commands and receipts, read by the bare client from the first message to the last.
+"""Reads all readings, commands and receipts from Pulsar with the bare client.
 
-Pulsebridge's Spark source has no part in it. ``dump`` keeps the rows in a file, for an audit after the servers are gone.
+It does not use Pulsebridge's Spark source. ``dump`` stores the rows in a file, for an audit after the servers are
+stopped.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from bridge.contract import (
     full_envelope,
     partition_name,
 )
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import MessageId, PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import MessageId, PulsarClient
+from bridge.pulsar.topic_end import read_to_end
 from bridge.settings.pulsar import PulsarSettings
-from bridge.topic_end import read_to_end
 from pulsebridge.audit.records import Emitted, Position, ReceiptRow, Stored, json_object, record_id
 
 __all__ = ["Row", "dump", "read_dump", "read_live", "row_of"]
@@ -36,7 +37,7 @@ _ROWS: Final = {cls.__name__: cls for cls in (Stored, Emitted, ReceiptRow)}
 def read_live(settings: PulsarSettings) -> Iterator[Row]:
     """Yield every message of the readings, commands and receipts topics as a row.
 
-    Raises TransientError when Pulsar cannot be reached.
+    Raises TransientError if Pulsar cannot be reached.
     """
     with PulsarAdmin(settings) as admin, PulsarClient(settings) as client:
         topics: dict[str, type[Row]] = {
@@ -78,7 +79,7 @@ def row_of(
 
 
 def dump(rows: Iterable[Row], path: Path) -> None:
-    """Write rows into a gzip file, whole or not at all."""
+    """Write rows into a gzip file, completely or not at all."""
     partial = path.with_name(f".{path.name}")
     with gzip.open(partial, "wt", encoding="utf-8", compresslevel=1) as out:
         for row in rows:

@@ -39,7 +39,7 @@ def json_object(payload: bytes) -> dict[str, Any]:
 
 
 def record_id(payload: bytes) -> str:
-    """Return the field ``id`` of the payload, or ``sha256:…`` of its bytes if it has no text there."""
+    """Return the payload's field ``id``, or ``sha256:…`` of its bytes if that is not text."""
     name = json_object(payload).get("id")
     return name if isinstance(name, str) else f"sha256:{hashlib.sha256(payload).hexdigest()[:32]}"
 
@@ -59,7 +59,7 @@ class Position(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A publish in a device's journal. ``fault`` names what is wrong with a payload that was broken on purpose."""
+    """A publish in a device's journal. ``fault`` names the fault of a payload that was broken on purpose."""
 
     id: str
     device: str
@@ -118,7 +118,7 @@ class ReceiptRow(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A row of a Delta table. ``us`` is the time of the commit that first had it."""
+    """A row of a Delta table. ``us`` is the time of its first commit."""
 
     id: str
     position: Position
@@ -128,7 +128,7 @@ class TableRow(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A command that the rules call for."""
+    """A command that the rules require."""
 
     device: str
     rule: str
@@ -137,7 +137,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """All records of one audit. Without journals all devices are audited, from Pulsar on."""
+    """All records of one audit. Without journals, all devices are audited from Pulsar on."""
 
     published: tuple[Published, ...] = ()
     acks: tuple[Ack, ...] = ()
@@ -149,15 +149,15 @@ class Records:
     measurements: tuple[TableRow, ...] = ()
     quarantine: tuple[TableRow, ...] = ()
     alerts: tuple[TableRow, ...] = ()
-    """``id`` is that of the alert's command."""
+    """``id`` is the id of the alert's command."""
     calls: Mapping[str, Call] | None = None
-    """The commands that the rules call for, by id; None if that is not known."""
+    """The commands that the rules require, by id; None if unknown."""
     expected: Mapping[str, int] | None = None
-    """How many ``readings``, ``faults`` and ``commands`` there must be at least; None if that is not known."""
+    """Minimum numbers of ``readings``, ``faults`` and ``commands``; None if unknown."""
 
     @property
     def journalled(self) -> bool:
-        """Whether any device kept a journal."""
+        """Whether any device has a journal."""
         return bool(self.published or self.acks or self.received)
 
     @cached_property
@@ -167,7 +167,7 @@ class Records:
 
     @cached_property
     def devices(self) -> frozenset[str]:
-        """The devices that are audited: those with a journal, else those in Pulsar."""
+        """The audited devices: those with a journal, else those in Pulsar."""
         if self.journalled:
             return frozenset(p.device for p in self.published)
         return frozenset(s.device for s in self.stored) | frozenset(e.device for e in self.emitted)

@@ -1,9 +1,9 @@
-"""Which commands the readings of a device call for: the alert rules computed again, in plain Python. Pure.
+"""Recomputes the alert rules in plain Python: the commands that a device's readings require.
 
-It shares nothing with the Spark job but the rules file. A rule looks at the readings of its metric in the order of the
-device's time. ``below`` fires if a reading is under the limit and the one before was not, or there was none. ``falling``
-fires if the value drops by more than ``per_minute`` a minute since the reading before, unless that is longer ago than
-``within_minutes`` or at the same time.
+It shares only the rules file with the Spark job. A rule evaluates the readings of its metric in the order of the
+device's time. ``below`` fires if a reading is under the limit and the previous one was not, or does not exist.
+``falling`` fires if the value drops by more than ``per_minute`` a minute since the previous reading. It does not fire
+if that reading is older than ``within_minutes`` or has the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_RECOMPUTED: Final = {"clear", "for_minutes", "over_minutes", "notify_cleare
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An alert rule, as far as it decides when a command is due."""
+    """The part of an alert rule that decides about a command."""
 
     name: str
     metric: str
@@ -39,17 +39,17 @@ class Rule:
 
 
 def command_id(rule: str, device: str, reading_id: str) -> str:
-    """Return the id of the command that a rule makes of a reading."""
+    """Return the id of a rule's command for a reading."""
     return hashlib.sha256(f"{rule}|{device}|{reading_id}".encode()).hexdigest()[:32]
 
 
 def load_rules(path: Path) -> list[Rule]:
-    """Read the alert rules of a rules file. Raises ConfigError for what cannot be computed here."""
+    """Read the alert rules of a rules file. Raises ConfigError for rules that cannot be recomputed."""
     return read_rules(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
 
 
 def read_rules(body: Mapping[str, Any], origin: str) -> list[Rule]:
-    """Return the alert rules of a rules file's content. Raises ConfigError for what cannot be computed here."""
+    """Return the alert rules of a rules file's content. Raises ConfigError for rules that cannot be recomputed."""
     rules = []
     for entry in body.get("alerts", ()):
         unknown = sorted(_NOT_RECOMPUTED & entry.keys())
@@ -58,7 +58,7 @@ def read_rules(body: Mapping[str, Any], origin: str) -> list[Rule]:
         if unknown:
             raise ConfigError(
                 f"{origin}: alert {entry['name']} has {', '.join(unknown)}, which the audit cannot recompute",
-                remedy="use below or falling, or teach pulsebridge.audit.rules what it means",
+                remedy="use below or falling, or add it to pulsebridge.audit.rules",
             )
         amounts = (float(entry.get(name, 0)) for name in ("limit", "per_minute", "within_minutes"))
         rules.append(Rule(entry["name"], entry["metric"], entry["kind"], *amounts))
@@ -66,7 +66,7 @@ def read_rules(body: Mapping[str, Any], origin: str) -> list[Rule]:
 
 
 def calls_of(rules: Sequence[Rule], readings: Iterable[Published]) -> dict[str, Call]:
-    """Return the commands that these readings call for, by id. Faults call for none, repeated ids count once."""
+    """Return the commands that these readings require, by id. Faults require none, and repeated ids count once."""
     known: dict[tuple[str, str], dict[str, tuple[datetime, str, float]]] = {}
     for p in readings:
         if p.value is not None and not p.fault:

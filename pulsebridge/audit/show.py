@@ -1,4 +1,4 @@
-"""Prints a verdict: the numbers with how each is got, the times, the findings."""
+"""Prints a verdict: the numbers and times with their origin, and the findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show(verdict: Verdict, console: Console) -> None:
     _table(
         console,
         "Audit",
-        ("what", "number", "", "how it is got"),
+        ("what", "number", "", "origin"),
         (
             (
                 n.name,
@@ -33,7 +33,7 @@ def show(verdict: Verdict, console: Console) -> None:
             for n in verdict.numbers
         ),
     )
-    _table(console, "Times", ("what", "seconds", "how it is got"), verdict.times())
+    _table(console, "Times", ("what", "seconds", "origin"), verdict.times())
     failing = verdict.failing
     if failing:
         rows = [(f.hop, f.kind, printable(f.detail)) for f in failing[:_SHOWN]]
@@ -42,7 +42,7 @@ def show(verdict: Verdict, console: Console) -> None:
             rows.append(("…", "", more))
         _table(console, f"{len(failing):,} findings", ("hop", "kind", "what"), rows)
     console.print(
-        Text("The audit passed: nothing that was acknowledged is missing.", style="bold green")
+        Text("The audit passed: no acknowledged message is missing.", style="bold green")
         if verdict.passed
         else Text("The audit failed.", style="bold red")
     )

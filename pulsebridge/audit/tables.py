@@ -1,8 +1,8 @@
-"""What the Delta tables have, read without Spark and without Pulsebridge's source.
+"""Reads the Delta tables without Spark and without Pulsebridge's source.
 
-All that the audit and the demo know about the tables of ``streaming`` is here: names, folders and columns. The typed table
-``measurements`` is declared in ``conf/demo``. The package ``deltalake`` (Rust) reads the rows. The transaction log has the time at which a row became visible: when the commit that first
-added it appeared.
+The audit and the demo know the tables of ``streaming`` only by this module: names, folders and columns. ``conf/demo``
+declares the typed table ``measurements``. The package ``deltalake`` (Rust) reads the rows. The transaction log has the
+time at which a row became visible: when the first commit with it appeared.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def read_table(folder: Path) -> tuple[TableRow, ...]:
     except ImportError as e:
         raise MissingExtraError("the audit needs deltalake", remedy="pip install 'pulsebridge[demo]'") from e
     table = DeltaTable(str(folder))
-    there = [field.name for field in table.schema().fields]
+    names = [field.name for field in table.schema().fields]
     seen = _first_seen(folder)
     rows = []
-    # Its datasets of pyarrow refuse tables that may have deletion vectors.
-    for batch in RecordBatchReader.from_stream(table.scan(columns=[c for c in _COLUMNS if c in there])):
+    # deltalake's datasets of pyarrow reject tables that may have deletion vectors.
+    for batch in RecordBatchReader.from_stream(table.scan(columns=[c for c in _COLUMNS if c in names])):
         for row in batch.to_pylist():
             if row.get("table", MEASUREMENTS) != MEASUREMENTS:
                 continue
@@ -63,14 +63,14 @@ def _first_seen(folder: Path) -> dict[Position, int]:
         for name in commit.files:
             if (folder / name).exists():
                 with parquet.ParquetFile(folder / name) as file:
-                    there = [c for c in (*_OF_MESSAGE, _OF_ROW) if c in file.schema_arrow.names]
-                    for row in file.read(columns=there).to_pylist():
+                    columns = [c for c in (*_OF_MESSAGE, _OF_ROW) if c in file.schema_arrow.names]
+                    for row in file.read(columns=columns).to_pylist():
                         seen.setdefault(_position(row), commit.us)
     return seen
 
 
 def _position(row: dict[str, Any]) -> Position:
-    """Return the position of a message, or of the message that a row was made of."""
+    """Return the position of a message, or of a row's message."""
     of = row.get(_OF_ROW)
     topic, partition, ledger, entry, index = (
         (row[name] for name in _OF_MESSAGE)
@@ -81,12 +81,12 @@ def _position(row: dict[str, Any]) -> Position:
 
 
 class Commit(NamedTuple):
-    """A commit of a table. ``us`` is when its file appeared, µs since the epoch."""
+    """A commit of a table. ``us`` is the time at which its file appeared, µs since the epoch."""
 
     version: int
     us: int
     rows: int
-    """Rows that it made visible. Rows that were only moved (compaction) do not count."""
+    """Rows that it made visible. Rows that compaction moved do not count."""
     files: tuple[str, ...]
     """The files with these rows."""
 
@@ -108,7 +108,7 @@ def commits(table: Path, first: int = 0) -> Iterator[Commit]:
 
 
 class LogTail:
-    """Counts the rows of a growing table. It looks at each commit once."""
+    """Counts the rows of a growing table. It reads each commit once."""
 
     def __init__(self, table: Path) -> None:
         self.table = table
@@ -116,7 +116,7 @@ class LogTail:
         self._next = 0
 
     def advance(self) -> int:
-        """Read the new commits. Returns the rows so far."""
+        """Read the new commits. Returns the number of rows so far."""
         for commit in commits(self.table, self._next):
             self._next = commit.version + 1
             self.rows += commit.rows

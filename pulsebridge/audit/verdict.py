@@ -1,4 +1,4 @@
-"""The verdict of an audit: the findings, the numbers with how each is got, and the times."""
+"""The verdict of an audit: the findings, the numbers with their origin, and the times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMANDS = (Hop.COMMANDS, Hop.RECEIVED, Hop.RECEIPTS)
 
 
 class Number(NamedTuple):
-    """A line of the verdict's table. ``wanted`` is what it must be, None if any value will do."""
+    """A line of the verdict's table. ``wanted`` is the required value, None for any value."""
 
     name: str
     value: int
@@ -28,7 +28,7 @@ class Number(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the value is what it must be."""
+        """Whether the value is the required one."""
         return self.wanted is None or self.value == self.wanted
 
 
@@ -43,7 +43,7 @@ class Verdict:
     to_command: Spread | None
     kills: tuple[Recovery, ...] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each stage among the events."""
+    """Seconds of each stage in the events."""
 
     @property
     def failing(self) -> tuple[Finding, ...]:
@@ -52,11 +52,11 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing fails. A killed part that had nothing left to do need not move again."""
+        """Whether nothing fails. A killed part without remaining work needs no more output."""
         return not self.failing and all(n.ok for n in self.numbers)
 
     def times(self) -> list[tuple[str, str, str]]:
-        """Return (what, seconds, how it is got) of each time."""
+        """Return (what, seconds, origin) of each time."""
         ways = (
             ("device → table, p50 / p99 / max", self.to_table, "sent by the device → commit in measurements"),
             (
@@ -71,15 +71,15 @@ class Verdict:
             *(
                 (
                     f"kill -9 {measures.PARTS.get(k.target, k.target)}",
-                    "not back" if k.seconds is None else f"{k.seconds:.1f}",
-                    "kill → its output moves again",
+                    "not recovered" if k.seconds is None else f"{k.seconds:.1f}",
+                    "kill → its output increases",
                 )
                 for k in self.kills
             ),
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON takes it, without the records."""
+        """Return the verdict for JSON, without the records."""
         return {
             "passed": self.passed,
             "numbers": [n._asdict() | {"ok": n.ok} for n in self.numbers],
@@ -93,7 +93,7 @@ class Verdict:
 
 
 def audit(records: Records, events: Iterable[Mapping[str, Any]] = ()) -> Verdict:
-    """Return the verdict on the records. ``events``: stages and kills meanwhile (see ``measures.recoveries``)."""
+    """Return the verdict on the records. ``events``: stages and kills of the run (see ``measures.recoveries``)."""
     found, noted = findings(records), list(events)
     return Verdict(
         records,
@@ -109,20 +109,20 @@ def audit(records: Records, events: Iterable[Mapping[str, Any]] = ()) -> Verdict
 def numbers(records: Records, found: Sequence[Finding]) -> list[Number]:
     """Return the lines of the table, readings first, then commands."""
     lines = [*_readings(records), *_flaws(found), *_commands(records, found)]
-    # The text of a number that needs the journals names them.
+    # The origin of a number that needs the journals contains the word journal.
     return lines if records.journalled else [line for line in lines if "journal" not in line.how]
 
 
 def _readings(records: Records) -> list[Number]:
     stored = [s for s in records.stored if s.device in records.devices]
-    pulsar, bronze, measurements, aside = (
+    pulsar, bronze, measurements, failed = (
         {row.id for row in rows} for rows in (stored, records.bronze, records.measurements, records.quarantine)
     )
     sent = set(records.sent) if records.journalled else pulsar
     acked = {a.id for a in records.acks} & sent if records.journalled else pulsar
     faults = {p.id for p in records.published if p.fault}
     expected, total = records.expected or {}, len(sent)
-    split = f"of these ids: {len(measurements & sent):,} in measurements, {len(aside & sent):,} in quarantine"
+    split = f"of these ids: {len(measurements & sent):,} in measurements, {len(failed & sent):,} in quarantine"
     copies, others = len(stored) - len(pulsar), len(records.stored) - len(stored)
     lines = [
         Number("real readings published", total - len(faults), _JOURNALS, expected.get("readings")),
@@ -130,8 +130,8 @@ def _readings(records: Records) -> list[Number]:
         Number("acknowledged", len(acked), "ids with a PUBACK in the devices' journals", total),
         Number("in Pulsar", len(pulsar & acked), "of these ids, read by the bare client", total),
         Number("in bronze", len(bronze & acked), "of these ids, read by deltalake", total),
-        Number("in measurements or quarantine", len((measurements | aside) & acked), split, total),
-        Number("redelivered copies in Pulsar", copies, "beyond the first of an id: dropped before measurements"),
+        Number("in measurements or quarantine", len((measurements | failed) & acked), split, total),
+        Number("redelivered copies in Pulsar", copies, "copies after the first of an id, dropped before measurements"),
     ]
     if others:
         lines.append(Number("of other devices", others, "without a journal: checked up to bronze"))
@@ -144,7 +144,7 @@ def _flaws(found: Sequence[Finding]) -> list[Number]:
     bronze = _count(found, (Hop.BRONZE,), Kind.REPEATED)
     order = _count(found, (Hop.ACK, Hop.PULSAR, Hop.BRONZE), Kind.OUT_OF_ORDER)
     return [
-        Number("missing", missing, "ids absent at a hop that the hop before has", 0),
+        Number("missing", missing, "ids of a hop that the next hop lacks", 0),
         Number("duplicates in measurements", measurements, "ids with more than one row, or in both tables", 0),
         Number("duplicates in bronze", bronze, "positions in Pulsar with more than one row", 0),
         Number("out of order per device", order, "first copies in Pulsar against the journals", 0),
@@ -159,21 +159,21 @@ def _commands(records: Records, found: Sequence[Finding]) -> list[Number]:
     called = distinct if records.calls is None else set(records.calls)
     due = len(called)
     absent, disorder = (_count(found, _COMMANDS, kind) for kind in (Kind.MISSING, Kind.OUT_OF_ORDER))
-    again, twice = len(emitted) - len(distinct), len(received) - len(set(received))
+    topic_copies, device_copies = len(emitted) - len(distinct), len(received) - len(set(received))
     planned = (records.expected or {}).get("commands")
     return [
-        Number("commands called for", due, "the rules computed again from the journals", planned),
+        Number("commands called for", due, "the rules recomputed from the journals", planned),
         Number("alerts", len({a.id for a in records.alerts} & called), "of these, in the table alerts", due),
         Number("commands emitted", len(distinct), "distinct ids on the commands topic", due),
         Number("commands received", len(set(received)), _JOURNALS, due),
         Number("commands with a receipt", len(receipts), "distinct ids on the receipts topic", due),
-        Number("commands missing", absent, "called for, not emitted, received or receipted", 0),
+        Number("commands missing", absent, "required, not emitted, received or receipted", 0),
         Number("commands out of order", disorder, "per device, against the journals", 0),
-        Number("commands repeated on the topic", again, "copies beyond the first: at-least-once"),
-        Number("commands repeated at the device", twice, "copies in the journals: at-least-once"),
+        Number("commands repeated on the topic", topic_copies, "copies after the first: at-least-once"),
+        Number("commands repeated at the device", device_copies, "copies in the journals: at-least-once"),
     ]
 
 
 def _count(found: Sequence[Finding], hops: Sequence[str], kind: str) -> int:
-    # Distinct messages: a loss that shows at several hops counts once.
+    # Distinct messages: a loss that appears at several hops counts once.
     return len({f.records[0] for f in found if f.hop in hops and f.kind == kind})

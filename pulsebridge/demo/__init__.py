@@ -1,1 +1,1 @@
-"""The demo: virtual devices from real recordings, a run of the whole way with kills, its audit and its report."""
+"""The demo: virtual devices from real recordings, an end-to-end run with kills, audit and report."""

@@ -1,7 +1,7 @@
-"""The plan of a run: which device sends what when, what is killed when, what must be there afterwards. Pure.
+"""The plan of a run: each device's publishes, the kills, and the expected results.
 
-It stands in the run's manifest before anything starts, so that the audit can distinguish a short run from a whole one. A fault
-is a message of its own beside the readings; its id ends in ``-x…``.
+The run's manifest has it before anything starts, so that the audit can distinguish a short run from a complete one. A
+fault is a separate message; its id ends in ``-x…``.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a run is. ``rate`` is readings per second of the whole fleet, for ``seconds``."""
+    """Size of a run. ``rate`` is readings per second of the whole fleet, for ``seconds``."""
 
     wearables: int
     buoys: int
     rate: float
     seconds: float
     fault_every: int = 500
-    """After so many readings a faulty message follows; 0 for none."""
+    """Number of readings after which a faulty message follows; 0 for none."""
     kills: tuple[str, ...] = ("ingest", "push", "spark")
-    """What is killed by default."""
+    """Parts that are killed by default."""
     push_after: str = "commands"
-    """After the first of what push is killed: ``commands``, or ``rows`` if all commands come at once."""
+    """Push is killed after the first of these: ``commands``, or ``rows`` if all commands arrive at once."""
 
 
 FULL: Final = Scale(wearables=40, buoys=24, rate=250.0, seconds=86.0)
-# Without the Spark driver: its second start takes half of a quick run's minute.
+# Without the Spark driver, because its restart takes half of a quick run's minute.
 QUICK: Final = Scale(20, 12, 150.0, 14.0, fault_every=100, kills=("ingest", "push"), push_after="rows")
 KILLABLE: Final = ("ingest", "push", "spark", "pulsar")
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill -9, ``at_s`` seconds after the first of ``after`` (readings, rows or commands) was seen."""
+    """A kill -9, ``at_s`` seconds after the first of ``after`` (readings, rows or commands)."""
 
     target: str
     after: str
@@ -75,7 +75,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is to do, and how much must be there afterwards."""
+    """The work of a run, and its expected results."""
 
     scale: Scale
     speed: float
@@ -87,7 +87,7 @@ class Plan:
 
 
 class Send(NamedTuple):
-    """A publish: seconds after the start, index of the device, number in its sequence, faults counted."""
+    """A publish: seconds after the start, device index, number in its sequence including faults."""
 
     due_s: float
     device: int
@@ -118,9 +118,9 @@ def make_devices(
 
 
 def timeline(devices: Sequence[VirtualDevice], speed: float, fault_every: int = 0) -> list[Send]:
-    """Return every publish in the order of time, with a fault after each ``fault_every`` readings (0: none).
+    """Return every publish in order of time, with a fault after ``fault_every`` readings (0: none).
 
-    Devices start one after the other within their first interval, so that they do not send in step.
+    Devices start in sequence within their first interval, so that they do not send simultaneously.
     """
     due = []
     for index, device in enumerate(devices):
@@ -137,9 +137,9 @@ def timeline(devices: Sequence[VirtualDevice], speed: float, fault_every: int = 
 
 
 def kills(scale: Scale, *, chaos: bool, more: Collection[str] = ()) -> tuple[Kill, ...]:
-    """Return what is killed when, while readings flow: what the scale kills by itself if ``chaos``, and ``more``.
+    """Return the kills while readings flow: the scale's own if ``chaos``, and ``more``.
 
-    Each waits for what it is to interrupt, so that a slow start of Spark does not bring all of them at once.
+    Each waits for its output to interrupt, so that a slow start of Spark does not cause all of them at once.
     """
     unit = scale.seconds / 10
     known = (
@@ -158,7 +158,7 @@ def make_plan(
     rules: Sequence[Rule],
     kill: tuple[Kill, ...],
 ) -> tuple[Plan, list[Send]]:
-    """Return the plan, and the timeline that the devices follow."""
+    """Return the plan, and the timeline of the devices."""
     sends = timeline(devices, speed, scale.fault_every)
     faults = sum(1 for send in sends if send.fault)
     readings = (

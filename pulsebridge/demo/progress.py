@@ -1,4 +1,4 @@
-"""What a run counts while it goes on, from outside every part, and the lines that show it. The audit counts by itself."""
+"""Counts of a run in progress, read from outside the parts, and their display. The audit counts separately."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC
 from bridge.errors import RefusedError, TransientError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.audit.tables import LogTail, table_folders
 from pulsebridge.demo.run_folder import RunFolder
@@ -24,7 +24,7 @@ _EVERY_S = 3.0
 
 
 class Counters:
-    """Reads the counts; a part that does not answer keeps its last one."""
+    """Reads the counts. The count of a part that does not answer stays unchanged."""
 
     def __init__(self, pulsar: PulsarSettings, topics: Sequence[str], run: RunFolder, fleet: Simulator) -> None:
         self._admin = PulsarAdmin(pulsar, timeout_s=2.0)
@@ -41,11 +41,11 @@ class Counters:
         self._admin.close()
 
     def read(self) -> Counts:
-        """Return the counts of now. Raises the error that ended a device's connection for good."""
+        """Return the current counts. Raises the error that ended a device's connection for good."""
         self._fleet.check()
         for topic, name in self._counted.items():
             stored = self._stored(topic)
-            if stored is not None:  # Pulsar counts from 0 again when it restarts
+            if stored is not None:  # after a restart Pulsar counts from 0
                 self._totals[name] += stored - self._last[topic] if stored >= self._last[topic] else stored
                 self._last[topic] = stored
         return {
@@ -78,7 +78,7 @@ class Progress:
         self._console.print(line, soft_wrap=True)
 
     def update(self, c: Counts) -> None:
-        """Print the counts of now if it is time to."""
+        """Print the current counts if the interval is over."""
         now, (before, published) = time.monotonic(), self._last
         if now - before >= _EVERY_S:
             self._last = (now, c["published"])

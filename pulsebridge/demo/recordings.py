@@ -1,8 +1,8 @@
 """Virtual devices, cut from two real recordings: one wearable's glucose, one buoy's sea-surface temperature.
 
-The recordings come with the package ``bokeh-sampledata``: 52,281 glucose readings of one continuous monitor (public
-domain), 19,226 temperatures of NERACOOS buoy B01 (free to use). A device is one stretch of one recording, replayed
-faster. ``load`` reads the files; the rest is pure.
+The package ``bokeh-sampledata`` has the recordings. They are 52,281 readings of one continuous glucose monitor (public
+domain), and 19,226 temperatures of NERACOOS buoy B01 (free to use). A device is one part of one recording, replayed
+faster. Only ``load`` reads files.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 FAULTS: Final = ("implausible", "no_value", "cut_short")
-"""Kinds of broken payloads: a value that no sensor measures, no value at all, JSON that was cut."""
+"""Kinds of broken payloads: a value that no sensor measures, no value, truncated JSON."""
 GAP_INTERVALS: Final = 3.0
-"""A pause in a recording of more than so many intervals is replayed as one interval."""
+"""Longest pause in a recording, in intervals. A longer pause is replayed as one interval."""
 _IMPLAUSIBLE: Final = 9999.0
 
 
@@ -70,7 +70,7 @@ BUOY: Final = Kind(
 
 
 class Reading(NamedTuple):
-    """A reading of a device. ``due_s`` is recorded time since the device's first one, in seconds, pauses shortened."""
+    """A reading of a device. ``due_s`` is recorded time since the device's first one, in seconds, with short pauses."""
 
     seq: int
     ts: datetime
@@ -80,7 +80,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VirtualDevice:
-    """A stretch of a recording, replayed as a device of its own."""
+    """A part of a recording, replayed as a separate device."""
 
     name: str
     kind: Kind
@@ -88,7 +88,7 @@ class VirtualDevice:
 
     @property
     def topic(self) -> str:
-        """The MQTT topic that it publishes to."""
+        """The MQTT topic of its readings."""
         return self.kind.topic.format(device=self.name)
 
     @property
@@ -102,7 +102,7 @@ class VirtualDevice:
 
 
 def load(kind: Kind) -> list[tuple[datetime, float]]:
-    """Read a recording, rows without a value left out. Raises MissingExtraError without ``bokeh-sampledata``."""
+    """Read a recording, without rows that lack a value. Raises MissingExtraError without ``bokeh-sampledata``."""
     try:
         if kind is GLUCOSE:
             from bokeh_sampledata.glucose import data as table
@@ -119,14 +119,14 @@ def load(kind: Kind) -> list[tuple[datetime, float]]:
 
 
 def cut(kind: Kind, rows: Sequence[tuple[datetime, float]], devices: int) -> list[VirtualDevice]:
-    """Cut a recording into ``devices`` stretches of equal length, in order; every row is in exactly one.
+    """Cut a recording into ``devices`` parts of equal length, in order. Every row is in exactly one.
 
-    Raises ConfigError if there are fewer rows than devices.
+    Raises ConfigError for more devices than rows.
     """
     if devices > len(rows):
         raise ConfigError(
-            f"{devices} devices asked of the {kind.name}'s recording, which has {len(rows)} readings",
-            remedy="ask for fewer devices",
+            f"{devices} devices are requested, but the {kind.name}'s recording has {len(rows)} readings",
+            remedy="request fewer devices",
         )
     borders = [len(rows) * i // devices for i in range(devices + 1)] if devices else []
     return [
@@ -163,7 +163,7 @@ def encode(reading_id: str, ts: str, metric: str, value: float | None, sent_us: 
 
 
 def encode_fault(kind: str, reading_id: str, ts: str, metric: str, sent_us: int) -> bytes:
-    """Return a payload that has the fault ``kind``, one of ``FAULTS``."""
+    """Return a payload with the fault ``kind``, one of ``FAULTS``."""
     value = {"implausible": _IMPLAUSIBLE, "no_value": None, "cut_short": 0.0}[kind]
     payload = encode(reading_id, ts, metric, value, sent_us)
     return payload[:-9] if kind == "cut_short" else payload

@@ -1,6 +1,7 @@
-"""Writes ``report.html``: one page that opens offline, with the script that draws its charts inside.
+"""Writes ``report.html``: one page that opens offline and contains the script of its charts.
 
-``report.html`` beside this module is the page, ``charts.json`` its charts as Vega-Lite; here are the figures for both.
+``report.html`` in this package is the page, ``charts.json`` its charts as Vega-Lite. This module computes their
+figures.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def write_report(run: RunFolder, verdict: Verdict) -> None:
 
 
 def render(verdict: Verdict, manifest: dict[str, Any], rules: Sequence[Rule] = ()) -> str:
-    """Return the report as one HTML page. ``rules``: their limits are lines in the chart of one device."""
+    """Return the report as one HTML page. The limits of ``rules`` are lines in the chart of one device."""
     template = Template((_HERE / "report.html").read_text(encoding="utf-8"))
     failing, device = verdict.failing, _device_to_show(verdict.records)
     findings = f"<h2>{len(failing):,} findings</h2>" if failing else ""
@@ -54,10 +55,10 @@ def render(verdict: Verdict, manifest: dict[str, Any], rules: Sequence[Rule] = (
         fleet=html.escape(_fleet(manifest)),
         device=html.escape(device),
         numbers=_table(
-            ("what", "number", "", "how it is got"),
+            ("what", "number", "", "origin"),
             [(n.name, f"{n.value:,}", mark, n.how) for n, mark in marks],
         ),
-        times=_table(("what", "seconds", "how it is got"), verdict.times()),
+        times=_table(("what", "seconds", "origin"), verdict.times()),
         findings=findings,
     )
 
@@ -75,8 +76,8 @@ def _fleet(manifest: dict[str, Any]) -> str:
     plan = manifest["plan"]
     faults = f"; {plan['faults']:,} faulty messages were added on purpose to show the quarantine"
     return (
-        f"The {plan['devices']} devices are virtual: {' and '.join(manifest['recordings'])}, each cut into stretches of "
-        f"time and replayed {plan['speed']:,.0f} times faster than they were recorded. Every reading was really "
+        f"The {plan['devices']} devices are virtual: {' and '.join(manifest['recordings'])}, each cut into parts of "
+        f"time and replayed {plan['speed']:,.0f} times faster than recorded. Every reading was really "
         f"measured{faults if plan['faults'] else ''}."
     )
 
@@ -112,7 +113,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def chart_data(verdict: Verdict, device: str, rules: Sequence[Rule]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each chart's data. Second 0 is when the first reading was sent."""
+    """Return the rows of each chart's data. Second 0 is the time of the first reading."""
     records = verdict.records
     start = min((p.us for p in records.published), default=0)
     ways = {
@@ -141,7 +142,7 @@ def chart_data(verdict: Verdict, device: str, rules: Sequence[Rule]) -> dict[str
 
 
 def _rates(records: Records, start: int) -> list[dict[str, Any]]:
-    """Readings per second at each stage, in steps; those without any count too."""
+    """Return readings per second at each stage, in steps, also for steps without a reading."""
     stages: dict[str, Iterable[int]] = {
         "published by the devices": (p.us for p in records.published),
         "stored in Pulsar": (s.us for s in records.stored),
@@ -157,7 +158,7 @@ def _rates(records: Records, start: int) -> list[dict[str, Any]]:
 
 
 def _over_time(way: str, latencies: Sequence[Latency], start: int) -> list[dict[str, Any]]:
-    """p50 and p99 by the second in which the reading was sent."""
+    """Return p50 and p99 by the second in which the reading was sent."""
     steps: dict[int, list[float]] = {}
     for one in latencies:
         steps.setdefault((one.sent_us - start) // 1_000_000 // _STEP_S, []).append(one.seconds)
@@ -175,14 +176,14 @@ def _over_time(way: str, latencies: Sequence[Latency], start: int) -> list[dict[
 
 
 def _shares(way: str, latencies: Sequence[Latency]) -> list[dict[str, Any]]:
-    """The share of records that took at most so long."""
+    """Return the share of records up to each duration."""
     values = sorted(one.seconds for one in latencies)
     picks = sorted({round(i * (len(values) - 1) / (_POINTS - 1)) for i in range(_POINTS)}) if values else []
     return [{"way": way, "seconds": round(max(values[i], 0.001), 4), "share": (i + 1) / len(values)} for i in picks]
 
 
 def _device_to_show(records: Records) -> str:
-    """Of the devices with most kinds of commands, one with about ten."""
+    """Return a device with about ten commands, among those with the most kinds of commands."""
     rules: dict[str, set[str]] = {}
     for e in records.emitted:
         rules.setdefault(e.device, set()).add(e.rule)
@@ -192,7 +193,7 @@ def _device_to_show(records: Records) -> str:
 
 
 def _commands(records: Records, device: str) -> list[dict[str, Any]]:
-    """The commands of a device, each at the reading that caused it."""
+    """Return the commands of a device, each at the reading that caused it."""
     arrived: dict[str, int] = {}
     for r in records.received:
         arrived.setdefault(r.id, r.us)

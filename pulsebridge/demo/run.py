@@ -1,6 +1,6 @@
-"""One run: set up, let readings flow, kill and restart parts, drain, take the records, audit, report.
+"""One run: set up, send readings, kill and restart parts, drain, read records, audit, report.
 
-This module decides the order, and when to stop waiting; ``plan`` decides what is killed when.
+This module decides the order and the time-outs. ``plan`` decides about the kills.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from bridge.cli import EXIT_INTERRUPTED
 from bridge.display import markup
-from bridge.errors import PulsebridgeError, TransientError
-from bridge.local.lifecycle import fetch_all, preflight
-from bridge.local.stack import LocalStack
+from bridge.errors import EXIT_INTERRUPTED, PulsebridgeError, TransientError
 from bridge.settings import Settings
 from bridge.stopping import stopping_on_signals
 from pulsebridge.audit.measures import PARTS
@@ -38,6 +35,8 @@ from pulsebridge.demo.setup import (
     write_settings,
 )
 from pulsebridge.demo.simulator import Simulator
+from pulsebridge.local.lifecycle import fetch_all, preflight
+from pulsebridge.local.stack import LocalStack
 from pulsebridge.processes import Child, stop_all
 
 __all__ = ["Demo", "Interrupted", "run_demo"]
@@ -45,24 +44,24 @@ __all__ = ["Demo", "Interrupted", "run_demo"]
 READY_S: Final = 180.0
 SPARK_START_S: Final = 180.0
 STALL_S: Final = 120.0
-"""The drain is given up when nothing moved for so long: the audit then names what is missing."""
+"""The drain stops after this time without progress. The audit then names the missing messages."""
 RESTARTS: Final = 3
-"""How often a part that ends by itself is started again."""
+"""Most restarts of a part that stops by itself."""
 STOP_S: Final = 90.0
-"""After so long a run that was asked to stop is ended."""
+"""Time after which a run that must stop is killed."""
 _STEP_S: Final = 0.4
 _READY: Final = {"ingest": "subscribed", "spark": "running"}
-"""What a part logs when it works. The devices wait for it: figures of a start say nothing about a running bridge."""
+"""Line that a part logs when it works. The devices wait for it, so that the figures exclude the start."""
 _OUTPUTS: Final = {"ingest": "pulsar", "push": "receipted", "spark": "bronze", "pulsar": "pulsar"}
-"""The count that moves when a killed part works again."""
+"""The count that increases when a killed part has recovered."""
 
 
 class Interrupted(Exception):
-    """Raised inside a run when the user asked it to stop."""
+    """Raised inside a run if the user requested a stop."""
 
 
 class Demo:
-    """One run. Call ``run`` once; ``close`` ends everything that it started."""
+    """One run. Call ``run`` once; ``close`` stops everything that it started."""
 
     def __init__(self, options: DemoOptions, console: Console, stop: threading.Event) -> None:
         self.options = options
@@ -76,14 +75,14 @@ class Demo:
         self._fleet: Simulator | None = None
         self._threads: list[threading.Thread] = []
         self._killed: dict[str, tuple[float, int]] = {}
-        """Killed parts whose output has not moved since: when they were killed, and the count at that time."""
+        """Killed parts without output since: the time of the kill, and the count at that time."""
         self._ended: dict[str, int] = {}
         self._began = time.monotonic()
 
     def run(self) -> Verdict:
         """Run the demo and return the audit's verdict.
 
-        Raises Interrupted when the user asked to stop, TerminalError or TransientError when a part cannot start.
+        Raises Interrupted if the user requested a stop, TerminalError or TransientError if a part cannot start.
         """
         plan, devices, sends = plan_run(self.folder, self.options)
         with self.folder.stage("preflight and downloads"):
@@ -101,9 +100,9 @@ class Demo:
         return self.folder.audit()
 
     def check(self) -> None:
-        """Restart a part that ended by itself, as a service manager would.
+        """Restart a part that stopped by itself, as a service manager would.
 
-        Raises TransientError when it does so too often, or when a server ended.
+        Raises TransientError if that happens too often, or if a server stopped.
         """
         self._stack.check()
         for name, child in self._children.items():
@@ -111,12 +110,12 @@ class Demo:
                 self._ended[name] = self._ended.get(name, 0) + 1
                 if self._ended[name] > RESTARTS:
                     raise child.failure()
-                self.progress.say(f"{PARTS[name]} ended by itself (see {child.log}); restarting it", "yellow")
+                self.progress.say(f"{PARTS[name]} stopped by itself (see {child.log}); restarting it", "yellow")
                 self.folder.note("ended", target=name)
                 child.start()
 
     def close(self) -> None:
-        """End all devices, processes and servers that this run started."""
+        """Stop all devices, processes and servers that this run started."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -131,9 +130,9 @@ class Demo:
 
     def _start_servers(self, settings: Settings) -> list[str]:
         self._children = make_children(self.folder, self.options)
-        # The JVM of the Spark job takes as long as the servers, so they start beside each other.
+        # The JVM of the Spark job starts as slowly as the servers, so they start simultaneously.
         self._children["spark"].start()
-        self.progress.say("starting Pulsar, the MQTT broker, and beside them the Spark job")
+        self.progress.say("starting Pulsar, the MQTT broker and the Spark job")
         with self.folder.stage("servers ready"):
             self._stack.start()
         self._check_stop()
@@ -168,7 +167,7 @@ class Demo:
         self.progress.say(
             f"your own MQTT devices may publish too: {self._stack.mqtt_host}:{self._stack.mqtt_port}, topic "
             'wearables/NAME/glucose, payload {"id": "NAME-1", "ts": "2026-01-01T12:00:00Z", "glucose": 65}; commands '
-            "come back on devices/NAME/commands"
+            "arrive on devices/NAME/commands"
         )
 
     # --- the flow ---
@@ -197,11 +196,11 @@ class Demo:
                 return
             spark_starts = "rows" not in first or "spark" in self._killed
             if now - moved > (SPARK_START_S if spark_starts else STALL_S):
-                self.progress.say("nothing moves any more: going on to the audit as it is", "red")
+                self.progress.say("no progress any more; continuing with the audit", "red")
                 return
 
     def _look(self, counters: Counters) -> Counts:
-        """Look at everything once, and wait for the rest of the step."""
+        """Check everything once, and wait for the rest of the step."""
         began = time.monotonic()
         self._check_stop()
         self.check()
@@ -223,7 +222,7 @@ class Demo:
             self._stack.kill("pulsar")
         else:
             killed = self._children[target].kill()
-            self.progress.say(f"{killed} process{'es' if killed > 1 else ''} gone; restarting {title}")
+            self.progress.say(f"{killed} process{'es' if killed > 1 else ''} killed; restarting {title}")
         self._killed[target] = (began, counters.read()[_OUTPUTS[target]])
         self.folder.note("restarted", target=target)
         if target == "pulsar":
@@ -237,7 +236,7 @@ class Demo:
                 del self._killed[target]
                 self.folder.note("recovered", target=target)
                 took = time.monotonic() - began
-                self.progress.say(f"{PARTS[target]} works again: its output moves after {took:.1f} s", "green")
+                self.progress.say(f"{PARTS[target]} has recovered: its output increases after {took:.1f} s", "green")
 
     # --- the end ---
 
@@ -247,19 +246,19 @@ class Demo:
         if not self.options.keep:
             for child in parts.values():
                 child.ask()
-            for name in ("ingest", "push"):  # what writes into Pulsar and to the devices
+            for name in ("ingest", "push"):  # they write to Pulsar and to the devices
                 parts[name].wait()
             fleet.close()
         dump(read_live(settings.pulsar), self.folder.dump_file)
         if not self.options.keep:
             parts["spark"].wait()
-            # Its data is not needed any more; removing it need not keep the audit waiting.
+            # Its data is not needed any more, and the audit need not wait for its removal.
             ending = threading.Thread(target=self._stack.stop, name="end-stack")
             self._threads.append(ending)
             ending.start()
 
     def conclude(self, verdict: Verdict) -> None:
-        """Write the verdict and the report, print the verdict and how to go on."""
+        """Write the verdict and the report, print the verdict and the next commands."""
         run, keep, console = self.folder, self.options.keep, self._console
         run.audit_file.write_text(json.dumps(verdict.as_dict(), indent=2, ensure_ascii=False), encoding="utf-8")
         write_report(run, verdict)
@@ -269,8 +268,8 @@ class Demo:
         console.print(Text(f"The run took {took:.0f} s; its folder is {run.root}.", style="dim"))
         console.print(Text("Next:", style="bold"))
         following = {
-            f"pulsebridge audit {run.root}{' --live' if keep else ''}": "audit this run again",
-            f"python -m webbrowser file://{run.report_file}": "look at the report",
+            f"pulsebridge audit {run.root}{' --live' if keep else ''}": "repeat the audit of this run",
+            f"python -m webbrowser file://{run.report_file}": "open the report",
             "pulsebridge demo --chaos pulsar --keep": "kill Pulsar as well, and keep everything running",
         }
         for command, why in following.items():
@@ -288,9 +287,9 @@ def _drained(plan: Plan, counts: Counts) -> bool:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run a demo and return its exit code: 0 when the audit passed, 1 when not, 130 when interrupted.
+    """Run a demo and return its exit code. It is 0 if the audit passed, 1 if not, 130 if interrupted.
 
-    Raises TerminalError or TransientError when a part cannot start; nothing is left running then.
+    Raises TerminalError or TransientError if a part cannot start. Then everything is stopped.
     """
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -302,14 +301,14 @@ def run_demo(options: DemoOptions) -> int:
             verdict = demo.run()
             demo.conclude(verdict)
             if options.keep:
-                console.print("[bold]Everything is still running; Ctrl-C ends it.[/bold]")
+                console.print("[bold]Everything is still running; Ctrl-C stops it.[/bold]")
                 while not stop.wait(1.0):
                     demo.check()
         except Interrupted:
-            console.print("stopping: nothing is left behind")
+            console.print("stopped: all processes have ended")
             return EXIT_INTERRUPTED
         except PulsebridgeError:
-            console.print(f"[red]the demo could not go on; its logs are in {markup(str(demo.folder.logs))}[/red]")
+            console.print(f"[red]the demo could not continue; its logs are in {markup(str(demo.folder.logs))}[/red]")
             raise
         finally:
             demo.close()

@@ -1,14 +1,14 @@
-"""The folder of one run: the plan written before the start, what happened meanwhile, and what the audit reads.
+"""The folder of one run: its plan, its events, and the records for the audit.
 
 ::
 
-    manifest.json       the plan (what to expect)
+    manifest.json       the plan with the expected results
     settings.yaml       the settings of all processes of the run
     rules.yaml          the alert rules in force
     gx/                 the project of Great Expectations, with its Data Docs
     devices/            the devices' journals
-    events.jsonl        stages, kills and restarts, as they happened
-    pulsar.jsonl.gz     what Pulsar had at the end, read by the bare client
+    events.jsonl        stages, kills and restarts
+    pulsar.jsonl.gz     Pulsar's messages at the end, read by the bare client
     lakehouse/          the Delta tables and checkpoints
     logs/               a log of each process
     audit.json, report.html
@@ -56,14 +56,14 @@ class RunFolder:
         self.report_file = self.root / "report.html"
 
     def create(self) -> None:
-        """Make the folder, empty: tables and journals of an earlier run would be counted again."""
+        """Create the empty folder, so that an earlier run's tables and journals are not counted."""
         if self.manifest_file.exists():
             shutil.rmtree(self.root)
         for folder in (self.devices, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
 
     def write_manifest(self, body: Mapping[str, Any]) -> None:
-        """Write the manifest. It is there before anything starts, so that a run cut short shows as short."""
+        """Write the manifest. It exists before anything starts, so that an interrupted run is recognised."""
         text = json.dumps({"v": MANIFEST_VERSION, **body}, indent=2)
         self.manifest_file.write_text(text + "\n", encoding="utf-8")
 
@@ -73,41 +73,41 @@ class RunFolder:
             body: dict[str, Any] = json.loads(self.manifest_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.root} is not the folder of a run: there is no manifest.json",
-                remedy="give the folder that the demo printed",
+                f"{self.root} is not the folder of a run: it has no manifest.json",
+                remedy="name the folder that the demo printed",
             ) from None
         except ValueError as e:
-            raise ConfigError(f"{self.manifest_file} is not JSON: {e}", remedy="run the demo again") from e
+            raise ConfigError(f"{self.manifest_file} is not JSON: {e}", remedy="repeat the demo") from e
         if body.get("v") != MANIFEST_VERSION:
             raise ConfigError(
-                f"{self.manifest_file} has version {body.get('v')!r}, this reads {MANIFEST_VERSION}",
-                remedy="audit it with the Pulsebridge that made it",
+                f"{self.manifest_file} has version {body.get('v')!r}, this release reads {MANIFEST_VERSION}",
+                remedy="audit it with the release that created it",
             )
         return body
 
     def note(self, event: str, **fields: Any) -> None:
-        """Append an event, with the time of now."""
+        """Append an event, with the current time."""
         line = {"e": event, "us": time.time_ns() // 1000, **fields}
         with self.events_file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Note how long the block takes."""
+        """Append an event with the block's duration."""
         began = time.monotonic()
         yield
         self.note("stage", name=name, s=round(time.monotonic() - began, 3))
 
     def records(self, pulsar: PulsarSettings | None = None) -> Records:
-        """Read all records of the run. ``pulsar``: read Pulsar now instead of the dump that the demo left.
+        """Read all records of the run. ``pulsar``: read Pulsar now instead of the demo's dump.
 
         Raises ConfigError if the folder is not one of a run or lacks the dump, TransientError without Pulsar.
         """
         plan = self.manifest()["plan"]
         if pulsar is None and not self.dump_file.exists() and self.devices.exists():
             raise ConfigError(
-                f"{self.dump_file} is not there: the run ended before Pulsar was read",
-                remedy="give --live while its servers are up, or run the demo again",
+                f"{self.dump_file} does not exist: the run ended before Pulsar was read",
+                remedy="use --live while its servers are up, or repeat the demo",
             )
         rows = list(read_live(pulsar) if pulsar else read_dump(self.dump_file) if self.devices.exists() else ())
         published, acks, received = read_journals(self.devices)
@@ -124,6 +124,6 @@ class RunFolder:
         )
 
     def audit(self, pulsar: PulsarSettings | None = None) -> Verdict:
-        """Audit the run. Raises as ``records`` does."""
+        """Audit the run. Raises the same errors as ``records``."""
         events = json_lines(self.events_file) if self.events_file.exists() else ()
         return audit(self.records(pulsar), events)

@@ -1,4 +1,4 @@
-"""Sets a run up: its folder with the plan, its settings, its topics and its processes."""
+"""Sets up a run: its folder with the plan, settings, topics and processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import yaml
 
-from bridge.local.ports import free_ports
-from bridge.local.readiness import mqtt_address
-from bridge.provisioning import provision_commands
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import provision_commands
 from bridge.settings import LocalSettings, Settings
 from bridge.settings.loading import conf_path, load
 from pulsebridge.audit.rules import load_rules
@@ -23,6 +21,8 @@ from pulsebridge.demo.plan import FULL, Plan, Scale, Send, kills, make_devices, 
 from pulsebridge.demo.recordings import BUOY, GLUCOSE, VirtualDevice
 from pulsebridge.demo.recordings import load as load_recording
 from pulsebridge.demo.run_folder import RunFolder
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.readiness import mqtt_address
 from pulsebridge.processes import Child, pulsebridge_command
 
 __all__ = [
@@ -47,11 +47,11 @@ class DemoOptions:
     scale: Scale = FULL
     chaos: bool = True
     more_chaos: tuple[str, ...] = ()
-    """What is killed beside what the scale kills by itself, of ``plan.KILLABLE``."""
+    """Additional parts to kill, of ``plan.KILLABLE``."""
     keep: bool = False
     offline: bool = False
     mqtt: str | None = None
-    """URL of an MQTT broker that runs already; None: the demo starts one."""
+    """URL of a running MQTT broker; None: the demo starts one."""
     pulsar: str | None = None
     admin: str | None = None
     sets: Sequence[str] = ()
@@ -59,7 +59,7 @@ class DemoOptions:
 
 
 def plan_run(run: RunFolder, options: DemoOptions) -> tuple[Plan, list[VirtualDevice], list[Send]]:
-    """Make an empty run folder with rules, suite and manifest; return the plan, the devices and their timeline."""
+    """Create a run folder with rules, suite and manifest. Return the plan, the devices and their timeline."""
     run.create()
     shutil.copyfile(conf_path("demo/rules.yaml"), run.rules_file)
     shutil.copytree(conf_path("demo/gx"), run.expectations)
@@ -73,7 +73,7 @@ def plan_run(run: RunFolder, options: DemoOptions) -> tuple[Plan, list[VirtualDe
 
 
 def local_settings(options: DemoOptions) -> LocalSettings:
-    """Return the settings of the run's servers, on free ports chosen beforehand, since Spark starts beside them."""
+    """Return the settings of the run's servers. Their free ports are chosen first, because Spark starts in parallel."""
     mqtt, pulsar, admin = free_ports(3)
     return LocalSettings(
         offline=options.offline,
@@ -88,7 +88,7 @@ def local_settings(options: DemoOptions) -> LocalSettings:
 
 
 def write_settings(run: RunFolder, options: DemoOptions, local: LocalSettings) -> Settings:
-    """Write the settings that all processes of the run share, and return them."""
+    """Write the common settings of all processes of the run, and return them."""
     body: dict[str, Any] = yaml.safe_load(conf_path(SETTINGS).read_text(encoding="utf-8"))
     host, port = mqtt_address(local.mqtt_url or f"127.0.0.1:{local.mqtt_port}")
     body.setdefault("mqtt", {}).update(host=host, port=port)
@@ -106,7 +106,7 @@ def write_settings(run: RunFolder, options: DemoOptions, local: LocalSettings) -
 
 
 def provision(settings: Settings) -> list[str]:
-    """Create the topics of the run before anything writes or reads them. Returns the readings topics."""
+    """Create the topics of the run before any process writes or reads them. Returns the readings topics."""
     topics = [settings.pulsar.readings_topic(name) for name in settings.streaming.topics]
     with PulsarAdmin(settings.pulsar, timeout_s=30.0) as admin:
         provision_commands(admin)

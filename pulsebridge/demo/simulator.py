@@ -1,7 +1,7 @@
-"""The devices as MQTT clients: each has a connection and a journal of its own.
+"""The devices as MQTT clients, each with its own connection and journal.
 
-The sessions are persistent; commands are subscribed at QoS 1. A publish is journalled before the client has it, a
-command before its PUBACK leaves, an acknowledgement before it counts.
+The sessions are persistent; commands are subscribed at QoS 1. A publish is journalled before the client gets it, a
+command before its PUBACK is sent, an acknowledgement before it counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def now_us() -> int:
 
 
 class _Device:
-    """One device. ``send`` may be called from any thread; its other methods run on the thread of its connection."""
+    """One device. Any thread may call ``send``; its other methods run on the thread of its connection."""
 
     def __init__(self, device: VirtualDevice, settings: MqttSettings, journals: Path, client_prefix: str) -> None:
         self.device = device
@@ -62,7 +62,7 @@ class _Device:
             self.acknowledged += 1
 
     def _on_message(self, message: Message) -> None:
-        # Its PUBACK leaves after this returned.
+        # The client sends the PUBACK after this method returns.
         self.commands += 1
         body = json_object(message.payload)
         name = str(body.get("command_id", record_id(message.payload)))
@@ -73,7 +73,7 @@ class _Device:
 
 
 class Simulator:
-    """Devices that replay a timeline. ``close`` it in the end; the sessions stay at the broker."""
+    """Devices that replay a timeline. ``close`` it at the end; the sessions stay at the broker."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Simulator:
             device.journal.close()
 
     def connect(self) -> None:
-        """Connect and subscribe every device. Raises TransientError without an answer, DeniedError when refused."""
+        """Connect and subscribe every device. Raises TransientError without an answer, DeniedError if denied."""
         for device in self._devices:
             device.client.connect(_CONNECT_S)
             device.client.subscribe(device.device.command_topic, timeout=_CONNECT_S)
 
     def replay(self, sends: Sequence[Send], stop: threading.Event) -> None:
-        """Send everything when it is due, until ``stop`` is set."""
+        """Send each publish when it is due, until ``stop`` is set."""
         began = time.monotonic()
         for send in sends:
             if stop.wait(max(0.0, send.due_s - (time.monotonic() - began))):
@@ -109,7 +109,7 @@ class Simulator:
         self.sent_all = True
 
     def drain(self, stop: threading.Event, timeout_s: float = 120.0) -> None:
-        """Wait until the broker has answered for all publishes, for at most ``timeout_s`` seconds."""
+        """Wait until the broker has answered all publishes, for at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not stop.wait(0.05):
             self.check()
@@ -118,7 +118,7 @@ class Simulator:
                 return
 
     def check(self) -> None:
-        """Raise the error that ended the connection of a device for good, if there is one."""
+        """Raise the error that ended a device's connection for good, if any."""
         for device in self._devices:
             if device.client.link.failure is not None:
                 raise device.client.link.failure

@@ -8,7 +8,7 @@ try:
     from sinks.commands import CommandsSink as DefaultSource  # noqa: F401
 except ImportError as e:  # such as another package that is named sinks
     warnings.warn(
-        f"format pulsebridge_commands stays unknown: {e}; see `pulsebridge check`",
+        f"format pulsebridge_commands is unknown: {e}. Run `pulsebridge check`",
         RuntimeWarning,
         stacklevel=1,
     )

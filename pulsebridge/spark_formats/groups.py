@@ -8,7 +8,7 @@ try:
     from sinks.groups import GroupsSink as DefaultSource  # noqa: F401
 except ImportError as e:  # such as another package that is named sinks
     warnings.warn(
-        f"format pulsebridge_groups stays unknown: {e}; see `pulsebridge check`",
+        f"format pulsebridge_groups is unknown: {e}. Run `pulsebridge check`",
         RuntimeWarning,
         stacklevel=1,
     )

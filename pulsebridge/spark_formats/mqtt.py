@@ -7,4 +7,4 @@ import warnings
 try:
     from sinks.mqtt import MqttSink as DefaultSource  # noqa: F401
 except ImportError as e:  # such as another package that is named sinks
-    warnings.warn(f"format pulsebridge_mqtt stays unknown: {e}; see `pulsebridge check`", RuntimeWarning, stacklevel=1)
+    warnings.warn(f"format pulsebridge_mqtt is unknown: {e}. Run `pulsebridge check`", RuntimeWarning, stacklevel=1)

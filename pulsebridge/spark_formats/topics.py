@@ -11,4 +11,4 @@ try:
     class DefaultSource(PulsebridgeDataSource, TopicSink):
         """Pulsar topics as rows, and rows as messages of topics."""
 except ImportError as e:  # such as another package that is named sources
-    warnings.warn(f"format pulsebridge stays unknown: {e}; see `pulsebridge check`", RuntimeWarning, stacklevel=1)
+    warnings.warn(f"format pulsebridge is unknown: {e}. Run `pulsebridge check`", RuntimeWarning, stacklevel=1)

@@ -1,1 +1,1 @@
-"""Payloads that Spark itself cannot read, decoded by Python workers within limits of time, memory and output."""
+"""Decodes payloads that Spark cannot read, within limits of time, memory and output. Runs in Python workers."""

@@ -1,4 +1,4 @@
-"""Expands gzip and zstd, never beyond a limit, so that a few bytes of a device cannot fill a worker's memory."""
+"""Expands gzip and zstd up to a limit, which protects a worker's memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["expand"]
 
 _GZIP: Final = 31
 _MEMBERS: Final = 1000
-"""Members of one gzip payload: each costs a copy of what follows it."""
+"""Most members of one gzip payload: each costs a copy of the remaining bytes."""
 _WINDOW: Final = 8 * 1024 * 1024
-"""Largest zstd window that is taken, as much as its format says that every decoder should have."""
+"""Largest accepted zstd window, as the zstd format recommends for every decoder."""
 _PIECE: Final = 256
-"""Compressed bytes given to zstd at once: it cannot be told how much to give back, 8 MiB at most for so many."""
+"""Compressed bytes given to zstd in one call. Its output has no limit, but is at most 8 MiB for so many."""
 
 
 def expand(payload: bytes, compression: str, limit: int) -> bytes:
-    """Return what is in the payload. Raises ValueError where it is damaged, cut, or larger than ``limit`` bytes."""
+    """Return the expanded payload. Raises ValueError if it is damaged, cut, or larger than ``limit`` bytes."""
     return _gzip(payload, limit) if compression == "gzip" else _zstd(payload, limit)
 
 

@@ -1,7 +1,7 @@
-"""Writes what CBOR, protobuf or a Python function gave as JSON, with bounds on its length, depth and values.
+"""Writes values as JSON, with bounds on length, depth and number of values.
 
-Bytes become base64, times ISO 8601, decimals their digits in text; a number that JSON does not have (NaN, infinity)
-becomes null; a tag that is not known leaves the value in it.
+The values come from CBOR, protobuf or a Python function. Bytes become base64, times ISO 8601, decimals their digits
+in text. A number that JSON lacks (NaN, infinity) becomes null. An unknown tag is replaced by its value.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _BITS: Final = MAX_DIGITS * 3322 // 1000
 
 
 def json_of(value: object, limit: int, *, max_depth: int = 64, max_values: int = 100_000) -> str:
-    """Return the value as JSON. Raises ValueError, which names the limit, where that has more than ``limit`` bytes of
-    UTF-8, more levels, or more values.
+    """Return the value as JSON.
 
-    The bounds hold while it is written: shared references let a small CBOR payload stand for an endless document.
+    Raises ValueError, which names the limit, if that has more than ``limit`` bytes of UTF-8, more levels, or more
+    values. The bounds apply during the conversion, because shared references let a small CBOR payload expand endlessly.
     """
     plain = _Plain(limit, max_depth, max_values).of(value, 0)
     text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -35,7 +35,7 @@ def json_of(value: object, limit: int, *, max_depth: int = 64, max_values: int =
 
 
 class _Plain:
-    """Turns values into what JSON has, counting what it has made."""
+    """Converts values to JSON types and counts its output."""
 
     def __init__(self, limit: int, max_depth: int, max_values: int) -> None:
         self._limit = limit
@@ -45,7 +45,7 @@ class _Plain:
         self._made = 0
 
     def of(self, value: Any, depth: int) -> Any:
-        """Return the value as JSON has it."""
+        """Return the value in JSON types."""
         if depth > self._max_depth:
             raise ValueError(f"nested deeper than max_depth, {self._max_depth}")
         self._values += 1
@@ -88,7 +88,7 @@ class _Plain:
         return found
 
     def _integer(self, value: int) -> int | str:
-        # Larger ones would be no number in Spark; Python itself refuses to print them beyond 4,300 digits.
+        # Spark cannot read larger ones as numbers; Python refuses to print them beyond 4,300 digits.
         if value.bit_length() > _BITS:
             raise ValueError(f"a number of more than {MAX_DIGITS} digits")
         return int(value) if value.bit_length() <= 120 else self._text(hex(value))

@@ -1,8 +1,8 @@
-"""Checks CBOR and protobuf before their libraries parse them. Pure.
+"""Checks CBOR and protobuf before their libraries parse them.
 
-The libraries have no limits of their own for what a short payload can cost: a decimal with a mantissa of 1 MB takes a
-minute, 100,000 keys with one hash value take another, and two bytes of protobuf become a message with all its fields.
-A check reads the bytes once, without making objects of them.
+The libraries do not limit the cost of a short payload. A decimal with a mantissa of 1 MB takes a minute, and so do
+100,000 keys with one hash value. Two bytes of protobuf become a message with all its fields. A check reads the bytes
+once, without making objects of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.pulsar_wire.protobuf import read_varint
+from bridge.pulsar.wire.protobuf import read_varint
 
 __all__ = ["MAX_DIGITS", "MessageFields", "check_cbor", "check_protobuf", "check_size"]
 
@@ -20,7 +20,7 @@ MAX_DIGITS: Final = 1000
 _NUMBER_BYTES: Final = MAX_DIGITS * 415 // 1000
 _ODD_KEYS: Final = 256
 """Keys of maps, and elements of sets, that are neither text, bytes nor small numbers. Python's hash of other numbers is
-known to everybody, so a device can make all of them collide."""
+public, so a device can make all of them collide."""
 _SMALL: Final = 1 << 32
 
 # Major types of CBOR (RFC 8949, section 3.1).
@@ -32,17 +32,17 @@ _SHARED_TEXT: Final = 25
 _SHAREABLE: Final = 28
 _SET: Final = 258
 _REFUSED: Final = {35: "a regular expression", 36: "a MIME message"}
-"""What the library would compile or parse further; no reading is one."""
+"""Tags whose content the library would compile or parse further; readings never use them."""
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raise ValueError where a payload has more than ``limit`` bytes."""
+    """Raise ValueError if a payload has more than ``limit`` bytes."""
     if size > limit:
         raise ValueError(f"{size} bytes, max_bytes is {limit}")
 
 
 def check_cbor(body: bytes, *, max_depth: int, max_values: int) -> None:
-    """Raise ValueError, which names the limit, for CBOR that costs more than these allow, or that ends too soon.
+    """Raise ValueError, which names the limit, for CBOR that exceeds the limits or is truncated.
 
     ``max_values`` counts array elements, keys, values, tags and the pieces of strings.
     """
@@ -61,7 +61,7 @@ class _Cbor:
         self._odd_keys = 0
 
     def items(self, at: int, count: int | None, pairs: bool, hashed: bool, depth: int) -> int:
-        """Pass ``count`` items, None for all up to a break. Returns where they end.
+        """Skip ``count`` items, None for all up to a break. Returns the position after them.
 
         ``pairs``: they are keys and values; ``hashed``: all are elements of a set.
         """
@@ -92,7 +92,7 @@ class _Cbor:
         return at
 
     def _head(self, at: int) -> tuple[int, int | None, int]:
-        """Return major type, argument (None: of no definite length), and where the rest begins."""
+        """Return major type, argument (None for an indefinite length), and the position of the rest."""
         body = self._body
         head = body[at]
         at += 1
@@ -151,18 +151,18 @@ _HIGH: Final = bytes(range(128, 256))
 
 @dataclass(eq=False)
 class MessageFields:
-    """What a check has to know of a message's descriptor; descriptors may be recursive."""
+    """The facts of a message's descriptor that a check needs; descriptors may be recursive."""
 
     messages: dict[int, MessageFields] = field(default_factory=dict)
-    """By number, the fields that are messages."""
+    """Fields that are messages, by number."""
     widths: dict[int, int] = field(default_factory=dict)
-    """By number, the bytes of a number in a packed field; 0 where they vary."""
+    """Bytes of a number in a packed field, by field number; 0 if they vary."""
     count: int = 1
-    """Fields of the message: what is not there gets its default, so an empty one costs as much."""
+    """Fields of the message: missing ones get defaults, so an empty message costs as much."""
 
     @classmethod
     def of(cls, descriptor: Any, known: dict[str, MessageFields] | None = None) -> MessageFields:
-        """Return those of a descriptor of protobuf's package."""
+        """Return the fields of a descriptor of the protobuf package."""
         known = {} if known is None else known
         found = known.get(descriptor.full_name)
         if found is None:
@@ -180,7 +180,7 @@ def _type_name(one: Any) -> str:
 
 
 def check_protobuf(body: bytes, fields: MessageFields, *, max_depth: int, max_values: int) -> None:
-    """Raise ValueError, which names the limit, for a message that costs more than these allow, or that ends too soon."""
+    """Raise ValueError, which names the limit, for a message above the limits or truncated."""
     try:
         end = _Protobuf(body, max_depth, max_values).message(0, len(body), fields, 1, False)
     except IndexError:
@@ -197,7 +197,7 @@ class _Protobuf:
         self._values = 0
 
     def message(self, at: int, end: int, fields: MessageFields, depth: int, group: bool) -> int:
-        """Pass a message that ends at ``end``, or with its group. Returns where it does."""
+        """Skip a message that ends at ``end``, or with its group. Returns the position after it."""
         if depth > self._max_depth:
             raise ValueError(f"nested deeper than max_depth, {self._max_depth}")
         body = self._body

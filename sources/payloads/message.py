@@ -11,18 +11,18 @@ __all__ = ["Message"]
 
 @dataclass(frozen=True)
 class Message:
-    """A message around its payload.
+    """The topic, device and properties of a payload.
 
-    A decoder is a function ``decode(payload: bytes, message: Message) -> Mapping | Iterable[Mapping] | None``: a row, any
-    number of rows, or None for what is not a reading. What it raises is the fault of that payload alone.
+    A decoder is a function ``decode(payload: bytes, message: Message) -> Mapping | Iterable[Mapping] | None``. It
+    returns a row, any number of rows, or None for a payload that is not a reading. An error fails only that payload.
     """
 
     topic: str = ""
     """MQTT topic."""
     device: str | None = None
     captures: Mapping[str, str] = field(default_factory=dict)
-    """What the names in the filter stand for in the topic."""
+    """Parts of the topic captured by the names in the filter."""
     arrival_time: datetime | None = None
-    """When ingest took it, in UTC."""
+    """When ingest received it, in UTC."""
     user_properties: tuple[tuple[str, str], ...] = ()
     """MQTT 5 user properties, in their order."""

@@ -1,8 +1,8 @@
-"""Decodes payloads in a process of its own, which the kernel ends when a payload takes too long.
+"""Decodes payloads in a separate process, which the kernel ends after a time limit.
 
 Python cannot interrupt C code, or a function that catches everything. So the process sets two timers for each payload,
-one of processor time and one of time, whose signals end it: no code runs for that, in C or Python. Its memory has a
-limit as well. Such a process ends by itself when the one that made it is gone, even in the middle of a payload.
+one of processor time and one of real time. Their signals end it without running C or Python code. Its memory is
+limited as well. The process also ends if its parent process is gone, even during a payload.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sources.payloads.message import Message
 __all__ = ["DecoderProcess", "Limits", "Unpacked"]
 
 _PATIENCE: Final = 10
-"""Times ``seconds`` that a payload may take while it waits, for another process or a network."""
+"""Factor of ``seconds`` allowed to a payload that waits for a process or a network."""
 _MIB: Final = 1024 * 1024
 _ANSWER_BYTES: Final = 8 * _MIB
-"""Beyond this an answer leaves the other payloads to the next one: a few bytes may expand to ``max_bytes`` each."""
+"""Above this size an answer omits the remaining payloads. Each payload may expand to ``max_bytes``."""
 _NO_MEMORY: Final = 3
-"""Exit code of a process that has used its memory. A new one begins without what this one has kept."""
+"""Exit code of a process that has used its memory. A new one starts with empty memory."""
 
 Row = tuple[int, bytes, Message]
 """Number of the decoder, payload, and the message around it."""
 
 
 class Unpacked(NamedTuple):
-    """What a payload gave: one of the three."""
+    """The result of a payload: one of the three."""
 
     body: bytes | None = None
     document: str | None = None
@@ -43,7 +43,7 @@ class Unpacked(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a decoder may use for a payload."""
+    """The resources that a decoder may use for a payload."""
 
     seconds: float
     """Processor time."""
@@ -51,22 +51,22 @@ class Limits(NamedTuple):
 
 
 class DecoderProcess:
-    """The process, made when it is first asked, and again after a payload has ended it. One thread may use it."""
+    """The process, started at first use and after a payload has ended it. Only one thread may use it."""
 
     def __init__(
         self, unpackers: Mapping[int, Callable[[bytes, Message], Unpacked]], limits: Mapping[int, Limits]
     ) -> None:
-        """Both by the number of the decoder."""
+        """Both arguments are by the number of the decoder."""
         self._unpackers = unpackers
         self._limits = limits
         self._context = get_context("fork")
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self.started = 0
-        """How many processes were made."""
+        """Number of started processes."""
 
     def decode(self, rows: Sequence[Row]) -> Iterator[Unpacked]:
-        """Yield what each payload gives. One that ends the process twice, the second time alone, is a fault."""
+        """Yield the result of each payload. One that ends the process twice, the second time alone, is a fault."""
         while rows:
             found = self._ask(rows)
             if isinstance(found, str):
@@ -85,12 +85,12 @@ class DecoderProcess:
         return Unpacked(fault=found) if isinstance(found, str) else found[0]
 
     def _ask(self, rows: Sequence[Row]) -> list[Unpacked] | str:
-        """Return what the first payloads give, one at least, or why the process ended."""
+        """Return the results of the first payloads, at least one, or why the process ended."""
         pipe = self._pipe or self._start()
         limits = self._limits[rows[0][0]]
         try:
             pipe.send_bytes(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL))
-            # The process ends itself sooner, unless a function has replaced its timers.
+            # The process ends itself earlier, unless a function has replaced its timers.
             if pipe.poll(sum(self._limits[row[0]].seconds for row in rows) * _PATIENCE + 2 * _PATIENCE):
                 return [Unpacked(*one) for one in pickle.loads(pipe.recv_bytes())]
         except (EOFError, OSError):
@@ -102,7 +102,7 @@ class DecoderProcess:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, ours, self._unpackers, self._limits), daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of threads: this process has none that a decoder waits for.
+            # Python 3.12 warns of threads: no decoder waits for a thread of this process.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
@@ -139,14 +139,14 @@ def _serve(
     unpackers: Mapping[int, Callable[[bytes, Message], Unpacked]],
     limits: Mapping[int, Limits],
 ) -> None:
-    """Answer until the other side is gone. Runs in the new process."""
+    """Answer until the parent process closes the pipe. Runs in the new process."""
     other_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     _limit_memory(max(one.memory_mb for one in limits.values()))
-    with suppress(EOFError, OSError):  # the other side is gone
+    with suppress(EOFError, OSError):  # the parent has closed the pipe
         while True:
             try:
                 pipe.send_bytes(_answer(pipe.recv_bytes(), unpackers, limits))
@@ -175,7 +175,7 @@ def _answer(
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Let this process have so much more than it has now. Only Linux tells how much that is."""
+    """Allow this process so much more memory than it has now. Only Linux reports that amount."""
     import resource
 
     with suppress(OSError, ValueError, StopIteration):

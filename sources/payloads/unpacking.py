@@ -1,8 +1,8 @@
-"""Decodes in Python what Spark cannot read: compressed payloads, Avro, CBOR, protobuf, and by functions of one's own.
+"""Decodes in Python payloads that Spark cannot read.
 
-Spark's ``from_avro`` and ``from_protobuf`` need jars that pyspark does not carry. Nothing that a device sends raises: what
-is wrong with a payload is its fault, in words. What a payload may cost is checked before it is parsed (``limits``), and bounded
-while it is (``process``).
+These are compressed payloads, Avro, CBOR, protobuf, and payloads for user functions. Spark's ``from_avro`` and
+``from_protobuf`` need jars that pyspark lacks. No payload raises an error: an invalid one has a fault, in words. Its
+cost is checked before it is parsed (``limits``), and bounded during that (``process``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError, MissingExtraError
+from bridge.routing.templates import Filter
 from bridge.settings.tables import Decoding
-from bridge.topic_templates import Filter
 from sources.payloads.compression import expand
 from sources.payloads.documents import json_of
 from sources.payloads.limits import MessageFields, check_cbor, check_protobuf, check_size
@@ -36,20 +36,20 @@ _ADDED: Final = (("_body", "binary"), ("_document", "string"), ("_broken", "stri
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _ASKED_ROWS: Final = 256
 _ASKED_BYTES: Final = 2 * 1024 * 1024
-"""So many payloads go to the decoders' process together; where one of them ends it, each goes once more alone."""
+"""Most payloads sent to the decoders' process together. If one of them ends it, each is resent alone."""
 _WORDS: Final = 300
 
 Reader = Callable[[bytes, Message], object]
-"""Payload and message in, a value as JSON has it out."""
+"""Converts payload and message to a value of JSON types."""
 
 
 def needs_python(decoding: Decoding) -> bool:
-    """Whether its payloads go through Python."""
+    """Whether its payloads need Python."""
     return decoding.compression is not None or decoding.format in (*_READERS, "python")
 
 
 def with_descriptor(decoding: Decoding) -> Decoding:
-    """Return it with the content of the file that it names, as executors need it. Raises ConfigError."""
+    """Return it with the content of its descriptor file, which executors need. Raises ConfigError."""
     if decoding.descriptor is None:
         return decoding
     try:
@@ -63,10 +63,10 @@ def with_descriptor(decoding: Decoding) -> Decoding:
 
 
 def unpacker(decoding: Decoding, function: Callable[..., Any] | None = None) -> Callable[[bytes, Message], Unpacked]:
-    """Return what decodes one payload, given with its message; ``function``: that of the decoding, already imported.
+    """Return the decoder of one payload with its message. ``function`` is that of the decoding, already imported.
 
-    Raises MissingExtraError for a package that is not installed, ConfigError for a message or a function that is not
-    there. What is returned raises MemoryError alone.
+    Raises MissingExtraError for a package that is not installed, ConfigError for a missing message or function. The
+    decoder itself raises only MemoryError.
     """
     if decoding.compression == "zstd":
         _package("zstandard")
@@ -92,8 +92,8 @@ def unpacker(decoding: Decoding, function: Callable[..., Any] | None = None) -> 
             )
             return Unpacked(document=document)
         except MemoryError:
-            raise  # it may be what earlier payloads have left
-        except Exception as e:  # noqa: BLE001 — whatever a payload makes a library or a function raise is its fault
+            raise  # earlier payloads may have caused it
+        except Exception as e:  # noqa: BLE001 — any error of a library or a function is a fault of the payload
             return Unpacked(fault=f"{what}: {type(e).__name__}: {e}"[:_WORDS])
 
     return unpack
@@ -103,14 +103,14 @@ def _avro(decoding: Decoding) -> Reader:
     fastavro = _package("fastavro")
     try:
         schema = fastavro.parse_schema(json.loads(decoding.avro_schema or ""))
-    except Exception as e:  # whatever it raises about a schema, the schema is what must change
+    except Exception as e:  # any error about a schema requires another schema
         raise ConfigError(f"fastavro refuses the schema: {e}", remedy="correct avro_schema") from e
 
     def read(body: bytes, message: Message) -> object:
         stream = io.BytesIO(body)
         found: object = fastavro.schemaless_reader(stream, schema, None)
         if stream.tell() < len(body):
-            raise ValueError(f"{len(body) - stream.tell()} bytes behind the record")
+            raise ValueError(f"{len(body) - stream.tell()} bytes after the record")
         return found
 
     return read
@@ -140,7 +140,7 @@ def _protobuf(decoding: Decoding) -> Reader:
         kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except KeyError as e:
         raise ConfigError(f"the descriptor has no message {name!r}", remedy="give its full name") from e
-    except Exception as e:  # whatever it raises about a descriptor, the descriptor is what must change
+    except Exception as e:  # any error about a descriptor requires another descriptor
         raise ConfigError(
             f"protobuf refuses the descriptor: {e}", remedy="make it with protoc --include_imports -o FILE"
         ) from e
@@ -169,13 +169,13 @@ def _function(decoding: Decoding) -> Callable[..., Any]:
     module, _, name = (decoding.function or "").partition(":")
     try:
         call = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except Exception as e:  # the module is the user's: importing it may raise anything
+    except Exception as e:  # importing the user's module may raise anything
         raise ConfigError(
             f"function {decoding.function!r} cannot be imported: {type(e).__name__}: {e}",
             remedy="install its package on driver and executors, or put it on PYTHONPATH",
         ) from e
     if not callable(call):
-        raise ConfigError(f"function {decoding.function!r} is no function", remedy="give module:function")
+        raise ConfigError(f"function {decoding.function!r} is not a function", remedy="give module:function")
     found: Callable[..., Any] = call
     return found
 
@@ -190,7 +190,7 @@ def _rows_of(decoding: Decoding, call: Callable[..., Any]) -> Reader:
             raise ValueError(f"more rows than max_elements, {decoding.max_elements}")
         for row in rows:
             if not isinstance(row, Mapping):
-                raise TypeError(f"{decoding.function} gives a {type(row).__name__} where a row is a mapping")
+                raise TypeError(f"{decoding.function} returns a {type(row).__name__}, a row must be a mapping")
         return rows
 
     return read
@@ -214,15 +214,15 @@ def _package(name: str) -> Any:
         ) from e
 
 
-_Recipe = Sequence[tuple[Decoding, bytes | None]]
-"""What executors get: decodings, and the code of their functions."""
+_Decoders = Sequence[tuple[Decoding, bytes | None]]
+"""The decodings for executors, with the code of their functions."""
 
 
 def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
-    """Add ``_body`` (the payload, expanded), ``_document`` (JSON) or ``_broken`` (what is wrong with it) to rows with the
-    number ``_n`` of their decoding. All rows go through Python, so that a stream is read once.
+    """Add ``_body`` (the expanded payload), ``_document`` (JSON) or ``_broken`` (the fault) to rows.
 
-    Raises ConfigError or MissingExtraError, with the filter, for what could not decode on this machine.
+    Column ``_n`` has the number of a row's decoding. All rows go through Python, so that a stream is read once. Raises
+    ConfigError or MissingExtraError, with the filter, for a decoding that this machine cannot run.
     """
     for one in decodings:
         try:
@@ -232,35 +232,35 @@ def unpack_rows(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
     from pyspark import cloudpickle
 
     dumps: Any = cloudpickle.dumps
-    # A function of a module that was loaded from its file goes along by its code.
-    recipe = [(one, dumps(_function(one)) if one.format == "python" else None) for one in decodings]
+    # A function of a module loaded from its file is pickled with its code.
+    decoders = [(one, dumps(_function(one)) if one.format == "python" else None) for one in decodings]
     schema = rows.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _ADDED)).schema
-    return rows.mapInArrow(functools.partial(_unpack_batches, recipe), schema)
+    return rows.mapInArrow(functools.partial(_unpack_batches, decoders), schema)
 
 
 _of_worker: tuple[object, DecoderProcess] | None = None
-"""A Python worker of Spark works for one task after the other, mostly of one query; the process stays with it."""
+"""A Python worker of Spark runs many tasks, mostly of one query. It keeps this process."""
 
 
-def _process_of(recipe: _Recipe) -> DecoderProcess:
+def _process_of(decoders: _Decoders) -> DecoderProcess:
     global _of_worker
     if _of_worker is not None:
         known, process = _of_worker
-        if known == recipe:
+        if known == decoders:
             return process
         process.close()
     process = DecoderProcess(
-        {n: unpacker(one, None if code is None else pickle.loads(code)) for n, (one, code) in enumerate(recipe)},
-        {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(recipe)},
+        {n: unpacker(one, None if code is None else pickle.loads(code)) for n, (one, code) in enumerate(decoders)},
+        {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(decoders)},
     )
-    _of_worker = recipe, process
+    _of_worker = decoders, process
     return process
 
 
-def _unpack_batches(recipe: _Recipe, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Called by Spark on an executor for a partition. Gives more batches than it takes, as small payloads grow."""
-    process = _process_of(recipe)
-    filters = [Filter.parse(one.filter) for one, _ in recipe]
+def _unpack_batches(decoders: _Decoders, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Called by Spark on an executor for a partition. Yields more batches than it reads, as small payloads grow."""
+    process = _process_of(decoders)
+    filters = [Filter.parse(one.filter) for one, _ in decoders]
     for batch in batches:
         found: list[Unpacked] = []
         size = start = 0
@@ -276,7 +276,7 @@ def _unpack_batches(recipe: _Recipe, batches: Iterable[pa.RecordBatch]) -> Itera
 
 
 def _asked(batch: pa.RecordBatch, filters: Sequence[Filter]) -> Iterator[list[tuple[int, bytes, Message]]]:
-    """Yield the rows of a batch, some at a time."""
+    """Yield the rows of a batch in groups."""
     names = ("_n", "payload", "mqtt_topic", "device", "arrival_time", "user_properties")
     rows: list[tuple[int, bytes, Message]] = []
     size = 0

@@ -1,1 +1,1 @@
-"""What a payload is made of: bytes into a document, a document into columns, with bounds on what each may cost."""
+"""Decoding of payloads: bytes to documents, documents to columns, each with a bounded cost."""

@@ -1,8 +1,8 @@
-"""The declared fields of a payload in Spark: parsed once, and what is left over only where something may be. SQL as text.
+"""Builds SQL for the declared fields of a payload, and for its possible leftovers.
 
-Parsing twice costs twice. So a document is looked at again only where a count says that it may hold more than was taken:
-each key of JSON is a quoted text before a colon, and each field that is there has one. As many keys as fields: every key
-is a declared one and fits its type.
+Parsing twice costs twice. So a document is parsed a second time only if a count allows leftovers. Each JSON key is a
+quoted text before a colon, and each present field has one. If the keys are not more than the fields, each key is a
+declared field and fits its type.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _OPTIONS: Final = (
 _KEYS: Final = r"regexp_count({0}, r'\"\s*:')"
 _WHOLE: Final = ("tinyint", "smallint", "int", "bigint", "string")
 _MORE: Final = 16
-"""How many fields a CSV line may have beyond those that are named; they are unknown ones."""
+"""Most unknown fields of a CSV line after the named ones."""
 
 
 @dataclass(frozen=True)
 class JsonFields:
-    """The fields of a JSON object; ``hidden`` ones are read beside them, as text, and are no columns."""
+    """The fields of a JSON object. ``hidden`` fields are also read, as text, and are not columns."""
 
     declared: StructType
     hidden: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
     def parsed(self, text: str) -> str:
-        """Return what a document gives: ``d``, its fields, and ``_bad`` where it is no JSON or something does not fit.
+        """Return the parsed document: its fields ``d``, and ``_bad`` for invalid JSON or unfit values.
 
-        It stands in an object of our own, for Spark does not look at what follows the end of a document.
+        It is wrapped in an object, because Spark ignores text after the end of a document.
         """
         fields = [f"{quoted(f.name)}: {ddl_of(f.dataType)}" for f in self.declared.fields]
         fields += [f"{quoted(name)}: string" for name in self.hidden]
@@ -50,28 +50,26 @@ class JsonFields:
             f"{literal('d struct<' + ', '.join(fields) + '>, _bad string')}, {_OPTIONS})"
         )
 
-    def all_taken(self, parsed: str, text: str) -> str:
-        """Return whether the document is an object of which each key is a field that fits."""
-        there = [_there(f"{parsed}.d.{quoted(f.name)}", f.dataType) for f in self.declared.fields]
-        there += [f"int({parsed}.d.{quoted(name)} IS NOT NULL)" for name in self.hidden]
-        return (
-            f"({parsed}._bad IS NULL AND {parsed}.d IS NOT NULL AND {_KEYS.format(text)} <= {' + '.join(there) or '0'})"
-        )
+    def all_read(self, parsed: str, text: str) -> str:
+        """Return whether the document is an object whose keys are all fields that fit."""
+        present = [_present(f"{parsed}.d.{quoted(f.name)}", f.dataType) for f in self.declared.fields]
+        present += [f"int({parsed}.d.{quoted(name)} IS NOT NULL)" for name in self.hidden]
+        return f"({parsed}._bad IS NULL AND {parsed}.d IS NOT NULL AND {_KEYS.format(text)} <= {' + '.join(present) or '0'})"
 
     def fields(self, parsed: str) -> str:
-        """Return the declared fields as a struct, in which numbers that are none (infinite ones) are null."""
+        """Return the declared fields as a struct, with null for infinite numbers."""
         return _finite(f"{parsed}.d", self.declared, also=bool(self.hidden))
 
     def left(self, document: str, parsed: str) -> str:
-        """Return what is unknown or does not fit, as a map of variants, of a document in our object; null: no object."""
+        """Return a wrapped document's unknown and unfit fields as a map of variants. It is null without an object."""
         tree: dict[str, Any] = {f.name: f.dataType for f in self.declared.fields}
         tree |= dict.fromkeys(self.hidden)
         for path in self.ignored:
             _ignore(tree, path.split("."))
         return _left(f"try_variant_get({document}, '$.d', '{MAP}')", tree, f"{parsed}.d", 0)
 
-    def place(self, steps: Sequence[str | int], parsed: str) -> str | None:
-        """Return the text at a path, as far as it was parsed in a type that keeps it as it is."""
+    def text_at(self, steps: Sequence[str | int], parsed: str) -> str | None:
+        """Return the text at a path if its parsed type preserves it."""
         if len(steps) == 1 and steps[0] in self.hidden:
             return f"{parsed}.d.{quoted(str(steps[0]))}"
         kind: Any = self.declared
@@ -86,7 +84,7 @@ class JsonFields:
 
 @dataclass(frozen=True)
 class TextFields:
-    """The fields of a line of CSV, or the one field of a raw payload: text, each cast to its type."""
+    """The fields of a CSV line, or the one field of a raw payload. Each is text, cast to its type."""
 
     declared: StructType
     names: tuple[str, ...]
@@ -102,7 +100,7 @@ class TextFields:
         return (*self.names, *(name for name in more if name not in self.names))
 
     def parsed(self, text: str) -> str:
-        """Return the fields as text, null for what is not one line, or has far too many: Spark would raise."""
+        """Return the fields as text. Several lines or far too many fields give null, because Spark would raise."""
         if self.separator is None:
             return f"named_struct({literal(self.names[0])}, {text})"
         separator = literal(self.separator)
@@ -114,8 +112,8 @@ class TextFields:
             f"from_csv({line}, {schema}, map('mode', 'PERMISSIVE', 'sep', {separator})) END"
         )
 
-    def all_taken(self, parsed: str, text: str) -> str:
-        """Return whether there may be nothing left; the fields say it themselves."""
+    def all_read(self, parsed: str, text: str) -> str:
+        """Return whether leftovers are impossible. That depends on the fields, so it is false."""
         return "false"
 
     def fields(self, parsed: str) -> str:
@@ -124,7 +122,7 @@ class TextFields:
         return f"named_struct({', '.join(pairs)})"
 
     def left(self, document: str, parsed: str) -> str:
-        """Return what is unknown or does not fit, as a map of texts; null where there are no fields."""
+        """Return unknown and unfit fields as a map of texts; null without fields."""
         kinds = {f.name: f.dataType for f in self.declared.fields}
         pairs = []
         for name in self._all:
@@ -137,7 +135,7 @@ class TextFields:
         made = f"map({', '.join(pairs)})" if pairs else "map('', CAST(NULL AS STRING))"
         return f"CASE WHEN {parsed} IS NOT NULL THEN map_filter({made}, (k, v) -> v != '') END"
 
-    def place(self, steps: Sequence[str | int], parsed: str) -> str | None:
+    def text_at(self, steps: Sequence[str | int], parsed: str) -> str | None:
         """Return the text of a field."""
         if not steps and self.separator is None:
             return f"{parsed}.{quoted(self.names[0])}"
@@ -162,12 +160,12 @@ def _struct_fields(kind: DataType) -> Any:
     return kind.fields if kind.typeName() == "struct" else ()  # type: ignore[attr-defined]
 
 
-def _there(column: str, kind: DataType) -> str:
-    """Return how many fields are there: the column, and all those below it."""
+def _present(column: str, kind: DataType) -> str:
+    """Return the number of present fields: the column, and all those below it."""
     one = (
         f"int(coalesce(abs({column}) < double('infinity'), false))" if _is_float(kind) else f"int({column} IS NOT NULL)"
     )
-    below = [_there(f"{column}.{quoted(f.name)}", f.dataType) for f in _struct_fields(kind)]
+    below = [_present(f"{column}.{quoted(f.name)}", f.dataType) for f in _struct_fields(kind)]
     return " + ".join([one, *below])
 
 
@@ -185,7 +183,7 @@ def _finite(column: str, kind: DataType, *, also: bool = False) -> str:
 
 
 def _ignore(tree: dict[str, Any], names: Sequence[str]) -> None:
-    """Put a field that is not wanted into the tree of those that are known; what is declared stays."""
+    """Add an ignored field to the tree of known fields. Declared fields stay."""
     name, *rest = names
     below = tree.get(name)
     if below is not None and not isinstance(below, dict) and below.typeName() == "struct" and rest:
@@ -198,7 +196,7 @@ def _ignore(tree: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def _left(here: str, tree: Mapping[str, Any], parsed: str | None, depth: int) -> str:
-    """Return of a map of variants what the tree does not know: by a name, None is known and wanted by nobody."""
+    """Return the entries of a map of variants that the tree does not have. A value None in the tree is ignored."""
     key, value = f"k{depth}", f"v{depth}"
     cases = []
     for name, kind in tree.items():
@@ -209,27 +207,27 @@ def _left(here: str, tree: Mapping[str, Any], parsed: str | None, depth: int) ->
 
 
 def _of_field(value: str, kind: Any, column: str | None, depth: int) -> str:
-    """Return what is left of a known field's value, null for nothing."""
+    """Return the leftover of a known field's value, null for none."""
     if kind is None:
         return "NULL"
     given = f"CASE WHEN NOT is_variant_null({value}) THEN {value} END"
     if isinstance(kind, Mapping) or kind.typeName() == "struct":
         below = kind if isinstance(kind, Mapping) else {f.name: f.dataType for f in kind.fields}
         inside = f"try_variant_get({value}, '$', '{MAP}')"
-        # The lambda gives what is left a name: written twice on each level it would double with each.
+        # The lambda names the leftover: written twice on each level, it would double with each level.
         left, some = f"array({_left(inside, below, column, depth + 1)})", f"m{depth}"
         made = f"transform({left}, {some} -> CASE WHEN size({some}) > 0 THEN to_variant_object({some}) END)[0]"
         return f"CASE WHEN {inside} IS NULL THEN {given} ELSE {made} END"
     assert column is not None
     if kind.typeName() in ("array", "map"):
-        return f"CASE WHEN {_less(value, kind, column)} THEN {given} END"
+        return f"CASE WHEN {_is_partial(value, kind, column)} THEN {given} END"
     fits = f"abs({column}) < double('infinity')" if _is_float(kind) else f"{column} IS NOT NULL"
     return f"CASE WHEN NOT coalesce({fits}, false) THEN {given} END"
 
 
-def _less(value: str, kind: DataType, column: str) -> str:
-    """Return whether an array or a map took less than was given: it is left as a whole."""
+def _is_partial(value: str, kind: DataType, column: str) -> str:
+    """Return whether an array or a map was parsed partly. Then it is left over as a whole."""
     schema = literal(f"d {ddl_of(kind)}, _bad string")
-    again = f"from_json(concat('{{\"d\":', to_json({value}), '}}'), {schema}, {_OPTIONS})._bad IS NOT NULL"
+    unfit = f"from_json(concat('{{\"d\":', to_json({value}), '}}'), {schema}, {_OPTIONS})._bad IS NOT NULL"
     keys = functools.partial(_KEYS.format)
-    return f"({column} IS NULL OR {keys(f'to_json({value})')} > {keys(f'to_json({column})')} OR {again})"
+    return f"({column} IS NULL OR {keys(f'to_json({value})')} > {keys(f'to_json({column})')} OR {unfit})"

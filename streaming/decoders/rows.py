@@ -1,7 +1,7 @@
-"""What the rows of every table have: device, captures, id, time, metric and position. SQL as text.
+"""Builds SQL for the columns of all tables: device, captures, id, time, metric and position.
 
-Id and time are where the decoding says, else where the topic rule says that took the message: the envelope of each message
-names it; ``reading_id`` and ``reading_time`` of it are templates (``bridge.topic_templates``).
+The decoding names the path of id and time, or else the topic rule that received the message. Each message's envelope
+names that rule. Its ``reading_id`` and ``reading_time`` are templates (``bridge.routing.templates``).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from bridge.contract import P_INGEST
+from bridge.routing.patterns import meet
+from bridge.routing.templates import Filter, Template
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding, path_steps
-from bridge.topic_patterns import meet
-from bridge.topic_templates import Filter, Template
 from streaming.decoders.times import as_timestamp, words_for
 from streaming.sql import by_number, captured, json_path, literal
 
@@ -24,13 +24,13 @@ __all__ = [
     "ARRIVAL",
     "POSITION",
     "Path",
-    "Place",
+    "PathText",
     "captures",
     "device",
     "message_columns",
     "metric_of",
     "row_id",
-    "said",
+    "text_of",
     "time_columns",
     "top_names",
 ]
@@ -41,22 +41,22 @@ POSITION: Final = (
 )
 ARRIVAL: Final = "arrival_time, __publishTime"
 Path = tuple[str | int, ...]
-Place = Callable[[Path], str]
+PathText = Callable[[Path], str]
 """The text at a path of the payload, as SQL."""
 Part = Literal["id", "time"]
 _NONE: Final = "CAST(NULL AS STRING)"
 
 
 def message_columns(rows: DataFrame) -> list[str]:
-    """Return the source's columns; what begins with one underscore is added on the way."""
+    """Return the source's columns. Names with one leading underscore are added during decoding."""
     return [name for name in rows.columns if not name.startswith("_") or name.startswith("__")]
 
 
 def captures(message: Sequence[str], decodings: Sequence[Decoding]) -> dict[str, str]:
-    """Return the captures of the filters that are columns: those that no column of the message is called like."""
+    """Return the captures of the filters as columns, without names of the message's columns."""
     filters = [Filter.parse(one.filter) for one in decodings]
-    taken = {name.lower() for name in message}
-    names = [n for of in filters for n in of.names if n is not None and n.lower() not in taken]
+    used = {name.lower() for name in message}
+    names = [n for of in filters for n in of.names if n is not None and n.lower() not in used]
     return {
         name: by_number([captured(of, name) if name in of.names else _NONE for of in filters])
         for name in dict.fromkeys(names)
@@ -64,33 +64,33 @@ def captures(message: Sequence[str], decodings: Sequence[Decoding]) -> dict[str,
 
 
 def device(decodings: Sequence[Decoding], fallback: str = _NONE) -> str:
-    """Return the message's device, else what the filter captures as one."""
+    """Return the message's device, else the device that the filter captures."""
     filters = [Filter.parse(one.filter) for one in decodings]
     found = by_number([captured(of, "device") if "device" in of.names else fallback for of in filters])
     return f"coalesce(device, {found}, {fallback})"
 
 
 def row_id(given: str, shared: str) -> str:
-    """Return the id of a row: ``given`` by its payload, with the element where it is that of a whole message."""
+    """Return the id of a row. ``given`` is by its payload, with the element's number if the id is a whole message's."""
     element = "concat('#', CAST(_element AS STRING))"
-    place = f"concat_ws(':', ledger_id, entry_id, batch_index), {element}"
+    position = f"concat_ws(':', ledger_id, entry_id, batch_index), {element}"
     own = f"concat({given}, CASE WHEN {shared} THEN {element} ELSE '' END)"
-    return f"coalesce({own}, concat({place}))"
+    return f"coalesce({own}, concat({position}))"
 
 
 def time_columns(decodings: Sequence[Decoding]) -> tuple[str, str]:
-    """Return the time that the text ``_time`` says, and what is wrong with it where that, as ``_read``, is null."""
+    """Return the time of ``_time``, and the error if that time, as ``_read``, is null."""
     times = by_number([as_timestamp("_time", one.time_unit, one.time_zone) for one in decodings])
     words = by_number([words_for("_time", one.time_unit) for one in decodings])
     return times, f"CASE WHEN _read IS NULL AND _time IS NOT NULL THEN {words} END"
 
 
-def said(decoding: Decoding, part: Part, rules: Sequence[TopicRule], row: Place) -> str:
-    """Return the id or the time of a row: at a path in its document, or in the message, or as SQL; else by its rule."""
+def text_of(decoding: Decoding, part: Part, rules: Sequence[TopicRule], row: PathText) -> str:
+    """Return a row's id or time. Its source is a path in its document or the message, SQL, else its rule."""
     text = getattr(decoding, part)
     if text is None:
-        place = _in_message if decoding.many else row
-        return _by_name((rule, _filled(of, place)) for rule, of in _templates(rules, decoding, part))
+        path_text = _in_message if decoding.many else row
+        return _by_name((rule, _filled(of, path_text)) for rule, of in _templates(rules, decoding, part))
     if text.startswith("$$"):
         return _in_message(path_steps(text[1:]))
     return row(path_steps(text)) if text.startswith("$") else str(text)
@@ -101,7 +101,7 @@ def _in_message(path: Path) -> str:
 
 
 def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]:
-    """Return the names of fields at the top of a row's document in which its id or time is said to be."""
+    """Return the top-level fields of a row's document that contain its id or time."""
     found: list[str] = []
     for part in ("id", "time"):
         text = getattr(decoding, part)
@@ -113,7 +113,7 @@ def top_names(decoding: Decoding, rules: Sequence[TopicRule]) -> tuple[str, ...]
 
 
 def metric_of(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
-    """Return what the capture ``metric`` stands for, of the decoding's filter or the rule's; else the last level."""
+    """Return the capture ``metric`` of the decoding's filter or the rule's, else the last level."""
     own = Filter.parse(decoding.filter)
     last = "element_at(split(mqtt_topic, '/', -1), -1)"
     if "metric" in own.names:
@@ -124,9 +124,9 @@ def metric_of(decoding: Decoding, rules: Sequence[TopicRule]) -> str:
 
 
 def _by_name(columns: Iterable[tuple[str, str]]) -> str:
-    took = f"get_json_object(try_element_at(__messageProperties, {literal(P_INGEST)}), '$.rule')"
+    rule = f"get_json_object(try_element_at(__messageProperties, {literal(P_INGEST)}), '$.rule')"
     cases = " ".join(f"WHEN {literal(name)} THEN {column}" for name, column in columns)
-    return f"CASE {took} {cases} END" if cases else _NONE
+    return f"CASE {rule} {cases} END" if cases else _NONE
 
 
 def _templates(rules: Sequence[TopicRule], decoding: Decoding, part: str) -> list[tuple[str, Template]]:
@@ -139,7 +139,7 @@ def _templates(rules: Sequence[TopicRule], decoding: Decoding, part: str) -> lis
     return found
 
 
-def _filled(template: Template, place: Place) -> str:
+def _filled(template: Template, path_text: PathText) -> str:
     fields = {field.name: field for field in template.fields}
     pieces: list[str] = []
     for text, name in template.parts:
@@ -147,15 +147,15 @@ def _filled(template: Template, place: Place) -> str:
             pieces.append(literal(text))
         if name in fields:
             field = fields[name]
-            found = place(field.steps) if field.property is None else _user_property(field.property)
-            pieces.append(f"nullif({found}, '')")  # as ingest: empty is none
+            found = path_text(field.steps) if field.property is None else _user_property(field.property)
+            pieces.append(f"nullif({found}, '')")  # empty means missing, as in ingest
         elif name is not None:
             pieces.append(_of_topic(template.of, name))
     return f"concat({', '.join(pieces)})"
 
 
 def _user_property(name: str) -> str:
-    """Return a user property; two different ones are none, for either could be meant."""
+    """Return a user property. Two different values count as none, because either could be meant."""
     named = f"filter(user_properties, one -> one.name <=> {literal(name)})"
     values = f"array_distinct(transform({named}, one -> one.value))"
     return f"CASE WHEN size({values}) = 1 THEN try_element_at({values}, 1) END"

@@ -1,9 +1,9 @@
-"""Reads the times that messages carry: ISO 8601 with a date, or numbers since the epoch in a unit. SQL as text.
+"""Builds SQL that reads times: ISO 8601 with a date, or numbers since the epoch.
 
-``1700000000``, ``"1700000000.25"`` and ``1.7e9`` are one time. Numbers are read exactly, to nine places after the point,
-and rounded down to µs. What is no time of the years 1 to 9999 is none: Python, and many a reader of the tables, knows no
-others. A time of day without a date is none either: Spark would take today's, and another day when a batch runs again.
-The session's time zone has no part in it.
+``1700000000``, ``"1700000000.25"`` and ``1.7e9`` are valid times. Numbers are read exactly, to nine decimals, and
+rounded down to µs. Times outside the years 1 to 9999 are invalid, because Python and many readers of the tables do not
+know others. A time of day without a date is invalid as well. Spark would add the current date, which changes if the
+batch is repeated. The session's time zone has no effect.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from streaming.sql import literal
 __all__ = ["AUTO_BOUNDS", "MICROS", "as_timestamp", "in_known_zone", "words_for"]
 
 AUTO_BOUNDS: Final = (("s", 10**11), ("ms", 10**14), ("us", 10**17))
-"""``auto`` takes a number whose absolute value is below the bound to be of the unit, others to be ns: seconds as far as
-the year 5138, and anything finer from March 1973 on."""
+"""``auto`` reads a number whose absolute value is below the bound in that unit, and others in ns. It reads seconds up
+to the year 5138, and finer units from March 1973 on."""
 
 _FACTORS: Final = {"s": "1000000BD", "ms": "1000BD", "us": "1BD", "ns": "0.001BD"}
-"""Microseconds in a unit. Decimals with few digits: the product is exact and cannot overflow."""
+"""Microseconds in a unit. The decimals have few digits, so the product is exact and cannot overflow."""
 MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The years 1 to 9999, in µs: first and last."""
+"""First and last µs of the years 1 to 9999."""
 _FIRST, _LAST = MICROS
 _DATE: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}($|[^\d])'"
 _LOCAL: Final = r"r'^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0-9:.]+)?\s*$'"
 _MINUTES: Final = r"r'([T ]\d{1,2}:\d{1,2})$'"
 _ONLY_DATE: Final = 10
-"""Characters of a date at most."""
+"""Most characters of a date."""
 _WORDS: Final = {
-    "iso": "ISO 8601 time with a date; time_unit says how numbers are read",
-    "s": "number of seconds since 1970 within the years 1 to 9999",
-    "ms": "number of milliseconds since 1970 within the years 1 to 9999",
-    "us": "number of microseconds since 1970 within the years 1 to 9999",
-    "ns": "number of nanoseconds since 1970 within the years 1 to 9999",
-    "auto": "number since 1970, nor an ISO 8601 time with a date",
+    "iso": "an ISO 8601 time with a date; time_unit sets how numbers are read",
+    "s": "a number of seconds since 1970 within the years 1 to 9999",
+    "ms": "a number of milliseconds since 1970 within the years 1 to 9999",
+    "us": "a number of microseconds since 1970 within the years 1 to 9999",
+    "ns": "a number of nanoseconds since 1970 within the years 1 to 9999",
+    "auto": "a number since 1970 or an ISO 8601 time with a date",
 }
 
 
 def in_known_zone(text: str, zone: str | None) -> str:
-    """Return the text of a time, null where it is a local time and no ``zone`` was declared for those."""
+    """Return the text of a time, null for a local time without a declared ``zone``."""
     return text if zone is not None else f"CASE WHEN NOT {text} RLIKE {_LOCAL} THEN {text} END"
 
 
 def as_timestamp(text: str, unit: TimeUnit, zone: str | None) -> str:
-    """Return the time that a column of text says, null where it says none; ``zone`` is that of times that name none."""
+    """Return the time of a text column, null without one. ``zone`` applies to times without a zone."""
     number = f"try_cast({text} AS DECIMAL(30, 9))"
     if unit == "iso":
         return _iso(text, zone)
@@ -57,13 +57,13 @@ def as_timestamp(text: str, unit: TimeUnit, zone: str | None) -> str:
 
 
 def words_for(text: str, unit: TimeUnit) -> str:
-    """Return why a column of text says no time, in words."""
-    return f"concat('the time ', left({text}, 60), {literal(f' is no {_WORDS[unit]}')})"
+    """Return the reason why a text column contains no time."""
+    return f"concat('the time ', left({text}, 60), {literal(f' is not {_WORDS[unit]}')})"
 
 
 def _iso(text: str, zone: str | None) -> str:
     bare = f"trim({text})"
-    # Spark takes a zone behind seconds alone.
+    # Spark accepts a zone only after seconds.
     midnight = f"CASE WHEN length({bare}) <= {_ONLY_DATE} THEN ' 00:00:00 ' ELSE ' ' END"
     seconds = f"regexp_replace({bare}, {_MINUTES}, '$1:00')"
     local = f"concat({seconds}, {midnight}, {literal(zone or 'UTC')})"

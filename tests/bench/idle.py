@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import LocalSettings, PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from sources.options import connection_options
 from tests.bench.processes import bench_folder
 from tests.bench.results import Figure

@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.local.distributions import default_cache_dir, locked
-from bridge.local.ivy import Artifact, resolve
-from bridge.local.ports import free_ports, is_free
-from bridge.local.preflight import find_java
-from bridge.local.spark_jars import spark_modules
+from bridge.downloads.distributions import default_cache_dir, locked
+from bridge.downloads.ivy import Artifact, resolve
+from bridge.downloads.preflight import find_java
+from bridge.downloads.spark_jars import spark_modules
+from pulsebridge.local.ports import free_ports, is_free
 from tests.bench.processes import running
 
 __all__ = ["KafkaBroker", "kafka_running", "kafka_source_jars"]

@@ -23,14 +23,14 @@ import yaml
 
 from bridge.contract import COMMANDS_TOPIC, partition_name
 from bridge.errors import RefusedError, TransientError
-from bridge.local.ports import free_ports
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import LocalSettings, MqttSettings, PulsarSettings
 from bridge.settings.loading import conf_path
 from pulsebridge.audit.tables import MEASUREMENTS, read_table
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from tests.bench.loop_alone import measure_alone
 from tests.bench.processes import bench_folder, pulsebridge, running, with_logs_of
 from tests.bench.results import Figure, percentile

@@ -17,7 +17,7 @@ import httpx
 import nbformat
 from nbclient import NotebookClient
 
-from bridge.local.ports import free_ports
+from pulsebridge.local.ports import free_ports
 from tests.bench.processes import bench_folder
 from tests.bench.results import Figure
 from tests.support.waiting import poll_for

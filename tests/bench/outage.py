@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
 from bridge.settings.ingest import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.bench.processes import bench_folder
 from tests.bench.results import Figure
 from tests.support.fleet import Fleet

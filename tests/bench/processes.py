@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from bridge.local.stack import LocalStack
+from pulsebridge.local.stack import LocalStack
 from tests.support.folders import own_folder
 from tests.support.waiting import poll_for
 

@@ -20,7 +20,6 @@ from paho.mqtt import client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from bridge.commands import Command, encode_command
 from bridge.contract import (
     COMMAND_ID_PROPERTY,
     COMMAND_POSITION_PROPERTY,
@@ -29,13 +28,14 @@ from bridge.contract import (
     ORIGIN_PUSH,
     partition_name,
 )
-from bridge.groups import GroupCommand
-from bridge.local.stack import LocalStack
-from bridge.murmur3 import partition_of
-from bridge.pulsar_client import PulsarClient
+from bridge.contract.commands import Command, encode_command
+from bridge.contract.groups import GroupCommand
+from bridge.contract.partitioning import partition_of
+from bridge.pulsar.client import PulsarClient
 from bridge.settings import LocalSettings, Settings
 from bridge.settings.metrics import MetricsSettings
 from bridge.settings.push import PresenceRule
+from pulsebridge.local.stack import LocalStack
 from tests.bench.processes import bench_folder, cpu_seconds, pulsebridge, running
 from tests.bench.results import Figure, percentile
 from tests.support.bare_mqtt import bare_publisher

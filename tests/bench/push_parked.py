@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from bridge.local.ports import free_ports
+from pulsebridge.local.ports import free_ports
 from tests.bench.processes import bench_folder, cpu_seconds
 from tests.bench.push import Place, latencies_ms, place, write_open_loop
 from tests.bench.results import Figure, percentile

@@ -22,12 +22,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, cast
 
 from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_wire.batches import head_of
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings, Settings
 from bridge.settings.streaming import Profile
 from pulsebridge.audit.tables import LogTail, read_table
+from pulsebridge.local.stack import LocalStack
 from sources.options import connection_options
 from streaming.job import Job
 from streaming.loading import pipeline_of

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.contract import partition_name
+from bridge.downloads.preflight import find_java
+from bridge.downloads.spark_jars import delta_jars
 from bridge.errors import PulsebridgeError
-from bridge.local.preflight import find_java
-from bridge.local.spark_jars import delta_jars
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_client import EARLIEST, PulsarClient
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.bench.kafka import kafka_running, kafka_source_jars
 from tests.bench.processes import bench_folder, with_logs_of
 from tests.bench.results import Figure

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from bridge.contract import P_INGEST, P_TOPIC, encode_ingest, partition_name
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_wire.batches import head_of
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.wire.batches import head_of
 from bridge.settings import PulsarSettings
 from sources.options import connection_options
 from tests.bench.kafka import KafkaBroker
@@ -70,7 +70,7 @@ def _paced(count: int, pace: float, send: Callable[[list[bytes]], None]) -> None
 
 
 class Message(NamedTuple):
-    """A message that a topic is filled with; ``head`` is what ``bridge.pulsar_wire.batches.head_of`` returned."""
+    """A message that a topic is filled with; ``head`` is what ``bridge.pulsar.wire.batches.head_of`` returned."""
 
     payload: bytes
     head: bytes

@@ -15,8 +15,8 @@ import time
 from typing import NoReturn
 
 from bridge.killpoints import INGEST_KILL_POINTS
-from bridge.local.stack import LocalStack
 from bridge.settings import LocalSettings
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.hostile_world import hostile_world
 from tests.chaos.push_world import PUSH_POINTS, push_world
 from tests.chaos.world import VICTIMS, World, world

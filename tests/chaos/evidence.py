@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bridge.murmur3 import partition_of
+from bridge.contract.partitioning import partition_of
 from tests.support.fleet import Fleet
 
 __all__ = ["Kill", "near_kills", "paging_lines", "tell_missing"]

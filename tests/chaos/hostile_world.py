@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from bridge.local.stack import LocalStack
 from bridge.settings.push import GroupRule
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.hostile import HostileDevices, Target
 from tests.chaos.push_world import PushWorld, push_world
 from tests.chaos.tables_beside import TablesBeside

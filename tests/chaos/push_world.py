@@ -23,12 +23,12 @@ from typing import Any, Final, Literal
 import pulsar
 import yaml
 
-from bridge.commands import Command, encode_command
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
-from bridge.local.stack import LocalStack
-from bridge.murmur3 import partition_of
+from bridge.contract.commands import Command, encode_command
+from bridge.contract.partitioning import partition_of
 from bridge.settings import LogSettings, PulsarSettings, Settings
 from bridge.settings.push import PresenceRule
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill
 from tests.chaos.push_account import Told, Verdict, judge
 from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
@@ -156,7 +156,7 @@ class _Worker:
             environment["PULSEBRIDGE_KILL_PID"] = str(kill_pid)
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from bridge.cli import main; main()", "push", "-c", str(config)],
+                [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "push", "-c", str(config)],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environment,

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import psutil
 import pulsar
 
-from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings, StreamingSettings
+from pulsebridge.local.stack import LocalStack
 from streaming.reading import MESSAGE_COLUMNS
 from streaming.tables import table_of
 from tests.support.pulsar_topics import KINDS, TestTopic

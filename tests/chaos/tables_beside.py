@@ -11,14 +11,14 @@ from typing import Final
 
 import yaml
 
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import PulsarSettings
 from tests.support.delta_rows import delta_rows
 from tests.support.waiting import patient, poll_for
 
 __all__ = ["TablesBeside"]
 
-_AGAIN: Final = "flow failed and is started again"
+_AGAIN: Final = "flow failed and is restarted"
 
 
 class TablesBeside:
@@ -68,7 +68,7 @@ class TablesBeside:
         command = [
             sys.executable,
             "-c",
-            "from bridge.cli import main; main()",
+            "from pulsebridge.cli.app import main; main()",
             "stream",
             "-c",
             str(self._config),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.stack import LocalStack
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.hostile_world import hostile_world
 from tests.support.waiting import poll_for
 

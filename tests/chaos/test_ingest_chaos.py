@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.killpoints import INGEST_KILL_POINTS
-from bridge.local.stack import LocalStack
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.world import World, world
 from tests.support.fleet import Fleet
 from tests.support.waiting import poll_for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.stack import LocalStack
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.push_world import push_world
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.timeout(400)]

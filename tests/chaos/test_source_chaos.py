@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.stack import LocalStack
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.source_world import Writer, source_world
 from tests.support.pulsar_topics import topic_of
 from tests.support.stack import provisioned

@@ -19,9 +19,9 @@ from typing import Literal
 import pulsar
 import yaml
 
-from bridge.local.stack import LocalStack
 from bridge.settings import LogSettings
 from bridge.settings.ingest import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill, paging_lines, tell_missing
 from tests.support.fleet import Fleet
 from tests.support.ingest import ingest_settings
@@ -91,7 +91,7 @@ class World:
                 [
                     sys.executable,
                     "-c",
-                    "from bridge.cli import main; main()",
+                    "from pulsebridge.cli.app import main; main()",
                     "ingest",
                     "-c",
                     str(self._config),

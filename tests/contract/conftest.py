@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.local.stack import LocalStack
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.stack import provisioned
 

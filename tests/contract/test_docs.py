@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import typer
 
-from bridge.cli import COMMANDS_GROUP, register_commands
-from bridge.provisioning_plan import RIGHTS
+from bridge.pulsar.provisioning_plan import RIGHTS
 from bridge.settings.alert_rules import load_rules
 from bridge.settings.loading import load_with_origins
+from pulsebridge.cli.app import COMMANDS_GROUP, register_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (

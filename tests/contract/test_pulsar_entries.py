@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bridge.contract import Position
-from bridge.pulsar_client import EARLIEST, PulsarClient
-from bridge.pulsar_wire.client import WireReaders
+from bridge.pulsar.client import EARLIEST, PulsarClient
+from bridge.pulsar.wire.client import WireReaders
 from bridge.settings.pulsar import PulsarSettings
 from sources.columns import arrow_schema, record_batch
 from sources.entries import Opened, Opener, joined, open_entry

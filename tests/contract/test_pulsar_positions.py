@@ -6,11 +6,11 @@ import pytest
 
 from bridge.contract import Position
 from bridge.errors import FencedError
-from bridge.pulsar_admin import rest_path
-from bridge.pulsar_client import MessageId, PulsarClient
-from sources.hold import Hold, HoldRecord
+from bridge.pulsar.admin import rest_path
+from bridge.pulsar.client import MessageId, PulsarClient
 from sources.planning import Ledger, PartitionView
 from sources.proof import Verdict, classify
+from sources.retention import RetentionSubscription, SubscriptionRecord
 from sources.snapshot import INCARNATION_PROPERTY, Catalog, view_of
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for
@@ -54,16 +54,19 @@ def test_a_snapshot_counts_the_entries_of_closed_and_open_ledgers(topic: TestTop
 def test_a_hold_is_made_at_a_place_with_its_properties_and_is_exclusive(topic: TestTopic, client: PulsarClient) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
     ledger = topic.ledgers()[0]
-    hold = Hold("q", topic.admin, client, wait_s=0)
-    record = HoldRecord("latest", Position(ledger, 2), False)
+    hold = RetentionSubscription("q", topic.admin, client, wait_s=0)
+    record = SubscriptionRecord("latest", Position(ledger, 2), False)
     hold.create(topic.partition(), record)
     assert hold.record(topic.partition()) == record
     assert topic.hold("q") == f"{ledger}:1"
     hold.attach([topic.partition()])
     with pytest.raises(FencedError, match=r"'q' on .* is in use by another query — stop that query"):
-        Hold("q", topic.admin, client, wait_s=0).attach([topic.partition()])
+        RetentionSubscription("q", topic.admin, client, wait_s=0).attach([topic.partition()])
     hold.close()
-    assert Hold("q", topic.admin, client, wait_s=0).record("persistent://" + topic.partition()[13:] + "x") is None
+    assert (
+        RetentionSubscription("q", topic.admin, client, wait_s=0).record("persistent://" + topic.partition()[13:] + "x")
+        is None
+    )
 
 
 def test_h16_a_subscription_that_does_not_follow_a_commit_is_reported_and_follows_the_next(
@@ -71,8 +74,8 @@ def test_h16_a_subscription_that_does_not_follow_a_commit_is_reported_and_follow
 ) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
     name, ledger = topic.partition(), topic.ledgers()[0]
-    hold = Hold("q", topic.admin, client, wait_s=5)
-    hold.create(name, HoldRecord("earliest", Position(ledger, 0), False))
+    hold = RetentionSubscription("q", topic.admin, client, wait_s=5)
+    hold.create(name, SubscriptionRecord("earliest", Position(ledger, 0), False))
     hold.attach([name])
     wrong = PartitionView(name, (Ledger(ledger, 100, 100),))
     hold.commit({name: wrong}, {name: Position(ledger, 100)})  # to an entry that is not there
@@ -95,8 +98,8 @@ def test_h16_an_acknowledgement_that_got_lost_is_made_again_without_another_comm
 ) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
     name, ledger = topic.partition(), topic.ledgers()[0]
-    hold = Hold("q", topic.admin, client, wait_s=5)
-    hold.create(name, HoldRecord("earliest", Position(ledger, 0), False))
+    hold = RetentionSubscription("q", topic.admin, client, wait_s=5)
+    hold.create(name, SubscriptionRecord("earliest", Position(ledger, 0), False))
     hold.attach([name])
 
     def view() -> dict[str, PartitionView]:
@@ -104,7 +107,7 @@ def test_h16_an_acknowledgement_that_got_lost_is_made_again_without_another_comm
 
     hold.commit(view(), {name: Position(ledger, 3)})
     poll_for(lambda: topic.hold("q") == f"{ledger}:2", 10, "the subscription to follow")
-    hold.move(name, HoldRecord("earliest", Position(ledger, 0), True))  # as if Pulsar had not got it
+    hold.move(name, SubscriptionRecord("earliest", Position(ledger, 0), True))  # as if Pulsar had not got it
     poll_for(lambda: hold.check(view()) == [name], 10, "the acknowledgement to be made again")
     poll_for(lambda: topic.hold("q") == f"{ledger}:2", 10, "the subscription to follow")
     assert hold.check(view()) == []

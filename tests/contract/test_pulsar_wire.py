@@ -10,11 +10,11 @@ import pytest
 
 from bridge.contract import partition_name
 from bridge.errors import RefusedError, TerminatedError
-from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_client import EARLIEST, PulsarClient
-from bridge.pulsar_wire.batches import BATCH_BYTES, head_of
-from bridge.pulsar_wire.commands import WireError
-from bridge.pulsar_wire.producer import BatchProducer, Identity
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.client import EARLIEST, PulsarClient
+from bridge.pulsar.wire.batches import BATCH_BYTES, head_of
+from bridge.pulsar.wire.commands import WireError
+from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import patient

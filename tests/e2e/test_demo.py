@@ -16,7 +16,7 @@ from pulsebridge.demo.run_folder import RunFolder
 from tests.support.tampering import trials, unnoticed
 from tests.support.waiting import patient, poll_for
 
-PULSEBRIDGE = [sys.executable, "-c", "from bridge.cli import main; main()"]
+PULSEBRIDGE = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()"]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.spark, pytest.mark.long]
 

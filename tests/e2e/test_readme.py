@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from bridge.cli import main
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.cli.app import main
+from pulsebridge.local.stack import LocalStack
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
 
@@ -54,7 +54,7 @@ def blocks(stack: LocalStack, folder: Path) -> dict[str, list[tuple[str, str]]]:
 def command(line: str) -> list[str]:
     words = shlex.split(line, comments=True)
     assert words[0] == "pulsebridge"
-    return [sys.executable, "-c", "from bridge.cli import main; main()", *words[1:]]
+    return [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *words[1:]]
 
 
 def run(line: str, cwd: Path) -> str:

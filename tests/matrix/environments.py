@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 
-from bridge.local.distributions import default_cache_dir, locked
+from bridge.downloads.distributions import default_cache_dir, locked
 
 __all__ = ["CELLS", "Cell", "environment"]
 

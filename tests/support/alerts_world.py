@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sinks
-from bridge.commands import Command, decode_command
 from bridge.contract import COMMANDS_TOPIC, P_INGEST, P_TOPIC, encode_ingest
+from bridge.contract.commands import Command, decode_command
 from bridge.settings import Settings
 from streaming import pipelines as dp
 from streaming.alerts import declare_alerts

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from bridge.commands import Command
-from bridge.groups import GroupCommand
+from bridge.contract.commands import Command
+from bridge.contract.groups import GroupCommand
 from sinks import rows
 from sinks.messages import BadRow
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from bridge.commands import Command, encode_command
 from bridge.contract import COMMANDS_TOPIC, partition_name
-from bridge.murmur3 import partition_of
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_wire.batches import head_of
-from bridge.pulsar_wire.commands import WireError
+from bridge.contract.commands import Command, encode_command
+from bridge.contract.partitioning import partition_of
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.wire.batches import head_of
+from bridge.pulsar.wire.commands import WireError
 from bridge.settings import Settings
 
 __all__ = ["write_many"]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
-from bridge.pulsar_wire.protobuf import fields, number, text
+from bridge.pulsar.wire.protobuf import fields, number, text
 
 __all__ = ["DenyingPulsar"]
 

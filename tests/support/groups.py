@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import pulsar
 
-from bridge.commands import Command
 from bridge.contract import GROUP_COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, GROUPS_SUBSCRIPTION, partition_name
-from bridge.groups import MEMBER, GroupCommand, encode_group_command, entry_id, member_key
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.contract.commands import Command
+from bridge.contract.groups import MEMBER, GroupCommand, encode_group_command, entry_id, member_key
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from tests.support.reading_back import quiet
 

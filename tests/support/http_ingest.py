@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import yaml
 
-from bridge.local.ports import free_ports
 from bridge.protocols.handler import Address
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.ports import free_ports
 from tests.support.waiting import patient, poll_for
 
 __all__ = ["answered", "http_process"]
@@ -34,7 +34,7 @@ def http_process(
         "pulsar": pulsar.model_dump(mode="json", exclude_defaults=True),
     }
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
-    command = [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "-c", str(config)]
+    command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "ingest", "-c", str(config)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     address = Address("127.0.0.1", port)

@@ -19,12 +19,12 @@ from bridge.errors import PulsebridgeError
 from bridge.ingest.service import IngestService
 from bridge.ingest.session_memory import SessionMemory
 from bridge.mqtt.device import DeviceClient
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.routing.sharding import Remembered
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
-from bridge.sharding import Remembered
 from tests.support.reading_back import patiently, read_back
 from tests.support.waiting import patient, poll_for
 
@@ -106,7 +106,7 @@ def ingest_process(settings: Settings, folder: Path) -> Iterator[subprocess.Pope
     config.write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
     log = (folder / "ingest.log").open("ab")
     process = subprocess.Popen(
-        [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "-c", str(config)],
+        [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "ingest", "-c", str(config)],
         stdout=log,
         stderr=subprocess.STDOUT,
         env=os.environ | {"PYTHONFAULTHANDLER": "1"},

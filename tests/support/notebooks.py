@@ -12,8 +12,8 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.stack import new_stack, provisioned
 from tests.support.waiting import patient
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.local import distributions
-from bridge.local.distributions import Distribution
-from bridge.local.ivy import Artifact
-from bridge.local.preflight import find_java
-from bridge.pulsar_admin import rest_path
+from bridge.downloads import distributions
+from bridge.downloads.distributions import Distribution
+from bridge.downloads.ivy import Artifact
+from bridge.downloads.preflight import find_java
+from bridge.pulsar.admin import rest_path
 from bridge.settings import Settings
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for

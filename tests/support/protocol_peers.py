@@ -19,16 +19,16 @@ from prometheus_client import REGISTRY
 
 from bridge.contract import partition_name
 from bridge.ingest.service import IngestService
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.protocols.handler import Address
-from bridge.provisioning_plan import subscription_step
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient
 

@@ -10,7 +10,7 @@ from typing import Any
 import pulsar
 
 from bridge.contract import partition_name
-from bridge.pulsar_admin import PulsarAdmin, rest_path, subscription_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path, subscription_path
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.reading_back import quiet
 from tests.support.waiting import poll_for

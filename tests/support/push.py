@@ -18,7 +18,6 @@ import psutil
 import pulsar
 from prometheus_client import CollectorRegistry
 
-from bridge.commands import Command, encode_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     PUSH_SUBSCRIPTION,
@@ -26,16 +25,17 @@ from bridge.contract import (
     Receipt,
     partition_name,
 )
-from bridge.local.stack import LocalStack
+from bridge.contract.commands import Command, encode_command
+from bridge.contract.partitioning import partition_of
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.murmur3 import partition_of
-from bridge.provisioning import provision_commands
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import provision_commands
 from bridge.push.metrics import PushMetrics
 from bridge.push.worker import PushWorker
 from bridge.settings import MqttSettings, PulsarSettings, PushSettings, Settings
 from bridge.settings.push import PresenceRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.reading_back import patiently, quiet, read_back
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
@@ -304,7 +304,7 @@ class PushProcess:
                 [
                     sys.executable,
                     "-c",
-                    "from bridge.cli import main; main()",
+                    "from pulsebridge.cli.app import main; main()",
                     "push",
                     *push_arguments(settings),
                     *more,

@@ -9,8 +9,8 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bridge.push.commands import register
 from bridge.settings import Settings
+from pulsebridge.cli.push import register
 from tests.support.push import push_arguments
 
 __all__ = ["asked", "run"]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.ports import free_ports
-from bridge.local.processes import Server, last_lines
 from bridge.mqtt.device import probe
 from bridge.settings.mqtt import MqttSettings
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.processes import Server, last_lines
 from tests.support.certificates import HOST
 from tests.support.waiting import poll_for
 

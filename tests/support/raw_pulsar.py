@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_wire.protobuf import fields as fields_of
-from bridge.pulsar_wire.protobuf import number, text
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.wire.protobuf import fields as fields_of
+from bridge.pulsar.wire.protobuf import number, text
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["store_raw"]

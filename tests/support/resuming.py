@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from bridge.commands import Command
-from bridge.local.stack import LocalStack
+from bridge.contract.commands import Command
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.settings import IngestSettings, MqttSettings, PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import push_settings
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for

@@ -22,18 +22,18 @@ from typing import Any
 import jwt
 import pytest
 
-from bridge.local import distributions
-from bridge.local.mqtt_servers import artemis_command, artemis_files
-from bridge.local.ports import free_ports, is_free, loopback_interface
-from bridge.local.preflight import find_java
-from bridge.local.processes import Server, last_lines
-from bridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
-from bridge.local.sizes import Sizes
+from bridge.downloads import distributions
+from bridge.downloads.preflight import find_java
 from bridge.mqtt.device import probe
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.mqtt_servers import artemis_command, artemis_files
+from pulsebridge.local.ports import free_ports, is_free, loopback_interface
+from pulsebridge.local.processes import Server, last_lines
+from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
+from pulsebridge.local.sizes import Sizes
 from tests.support.certificates import HOST, Authority, Pem
 from tests.support.waiting import poll_for
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.pulsar_client import MessageId, message_id
+from bridge.pulsar.client import MessageId, message_id
 
 __all__ = ["StoredMessage"]
 

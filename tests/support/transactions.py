@@ -15,15 +15,15 @@ from typing import Any
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from bridge.local import distributions
-from bridge.local.ports import free_ports, loopback_interface
-from bridge.local.preflight import find_java
-from bridge.local.processes import Server, last_lines
-from bridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
-from bridge.local.sizes import Sizes
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.downloads import distributions
+from bridge.downloads.preflight import find_java
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.ports import free_ports, loopback_interface
+from pulsebridge.local.processes import Server, last_lines
+from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
+from pulsebridge.local.sizes import Sizes
 from tests.support.waiting import patient, poll_for
 
 __all__ = ["JavaClient", "java_client", "running_pulsar"]

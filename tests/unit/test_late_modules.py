@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bridge.late_modules import load_late
+from bridge.pulsar.late_modules import load_late
 
 
 def _run(code: str, folder: Path) -> str:
@@ -27,7 +27,7 @@ def test_a_module_is_loaded_by_its_first_use_not_by_its_import(tmp_path: Path) -
     (package / "one.py").write_text("print('one')\nfrom package import two\nvalue = two.value + 1\n")
     (package / "two.py").write_text("print('two')\nimport package.one\nvalue = 1\n")
     code = (
-        "from bridge.late_modules import load_late\n"
+        "from bridge.pulsar.late_modules import load_late\n"
         "load_late('package.one', 'package.two', 'package.none', 'none.at_all')\n"
         "import package.one, package.two\n"
         "from package import one\n"
@@ -41,7 +41,7 @@ def test_a_module_is_loaded_by_its_first_use_not_by_its_import(tmp_path: Path) -
 def test_a_module_that_fails_to_load_fails_again(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('broken')\n")
     code = (
-        "from bridge.late_modules import load_late\n"
+        "from bridge.pulsar.late_modules import load_late\n"
         "load_late('broken')\n"
         "import broken\n"
         "for _ in range(2):\n"

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 
 __all__ = ["PayloadCache", "Told"]
 

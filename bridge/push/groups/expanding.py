@@ -27,10 +27,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from bridge.commands import MAX_TEXT_BYTES, Command, CommandPosition, command_problem
 from bridge.contract import Receipt
-from bridge.groups import GroupCommand, entry_of
-from bridge.push.cursor import NOWHERE
+from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, command_problem
+from bridge.contract.groups import GroupCommand, entry_of
+from bridge.push.cursor import BEFORE_ALL
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.roster import Change, Open, Progress, Roster
 
@@ -105,7 +105,7 @@ class Expander:
         self._chunk = chunk
         self._ids = {(one.command.group, one.command.command_id) for one in roster.open.values()}
         self._handled: deque[CommandPosition] = deque()  # came, and not released; in order
-        self._highest = NOWHERE
+        self._highest = BEFORE_ALL
         self._first = True
         self._aged: deque[tuple[Any, ...]] = deque()
 
@@ -249,7 +249,7 @@ class Expander:
                 (device, position, one)
                 for device in some
                 for position, one in theirs
-                if position > roster.left.get((group, device), NOWHERE)
+                if position > roster.left.get((group, device), BEFORE_ALL)
             ]
             if lacking:
                 yield from self._write(lacking)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from bridge.commands import Command, CommandPosition, encode_command
 from bridge.contract import (
     COMMANDS_TOPIC,
     DEAD_LETTERS_TOPIC,
@@ -22,10 +21,11 @@ from bridge.contract import (
     Receipt,
     partition_name,
 )
+from bridge.contract.commands import Command, CommandPosition, encode_command
+from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.errors import ContractError, FencedError, PulsebridgeError, TransientError
-from bridge.murmur3 import partition_of
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     EARLIEST,
     OK,
     Message,
@@ -38,7 +38,7 @@ from bridge.pulsar_client import (
     our_errors,
     properties_of,
 )
-from bridge.pulsar_errors import as_our_error
+from bridge.pulsar.errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.taken import foreign, record_key
 from bridge.settings.pulsar import PulsarSettings

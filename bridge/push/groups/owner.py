@@ -16,12 +16,12 @@ from typing import Final
 import structlog
 
 from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
+from bridge.contract.groups import GroupCommand, decode_group_command
+from bridge.contract.names import MAX_NAME_BYTES
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
-from bridge.groups import GroupCommand, decode_group_command
 from bridge.health import Part
 from bridge.killpoints import reach
-from bridge.names import MAX_NAME_BYTES
-from bridge.pulsar_client import NO_TEXT, Message, PulsarClient, properties_of
+from bridge.pulsar.client import NO_TEXT, Message, PulsarClient, properties_of
 from bridge.push.groups.expanding import (
     BadCommand,
     Expander,

@@ -15,10 +15,10 @@ from typing import Final
 
 import structlog
 
-from bridge.commands import CommandPosition
 from bridge.contract import GROUP_COMMANDS_TOPIC, partition_name
+from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.client import PulsarClient
 from bridge.push.groups.cache import PayloadCache, Told
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.position_reader import NothingComes, PositionReader

@@ -19,9 +19,9 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from bridge.commands import CommandPosition
 from bridge.contract import GROUP_ROSTER_VERSION
-from bridge.decoding import (
+from bridge.contract.commands import CommandPosition
+from bridge.contract.decoding import (
     checked_fields,
     checked_position,
     checked_text,
@@ -30,8 +30,8 @@ from bridge.decoding import (
     json_of_record,
     json_record,
 )
-from bridge.groups import GroupCommand
-from bridge.push.cursor import NOWHERE
+from bridge.contract.groups import GroupCommand
+from bridge.push.cursor import BEFORE_ALL
 
 __all__ = ["OWNER", "Change", "Open", "Progress", "Roster", "owner_of"]
 
@@ -59,18 +59,18 @@ OWNER: Final = Change(("owner",), {})
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """All group commands up to ``done`` have come to their end. ``at`` is one that has not, NOWHERE for none; its
+    """All group commands up to ``done`` have come to their end. ``at`` is one that has not, BEFORE_ALL for none; its
     members up to ``after``, in the order of their names, have their entries.
     """
 
-    done: CommandPosition = NOWHERE
-    at: CommandPosition = NOWHERE
+    done: CommandPosition = BEFORE_ALL
+    at: CommandPosition = BEFORE_ALL
     after: str = ""
 
     @property
     def in_between(self) -> bool:
         """Whether a command was begun and is not done."""
-        return self.at != NOWHERE
+        return self.at != BEFORE_ALL
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from bridge.commands import NOWHERE
 from bridge.contract import CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, partition_name
+from bridge.contract.commands import BEFORE_ALL
+from bridge.contract.groups import member_of
 from bridge.errors import ContractError
-from bridge.groups import member_of
-from bridge.pulsar_client import (
+from bridge.pulsar.client import (
     EARLIEST,
     Message,
     MessageId,
@@ -18,13 +18,13 @@ from bridge.pulsar_client import (
     our_errors,
     received,
 )
+from bridge.pulsar.topic_end import read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.parked import segment_device
 from bridge.push.taken import foreign, position_of, record_key
 from bridge.settings.pulsar import PulsarSettings
-from bridge.topic_end import read_to_end
 
 __all__ = ["KnownDevices", "MemberTable"]
 
@@ -47,7 +47,7 @@ class MemberTable:
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
         self._client = client
         self._membership = membership
-        self._last = NOWHERE
+        self._last = BEFORE_ALL
         last = self._load()
         # Not the compacted view any more: there a tombstone could be gone before it was seen.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)

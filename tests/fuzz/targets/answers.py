@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.answers import parse_answer

@@ -16,7 +16,7 @@ import zstandard
 from google.protobuf import descriptor_pb2
 from hypothesis import strategies as st
 
-from bridge.pulsar_wire.protobuf import number, text, varint
+from bridge.pulsar.wire.protobuf import number, text, varint
 from bridge.settings.tables import Decoding
 from sources.payloads.message import Message
 from sources.payloads.unpacking import unpacker

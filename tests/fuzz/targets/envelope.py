@@ -11,12 +11,12 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from bridge import contract
+from bridge.contract.names import name_problem
 from bridge.dead_letters.letters import dead_letter
-from bridge.envelope import Envelope, message_of, size_of
 from bridge.errors import ConfigError
-from bridge.mapping import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route, mapping_problems
+from bridge.mqtt.envelope import Envelope, message_of, size_of
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.names import name_problem
+from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route, mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule

@@ -12,8 +12,8 @@ from google_crc32c import value as crc32c
 from hypothesis import strategies as st
 
 from bridge.errors import ContractError, RefusedError, TransientError
-from bridge.pulsar_wire.protobuf import number, text
-from bridge.pulsar_wire.reader import RawEntry
+from bridge.pulsar.wire.protobuf import number, text
+from bridge.pulsar.wire.reader import RawEntry
 from sources.entries import Opener, joined, message_id, open_entry
 from tests.fuzz.engine import Case, Check, Target
 
@@ -124,7 +124,7 @@ def _check(case: Case) -> None:
     else:
         rows = opener.flush()
         assert count == len(rows.payloads) == len(rows.kind_of) == len(rows.events)
-        assert len(list(rows.placed())) == count
+        assert len(list(rows.stored_payloads())) == count
         for one in rows.entries:
             message_id(one, 0)
     assert opener.add(open_entry(RawEntry(3, 5, _entry(_HONEST)), "p")) == 1

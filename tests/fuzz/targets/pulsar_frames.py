@@ -13,14 +13,14 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from bridge.errors import RefusedError, TransientError
-from bridge.pulsar_wire import commands
-from bridge.pulsar_wire.accepted import Accepted
-from bridge.pulsar_wire.client import Brokers
-from bridge.pulsar_wire.commands import Answer, Kind, WireError
-from bridge.pulsar_wire.connection import BrokerConnection
-from bridge.pulsar_wire.link import BrokerLink
-from bridge.pulsar_wire.producer import BatchProducer, Identity
-from bridge.pulsar_wire.protobuf import number, text
+from bridge.pulsar.wire import commands
+from bridge.pulsar.wire.accepted import Accepted
+from bridge.pulsar.wire.client import Brokers
+from bridge.pulsar.wire.commands import Answer, Kind, WireError
+from bridge.pulsar.wire.connection import BrokerConnection
+from bridge.pulsar.wire.link import BrokerLink
+from bridge.pulsar.wire.producer import BatchProducer, Identity
+from bridge.pulsar.wire.protobuf import number, text
 from bridge.settings.pulsar import PulsarSettings
 from tests.fuzz.engine import Case, Check, Target
 from tests.support.waiting import poll_for

@@ -11,16 +11,15 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.commands import Command, CommandPosition, decode_command, encode_command
 from bridge.contract import Receipt
+from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
+from bridge.contract.groups import decode_group_command, member_key, member_of
+from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters.plan import replay_of
-from bridge.dead_letters.records import DeadLetter, LetterId, Place, note_of
-from bridge.devices.view import PartitionView
-from bridge.envelope import message_of
+from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, note_of
 from bridge.errors import ContractError
-from bridge.groups import decode_group_command, member_key, member_of
-from bridge.mapping import Mapper
-from bridge.presence_record import PresenceRecord
+from bridge.inspect.devices.view import PartitionView
+from bridge.mqtt.envelope import message_of
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Sure, read_term, term_record
@@ -30,6 +29,7 @@ from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.queues import Limits
 from bridge.push.records import CursorRecords, owner_record
 from bridge.push.resume import ResumingCore
+from bridge.routing.mapper import Mapper
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from sources.offsets import Offset
@@ -234,7 +234,7 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
             found.whole()
             break
     list(view.devices())
-    limits = Limits(park=True, remembered_ids=16, answers=False)
+    limits = Limits(remembered_ids=16, answers=False)
     core = ResumingCore(0, limits, found.by_device, None, found.parked, owner="o", now_us=_NOW)
     core.link_up()
     position, command = CommandPosition(2**40, 0, -1), Command("honest", "honest", "t", b"x")
@@ -313,7 +313,7 @@ def _of_properties(properties: dict[str, str], payload: bytes) -> None:
     with suppress(ContractError):
         message_of(payload, properties)
     note_of(properties, payload)
-    letter = DeadLetter(LetterId(0, Place(1, 2, 0)), "k", payload, properties, 0, 1)
+    letter = DeadLetter(LetterId(0, LetterPosition(1, 2, 0)), "k", payload, properties, 0, 1)
     assert letter.at_us >= 0
     assert isinstance(letter.lost_bytes, int)
     assert isinstance(letter.target + letter.reason + letter.device, str)

@@ -10,11 +10,11 @@ from typing import Final
 import yaml
 from hypothesis import strategies as st
 
-from bridge.discovery.proposing import PresetSigns, propose
-from bridge.discovery.showing import discovery_of, discovery_text
-from bridge.discovery.tree import TopicTree
 from bridge.display import TEXT_CHARACTERS, json_text, markup, printable, text_of
-from bridge.mapping import mapping_problems
+from bridge.inspect.discovery.proposing import PresetSigns, propose
+from bridge.inspect.discovery.showing import discovery_of, discovery_text
+from bridge.inspect.discovery.tree import TopicTree
+from bridge.routing.mapper import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import preset_names
 from bridge.settings.streaming import StreamingSettings

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from bridge.check.endpoints import check_endpoints
-from bridge.local.ports import free_ports
-from bridge.local.stack import LocalStack
+from bridge.inspect.check.endpoints import check_endpoints
 from bridge.mqtt.device import DeviceClient
 from bridge.settings import Settings
 from bridge.settings.loading import load_with_origins
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient
 
@@ -52,7 +52,7 @@ def test_it_does_not_throw_out_the_running_worker(stack: LocalStack) -> None:
 
 @pytest.mark.stack
 def test_it_leaves_no_topic_behind(stack: LocalStack) -> None:
-    from bridge.pulsar_admin import PulsarAdmin
+    from bridge.pulsar.admin import PulsarAdmin
     from tests.support.stack import provisioned
 
     pulsar = provisioned(stack)
@@ -66,7 +66,7 @@ def test_without_servers_each_endpoint_gets_its_remedy_and_the_exit_code_is_1() 
     mqtt, pulsar, admin = free_ports(3)
     done = subprocess.run(
         [
-            sys.executable, "-c", "from bridge.cli import main; main()", "check", "--json",
+            sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "check", "--json",
             "--set", f"mqtt.port={mqtt}",
             "--set", f"pulsar.service_url=pulsar://127.0.0.1:{pulsar}",
             "--set", f"pulsar.admin_url=http://127.0.0.1:{admin}",

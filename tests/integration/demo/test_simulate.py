@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.stack import LocalStack
 from pulsebridge.audit.journal import read_journals
+from pulsebridge.local.stack import LocalStack
 from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.stack
 
 def simulate(stack: LocalStack, journals: Path, *options: str) -> list[str]:
     return [
-        sys.executable, "-c", "from bridge.cli import main; main()", "simulate", "--journals", str(journals),
+        sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "simulate", "--journals", str(journals),
         "--set", f"mqtt.host={stack.mqtt_host}", "--set", f"mqtt.port={stack.mqtt_port}",
         "--wearables", "2", "--buoys", "1", "--rate", "30", *options,
     ]  # fmt: skip

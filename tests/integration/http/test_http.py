@@ -21,14 +21,14 @@ import trustme
 
 from bridge import contract
 from bridge.ingest.service import IngestService
-from bridge.local.stack import LocalStack
 from bridge.protocols.handler import Address
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import dead_letters, running_ingest, stored
 from tests.support.protocol_peers import held
 from tests.support.stack import provisioned
@@ -180,7 +180,7 @@ def test_what_pulsar_does_not_confirm_in_time_is_503_and_may_be_stored_later(pul
                 assert "it may still be stored" in late.json()["message"]
             full = client.post("/topics/fleet/a/m", content=b"never")
             assert (full.status_code, int(full.headers["retry-after"]) > 0) == (503, True)
-            assert "was not taken" in full.json()["message"]
+            assert "was not accepted" in full.json()["message"]
             assert service.in_flight == 3
         poll_for(lambda: service.in_flight == 0, 60, "Pulsar's receipts")
         assert client.post("/topics/fleet/a/m", content=b"late-2").status_code == 200
@@ -302,7 +302,7 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(pulsar: PulsarSe
     script = (
         "import sys, atexit\n"
         "atexit.register(lambda: print('bridge.mqtt.client' if 'bridge.mqtt.client' in sys.modules else 'no MQTT client'))\n"
-        "from bridge.cli import main; main()"
+        "from pulsebridge.cli.app import main; main()"
     )
     log = tmp_path / "log"
     with log.open("wb") as out:

@@ -15,15 +15,15 @@ import pytest
 
 from bridge.contract import RESUME_TOPIC
 from bridge.ingest.service import IngestService
-from bridge.local.stack import LocalStack
 from bridge.protocols.handler import Address
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from bridge.settings.secret_file import SecretFile
+from pulsebridge.local.stack import LocalStack
 from tests.support.certificates import Authority, Pem
 from tests.support.ingest import running_ingest, stored
 from tests.support.stack import provisioned
@@ -94,7 +94,7 @@ def test_h40_a_token_speaks_for_the_topics_of_its_line_alone(pulsar: PulsarSetti
 
         refused = [answer("one", t) for t in ("fleet/b/m", "fleet/ab/m", "fleet", "fleet%2Fb%2Fm")]
         assert [one.status_code for one in refused] == [403] * 4
-        assert "does not speak for the topic" in refused[0].json()["message"]
+        assert "does not allow the topic" in refused[0].json()["message"]
         taken = [answer("one", "fleet/a/m"), answer("one", "fleet/b/state"), answer("gateway", "fleet/b/m")]
         assert [one.status_code for one in taken] == [200] * 3
     assert payloads(pulsar) == [b"fleet/a/m", b"fleet/b/state", b"fleet/b/m"]

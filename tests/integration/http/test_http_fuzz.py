@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.ingest.service import IngestService
-from bridge.local.stack import LocalStack
 from bridge.protocols.handler import Address
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import dead_letters, running_ingest, stored
 from tests.support.stack import provisioned
 

@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-from bridge.local.stack import LocalStack
 from bridge.protocols.handler import Address
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.certificates import Authority
 from tests.support.http_ingest import answered, http_process
 from tests.support.ingest import running_ingest, stored

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from bridge.killpoints import HTTP_KILL_POINTS
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import stored
 from tests.support.stack import provisioned
 from tests.support.waiting import patient, poll_for
@@ -74,7 +74,7 @@ def ingest(port: int, pulsar: PulsarSettings, folder: Path, kill_at: str = "") -
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "-c", str(config)],
+            [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "ingest", "-c", str(config)],
             stdout=log,
             stderr=log,
             env=os.environ | ({"PULSEBRIDGE_KILL_AT": kill_at} if kill_at else {}),

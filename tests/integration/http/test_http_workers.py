@@ -13,13 +13,13 @@ import psutil
 import pytest
 import yaml
 
-from bridge.local.stack import LocalStack
+from bridge.inspect.instances import look_at_instances
 from bridge.protocols.records import InstanceRecord
-from bridge.protocols.status import look_at_instances
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import first_copies, rule_for, stored
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
@@ -33,7 +33,7 @@ def workers(settings: Settings, folder: Path, count: int) -> Iterator[tuple[subp
     config, log = folder / "workers.yaml", folder / "workers.log"
     body = settings.model_dump(mode="json", exclude_defaults=True)
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
-    command = [sys.executable, "-c", "from bridge.cli import main; main()", "ingest", "-c", str(config)]
+    command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "ingest", "-c", str(config)]
     with log.open("wb") as out:
         process = subprocess.Popen([*command, "--workers", str(count)], stdout=out, stderr=subprocess.STDOUT)
     try:

@@ -17,16 +17,16 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bridge import contract
+from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import HEAD_BYTES, dead_letter
 from bridge.dead_letters.blocks import Block, BlockStore
-from bridge.dead_letters.commands import register
-from bridge.envelope import Envelope
 from bridge.killpoints import REPLAY_KILL_POINTS
-from bridge.local.stack import LocalStack
-from bridge.mapping import Route
-from bridge.murmur3 import partition_of
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.mqtt.envelope import Envelope
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.routing.mapper import Route
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.cli.dead_letters import register
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, stored
 from tests.support.raw_pulsar import store_raw
 from tests.support.reading_back import quiet
@@ -85,7 +85,7 @@ def run(settings: PulsarSettings, *arguments: str) -> Result:
 
 def killed_run(settings: PulsarSettings, *arguments: str, kill_at: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from bridge.cli import main; main()", *arguments_of(settings, *arguments)],
+        [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments_of(settings, *arguments)],
         capture_output=True,
         text=True,
         timeout=patient(120),
@@ -119,7 +119,7 @@ def test_list_and_show_tell_what_is_there_and_why(
     assert asked(namespaces, "list", "--reason", "LARGE")["total"] == 1
     assert asked(namespaces, "list", "--topic", "fleet/w-9/#")["total"] == 1
     assert asked(namespaces, "list", "--since", "1h")["total"] == 0
-    assert "32 dead letters, 0 of them replayed, 1 with their head alone" in run(namespaces, "list").stdout
+    assert "32 dead letters, 0 of them replayed, 1 with only the payload's head" in run(namespaces, "list").stdout
 
     ids = {row["device"]: row["id"] for row in told["letters"]}
     shown = run(namespaces, "show", ids["w-9"], "--bytes", "32", "--out", str(tmp_path / "payload"))
@@ -129,7 +129,7 @@ def test_list_and_show_tell_what_is_there_and_why(
     assert "reading" in run(namespaces, "show", ids["w-1"]).stdout
     assert asked(namespaces, "show", ids["w-8"])["properties"][contract.P_DEAD_LENGTH] == str(HEAD_BYTES + 1000)
     missing = run(namespaces, "show", "0:99999999:0")
-    assert "there is no dead letter 0:99999999:0" in str(missing.exception)
+    assert "the dead letter 0:99999999:0 is not in" in str(missing.exception)
 
 
 def test_foreign_messages_among_the_dead_letters_are_named_and_the_others_go_on(
@@ -148,12 +148,12 @@ def test_foreign_messages_among_the_dead_letters_are_named_and_the_others_go_on(
     write_dead(namespaces, [("w-1", b"behind")])
     told = asked(namespaces, "list")
     assert told["total"] == 6
-    foreign = "it is no dead letter of Pulsebridge: its key or one of its properties is no UTF-8"
+    foreign = "it is not a valid dead letter of Pulsebridge: its key or one of its properties is not valid UTF-8"
     assert told["reasons"][foreign] == 3
     assert foreign in run(namespaces, "list").stdout
     one = next(row["id"] for row in told["letters"] if "UTF-8" in row["reason"])
     shown = asked(namespaces, "show", one, "--out", str(tmp_path / "payload"))
-    assert "no dead letter of Pulsebridge" in shown["why"]
+    assert "not a valid dead letter of Pulsebridge" in shown["why"]
     assert (tmp_path / "payload").read_bytes() == b"foreign"
     done = run(namespaces, "replay", "--all", "--json")
     assert done.exit_code == 1, done.output
@@ -204,7 +204,7 @@ def test_what_cannot_be_replayed_is_refused_by_name_and_remap_uses_the_present_r
     assert refused.exit_code == 1
     assert "1000 bytes of its payload were not kept" in refused.stdout
     assert "--remap" in refused.stdout
-    assert "nothing is selected" in str(run(namespaces, "replay").exception)
+    assert "no dead letter is selected" in str(run(namespaces, "replay").exception)
     remapped = run(namespaces, "replay", "--all", "--remap")
     assert remapped.exit_code == 1  # the head alone stays where it is
     (message,) = stored(namespaces, "fleet")
@@ -242,7 +242,7 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
     """Two processes; the first waits for a worker that has blocked the topic and does not answer."""
     write_dead(namespaces, [("w-1", b"%d" % n) for n in range(50)])
     topic = namespaces.readings_topic("fleet")
-    replay = [sys.executable, "-c", "from bridge.cli import main; main()"]
+    replay = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()"]
     replay += arguments_of(namespaces, "replay", "--all")
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)

@@ -8,10 +8,10 @@ import pytest
 
 from bridge.contract import P_DEAD_REASON
 from bridge.dead_letters.log import DeadLetterLog
-from bridge.dead_letters.records import Place, replayed_note
-from bridge.ingest.provisioning import provision
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.dead_letters.records import LetterPosition, replayed_note
+from bridge.intake.provisioning import provision
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.denying_pulsar import DenyingPulsar
 
@@ -25,7 +25,7 @@ def test_h48_a_replay_knows_what_was_replayed_though_the_broker_denies_it(namesp
         partition = DeadLetterLog(client).partitions[0]
         producer = client.producer(partition, batching=False)
         letter = producer.send(b"letter", properties={P_DEAD_REASON: "x"})
-        place = Place(letter.ledger_id(), letter.entry_id(), letter.batch_index())
+        place = LetterPosition(letter.ledger_id(), letter.entry_id(), letter.batch_index())
         payload, properties = replayed_note([place])
         producer.send(payload, properties=properties)
         producer.close()

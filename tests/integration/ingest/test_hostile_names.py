@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from bridge import contract
-from bridge.ingest.provisioning import provision
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.intake.provisioning import provision
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import (
     dead_letters,
     device,

@@ -12,14 +12,14 @@ import pytest
 from bridge import contract
 from bridge.dead_letters.records import Selection
 from bridge.dead_letters.replay import Replayer, Report
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning_plan import subscription_step
-from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, device, ingest_process, ingest_settings, stored
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
@@ -137,7 +137,7 @@ def test_h4_a_topic_over_its_quota_holds_its_link_and_is_named_with_what_to_do(
         assert letters(one_partition) == []
         mend()
         assert_in_order(scene.await_in("held", 11), range(10))
-        poll_for(lambda: "flowing again" in scene.log(), 30, "the end of the stall")
+        poll_for(lambda: "no longer stalls" in scene.log(), 30, "the end of the stall")
 
 
 def test_h4_a_blocked_topic_goes_to_the_dead_letters_until_a_replay_over_a_restart(

@@ -12,15 +12,15 @@ import threading
 import pytest
 import yaml
 
-from bridge.discovery.listening import listen
-from bridge.discovery.proposing import PresetSigns, propose
-from bridge.discovery.tree import TopicTree
-from bridge.local.stack import LocalStack
-from bridge.mapping import mapping_problems
+from bridge.inspect.discovery.listening import listen
+from bridge.inspect.discovery.proposing import PresetSigns, propose
+from bridge.inspect.discovery.tree import TopicTree
 from bridge.mqtt.types import Message
+from bridge.routing.mapper import mapping_problems
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
@@ -113,7 +113,7 @@ def told_of_twenty(
 def discovering(mqtt: MqttSettings, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-c", "from bridge.cli import main; main()", "topics", "discover", *arguments),
+            *(sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "topics", "discover", *arguments),
             *("--set", f"mqtt.host={mqtt.host}", "--set", f"mqtt.port={mqtt.port}"),
         ],
         stdout=subprocess.PIPE,

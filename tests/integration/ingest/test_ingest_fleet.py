@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from bridge.contract import partition_name
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning_plan import subscription_step
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device, first_copies, ingest_settings, remembered, rule_for, stored
 from tests.support.raw_mqtt import RawMqtt, at_broker
 from tests.support.stack import mqtt_settings, provisioned
@@ -82,7 +82,7 @@ def fleet(settings: Settings, folder: Path, *options: str) -> Iterator[Fleet]:
     command = [
         sys.executable,
         "-c",
-        "from bridge.cli import main; main()",
+        "from pulsebridge.cli.app import main; main()",
         "ingest",
         "-c",
         str(config),

@@ -13,16 +13,16 @@ import pytest
 from prometheus_client import REGISTRY
 
 from bridge import contract
+from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import HEAD_BYTES
 from bridge.errors import TerminalError
-from bridge.ingest.provisioning import known_topics
-from bridge.local.stack import LocalStack
+from bridge.intake.provisioning import known_topics
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import PublishProperties
-from bridge.murmur3 import partition_of
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import (
     by_key,
     dead_letters,
@@ -116,7 +116,7 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
         for name, expected in (("received", 6), ("stored", 6), ("acked", 6), ("dead_letters", 3)):
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
     reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
-    assert "bytes, Pulsar takes" in reasons[b"x" * 9]
+    assert "bytes, the limit is" in reasons[b"x" * 9]
     assert "ingest.max_topics is 1" in reasons[b"one topic"]
     assert "no text for its key" in reasons[b"no device"]
     large = next(m for m in dead if m.payload[:1] == b"x")
@@ -308,7 +308,7 @@ def test_topics_explain_tells_where_a_topic_goes(tmp_path: Path) -> None:
     )
 
     def explain(topic: str, *more: str) -> str:
-        command = [sys.executable, "-c", "from bridge.cli import main; main()", "topics", "explain", topic]
+        command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "topics", "explain", topic]
         return subprocess.run(
             [*command, "-c", str(config), *more], capture_output=True, text=True, check=True, timeout=60
         ).stdout

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from bridge import contract
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.settings import MqttSettings, PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import dead_letters, ingest_settings, rule_for, running_ingest, stored, wait_for
 from tests.support.mqtt_streams import plain_publish
 from tests.support.raw_broker import RawBroker

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.ingest.intake import Intake
-from bridge.ingest.lanes import Reading
-from bridge.ingest.provisioning import known_topics, provision
-from bridge.mapping import Mapper
+from bridge.intake.intake import Intake
+from bridge.intake.partition_producers import Reading
+from bridge.intake.provisioning import known_topics, provision
 from bridge.mqtt.types import Message
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.routing.mapper import Mapper
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings

@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from bridge.local.ports import free_ports
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.settings import MetricsSettings, PulsarSettings, Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.log import LogSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from tests.support.endpoint import Endpoint
 from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids, running_ingest
 from tests.support.stack import mqtt_settings

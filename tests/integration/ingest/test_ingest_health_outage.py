@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.ports import free_ports
-from bridge.local.stack import LocalStack
 from bridge.settings import MetricsSettings, Settings
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from tests.support.endpoint import Endpoint
 from tests.support.ingest import device, ingest_process, ingest_settings, publish_ids, rule_for
 from tests.support.push import PushProcess, provision, push_settings

@@ -9,12 +9,12 @@ from prometheus_client import REGISTRY
 
 from bridge.contract import partition_name
 from bridge.errors import RefusedError
-from bridge.ingest import idle
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.intake import idle
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.fleet import Fleet
 from tests.support.ingest import device, ingest_settings, running_ingest, stored
 from tests.support.stack import mqtt_settings, provisioned

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.local.stack import LocalStack
 from bridge.mqtt.client import Link
 from bridge.mqtt.device import DeviceClient, probe, round_trip
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy

@@ -8,11 +8,11 @@ import signal
 import pytest
 
 from bridge import contract
-from bridge.local.stack import LocalStack
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device, first_copies, publish_ids, running_ingest, stored
 from tests.support.stack import mqtt_settings, new_stack
 from tests.support.tcp_proxy import TcpProxy

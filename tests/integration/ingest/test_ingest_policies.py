@@ -9,12 +9,12 @@ import pytest
 
 from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
 from bridge.errors import TerminalError
-from bridge.ingest.policy_watch import PolicyWatch
-from bridge.ingest.provisioning import provision, verify_policies
-from bridge.local.stack import LocalStack
-from bridge.provisioning_plan import subscription_step
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.intake.policy_watch import PolicyWatch
+from bridge.intake.provisioning import provision, verify_policies
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import (
     by_key,
     dead_letters,
@@ -133,7 +133,7 @@ def test_h13_half_of_a_quota_gives_the_alarm_before_it_holds_the_producers(
         write(namespaces, partition_name(topic, 0), 3, size=1000)
         (line,) = poll_for(watch.look, 30, "the alarm")
         assert "uses half of its quota of 10000 bytes" in line
-        assert "a-week-old is furthest behind" in line
+        assert "a-week-old has the largest backlog" in line
         verify_policies(admin)  # a quota that holds the producers loses nothing
 
 
@@ -156,7 +156,7 @@ def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack) -> None:
         poll_for(lambda: service.in_flight == 0, 30, "Pulsar to take it all the same")
         assert admin.partition_count(topic) == 0  # the hazard: acknowledged, and in no topic that has a name
         (line,) = [one for one in PolicyWatch(admin, service.partitions).look() if "was deleted" in one]
-        assert "the subscriptions that held its messages" in line
+        assert "with its subscriptions and their messages" in line
 
 
 @pytest.mark.parametrize("partitions", [3, 0])

@@ -13,15 +13,15 @@ import pytest
 
 from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
 from bridge.errors import TerminalError
-from bridge.ingest.lanes import Lanes, Reading
-from bridge.ingest.metrics import LinkMetrics
-from bridge.ingest.provisioning import provision, verify_policies
-from bridge.local.stack import LocalStack
-from bridge.provisioning_plan import subscription_step
-from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_wire.batches import Batch, encode, head_of
+from bridge.intake.metrics import LinkMetrics
+from bridge.intake.partition_producers import PartitionProducers, Reading
+from bridge.intake.provisioning import provision, verify_policies
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.provisioning_plan import subscription_step
+from bridge.pulsar.wire.batches import Batch, encode, head_of
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import stored
 from tests.support.reading_back import quiet
 from tests.support.stack import provisioned
@@ -47,7 +47,7 @@ def bare_producer(settings: PulsarSettings, topic: str, **options: Any) -> Itera
 
 
 class World:
-    """Lanes with the test as their loop: what they report as stored is kept in order."""
+    """PartitionProducers with the test as their loop: what they report as stored is kept in order."""
 
     def __init__(self, client: PulsarClient, admin: PulsarAdmin, *, max_pending: int = 100_000) -> None:
         settings = admin.settings
@@ -55,7 +55,7 @@ class World:
         self.woken = threading.Event()
         self.stored: list[bytes] = []
         self.refused: list[tuple[bytes, str]] = []
-        self.lanes = Lanes(
+        self.lanes = PartitionProducers(
             client,
             admin,
             max_pending=max_pending,
@@ -211,7 +211,7 @@ def test_h1_a_batch_that_was_damaged_on_its_way_is_refused_and_sent_again(
             damaged.append(batches[0].sequence)
         return batches
 
-    monkeypatch.setattr("bridge.pulsar_wire.producer.encode", damage)
+    monkeypatch.setattr("bridge.pulsar.wire.producer.encode", damage)
     with world(PulsarClient(one_partition), one_partition) as one:
         one.put(b"0-1")
         one.until(lambda: one.stored == [b"0-1"], "the first")

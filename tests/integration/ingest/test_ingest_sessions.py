@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.local.stack import LocalStack
-from bridge.protocols.status import look_at_instances
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.inspect.instances import look_at_instances
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device, ingest_settings, remembered, rule_for, running_ingest, stored
 from tests.support.raw_mqtt import at_broker
 from tests.support.stack import mqtt_settings
@@ -29,7 +29,7 @@ def status(settings: Settings, folder: Path, *options: str) -> tuple[int, str]:
     config = folder / "status.yaml"
     body = settings.model_dump(mode="json", exclude_defaults=True)
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
-    command = [sys.executable, "-c", "from bridge.cli import main; main()", "status", "-c", str(config)]
+    command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "status", "-c", str(config)]
     done = subprocess.run(
         [*command, "--data-dir", str(folder / "none"), *options],
         capture_output=True, text=True, timeout=patient(120), check=False,
@@ -67,7 +67,7 @@ def test_h7_a_session_that_nobody_serves_is_an_error_in_status_until_it_is_drain
         assert (code, one["client_id"], one["broker"]) == (1, old, mqtt.address)
         assert one["filters"] == [f"{old}/+/+"]
         code, text = status(renamed, tmp_path)
-        assert f"the MQTT session '{old}' at {mqtt.address} ({old}/+/+) queues messages that nobody reads" in text
+        assert f"the MQTT session '{old}' at {mqtt.address} ({old}/+/+) queues messages that no process reads" in text
         assert f"list '{old}' in mqtt.former_client_ids" in text
         with running_ingest(before):
             await_running(renamed, 2)

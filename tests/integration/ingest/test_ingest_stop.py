@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from bridge.ingest import credit
-from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.bare_mqtt import bare_publisher
 from tests.support.ingest import ingest_settings, rule_for, running_ingest, stored
 from tests.support.stack import mqtt_settings

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from bridge import contract
-from bridge.local.stack import LocalStack
 from bridge.mqtt.types import PublishProperties
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, by_key, dead_letters, device, ingest_settings, running_ingest, stored
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import mqtt_settings
@@ -96,7 +96,7 @@ def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(broker: LocalStac
     settings = ingest_settings(mqtt, namespaces, rules=rules)
     good = [f"{root}/é/1", f"{root}//1", f"{root}/../1", f"{root}/-partition-7/1"]
     bad = {
-        f"{root}/{'x' * 60_000}/1": "characters, at most 240",
+        f"{root}/{'x' * 60_000}/1": "characters, the limit is 240",
         f"{root}/x/": "no text for its key or device",
         f"{root}/in/{namespaces.system_namespace}/1": "is not one of pulsar.namespaces",
         f"{root}/in/../1": "is not one of pulsar.namespaces",
@@ -175,5 +175,5 @@ def test_h5_properties_over_pulsar_s_limit_are_a_dead_letter_with_their_heads(
         (dead,) = poll_for(lambda: dead_letters(namespaces), 60, "the dead letter")
         (good,) = poll_for(lambda: stored(namespaces, root), 60, "the message after it")
     assert (dead.payload, good.payload) == (b"much to say", b"little to say")
-    assert "bytes, Pulsar takes" in dead.properties[contract.P_DEAD_REASON]
+    assert "bytes, the limit is" in dead.properties[contract.P_DEAD_REASON]
     assert json.loads(dead.properties[contract.P_DEAD_CUT])[contract.P_USER][0] > 6_000_000

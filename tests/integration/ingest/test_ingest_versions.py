@@ -13,9 +13,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from bridge import contract
-from bridge.local.stack import LocalStack
 from bridge.mqtt.types import Will
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.bare_mqtt import bare_publisher, publish, retain_all
 from tests.support.ingest import (
     device,

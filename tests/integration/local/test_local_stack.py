@@ -16,18 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bridge.downloads.preflight import find_java
 from bridge.errors import TerminalError, TransientError
-from bridge.local.mqtt_servers import artemis_command, artemis_files
-from bridge.local.ports import free_ports
-from bridge.local.preflight import find_java
-from bridge.local.processes import Server
-from bridge.local.readiness import mqtt_round_trip, pulsar_healthy, pulsar_round_trip
-from bridge.local.sizes import sizes_for
-from bridge.local.stack import LocalStack
-from bridge.local.state import read_state
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import MessageId, PulsarClient, Reader
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import MessageId, PulsarClient, Reader
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.mqtt_servers import artemis_command, artemis_files
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.processes import Server
+from pulsebridge.local.readiness import mqtt_round_trip, pulsar_healthy, pulsar_round_trip
+from pulsebridge.local.sizes import sizes_for
+from pulsebridge.local.stack import LocalStack
+from pulsebridge.local.state import read_state
 from tests.support import mqtt_packets as mqtt
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import new_stack, provisioned
@@ -174,8 +174,8 @@ def recovered(client: PulsarClient, topic: str) -> Reader | None:
 
 _OWNER = """
 import os, sys, time
-from bridge.local.stack import LocalStack
-from bridge.local.state import read_state
+from pulsebridge.local.stack import LocalStack
+from pulsebridge.local.state import read_state
 from bridge.settings.local import LocalSettings
 stack = LocalStack(LocalSettings.model_validate_json(sys.argv[1]))
 stack.start()
@@ -225,7 +225,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(TerminalError, match=rf"port {port} \(--mqtt-port\) is taken") as caught:
+        with pytest.raises(TerminalError, match=rf"another process uses port {port} \(--mqtt-port\)") as caught:
             new_stack(mqtt_port=port).start()
     assert caught.value.remedy
 
@@ -297,7 +297,7 @@ def test_h32_artemis_above_its_limit_takes_connect_and_drops_publish(stack: Loca
 
 def _pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -386,7 +386,7 @@ def test_up_names_a_server_that_died_and_ends_the_other(stack: LocalStack, tmp_p
 def test_a_supervisor_that_lost_a_server_exits_with_1(stack: LocalStack, tmp_path: Path) -> None:
     settings = new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url, data_dir=tmp_path).settings
     with subprocess.Popen(
-        [sys.executable, "-m", "bridge.local.supervisor", str(tmp_path)],
+        [sys.executable, "-m", "pulsebridge.local.supervisor", str(tmp_path)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as supervisor:

@@ -21,11 +21,11 @@ import pytest
 import yaml
 
 from bridge import contract
-from bridge.provisioning import provision_commands
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import provision_commands
 from bridge.settings.loading import conf_path
 from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.submission import Target, line, write_beside
+from pulsebridge.submission import Target, line, write_files
 from streaming.session import delta_jars
 from tests.support import cluster_job
 from tests.support.bronze_rows import reading
@@ -128,7 +128,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             f"spark.executorEnv.PEX_ROOT {cluster.unpacked}\n",
             encoding="utf-8",
         )
-        write_beside(Target.standalone, place / packed.name, jars=[], properties=properties, job={})
+        write_files(Target.standalone, place / packed.name, jars=[], properties=properties, job={})
         wanted = {
             "pulsar": {
                 name: getattr(namespaces, name)

@@ -13,11 +13,11 @@ import pytest
 
 from bridge import contract
 from bridge.ingest.service import IngestService
-from bridge.local.stack import LocalStack
 from bridge.protocols.loading import HANDLERS_GROUP
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, running_ingest, stored
 from tests.support.protocol_peers import LIMIT, PEERS, Peer, held, install_line_protocol
 from tests.support.stack import provisioned
@@ -164,7 +164,7 @@ def test_what_cannot_be_written_is_a_dead_letter_and_then_acknowledged(peer: Pee
     assert [m.payload for m in readings(peer)] == [b"d#0", b"d#1"]
     reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead_letters(peer.namespaces)}
     assert set(reasons) == {b"x" * 9, b"one topic"}
-    assert "Pulsar takes" in reasons[b"x" * 9]
+    assert "the limit is" in reasons[b"x" * 9]
     assert "ingest.max_topics is 1" in reasons[b"one topic"]
 
 

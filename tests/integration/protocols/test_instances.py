@@ -15,19 +15,19 @@ import pytest
 import yaml
 
 from bridge.contract import INSTANCES_TOPIC, partition_name
-from bridge.ingest.provisioning import provision
-from bridge.local.stack import LocalStack
+from bridge.inspect.instances import look_at_instances
+from bridge.intake.provisioning import provision
 from bridge.protocols.board import Advertiser, read_board, tidy
 from bridge.protocols.records import InstanceRecord
-from bridge.protocols.status import look_at_instances
-from bridge.provisioning_plan import INSTANCES_HOLD
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.provisioning_plan import INSTANCES_RETENTION
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device, ingest_process, running_ingest, stored
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
@@ -52,7 +52,7 @@ def status(settings: Settings, folder: Path) -> tuple[int, dict[str, Any]]:
     config = folder / "status.yaml"
     body = {"pulsar": settings.pulsar.model_dump(mode="json", exclude_defaults=True)}
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
-    command = [sys.executable, "-c", "from bridge.cli import main; main()", "status", "--json"]
+    command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "status", "--json"]
     done = subprocess.run(
         [*command, "-c", str(config), "--data-dir", str(folder / "none")],
         capture_output=True, text=True, timeout=patient(120), check=False,
@@ -116,7 +116,7 @@ def test_h24_the_instances_topic_neither_vanishes_nor_grows(namespaces: PulsarSe
     with PulsarAdmin(namespaces, timeout_s=30) as admin, PulsarClient(namespaces) as client:
         provision(admin)
         partition = partition_name(namespaces.system_topic(INSTANCES_TOPIC), 0)
-        assert INSTANCES_HOLD in admin.internal_stats(partition)["cursors"]
+        assert INSTANCES_RETENTION in admin.internal_stats(partition)["cursors"]
         producer = client.producer(partition, max_pending=5000)
         for number in range(1000):
             made = record(f"i{number % 3}", number)
@@ -142,7 +142,7 @@ def test_h24_the_instances_topic_neither_vanishes_nor_grows(namespaces: PulsarSe
 
 
 def hold_of(admin: PulsarAdmin, partition: str) -> tuple[int, int]:
-    place = admin.internal_stats(partition)["cursors"][INSTANCES_HOLD]["markDeletePosition"]
+    place = admin.internal_stats(partition)["cursors"][INSTANCES_RETENTION]["markDeletePosition"]
     return tuple(map(int, place.split(":")))  # type: ignore[return-value]
 
 

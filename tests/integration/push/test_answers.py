@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from bridge.contract import DEAD_LETTERS_TOPIC, P_DEAD_REASON
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
     Devices,
     all_acknowledged,

@@ -10,21 +10,21 @@ from structlog.testing import capture_logs
 
 from bridge.contract import CURSORS_TOPIC, GROUP_ROSTER_TOPIC, Position, partition_name
 from bridge.health import Health
-from bridge.local.stack import LocalStack
-from bridge.provisioning_plan import (
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.provisioning_plan import (
     COMPACTION,
-    CURSOR_HOLD,
-    ROSTER_HOLD,
+    CURSOR_RETENTION,
+    ROSTER_RETENTION,
     compact_step,
     rest_path,
     subscription_step,
 )
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
 from bridge.push import holds
 from bridge.push.cursor import ids_key
 from bridge.push.holds import follow_compaction, watching_holds
 from bridge.settings import PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.push import (
@@ -77,12 +77,12 @@ def view_of(topic: TestTopic) -> dict[str, bytes]:
 
 
 def standing(topic: TestTopic) -> Position:
-    return Position.parse(topic.hold(CURSOR_HOLD))
+    return Position.parse(topic.hold(CURSOR_RETENTION))
 
 
 def follow(topic: TestTopic) -> holds.Followed:
     with PulsarClient(topic.settings) as client:
-        return follow_compaction(client, topic.partition(), CURSOR_HOLD)
+        return follow_compaction(client, topic.partition(), CURSOR_RETENTION)
 
 
 def horizon_of(topic: TestTopic) -> Position:
@@ -113,7 +113,7 @@ def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replac
     private_stack: LocalStack,
 ) -> None:
     with topic_of(provisioned(private_stack), name="state") as topic:
-        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         expected = {f"d{n}": b"old" for n in range(5000)}  # so that compaction takes a while
         write(topic, expected, b"old")
         topic.roll_over()
@@ -146,7 +146,7 @@ def test_h24_a_hold_goes_to_the_oldest_record_that_is_needed_however_far_that_is
 ) -> None:
     monkeypatch.setattr(holds, "_A_LOOK", 10)
     with topic_of(namespaces, name="state") as topic:
-        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         write(topic, ["once"], b"old")
         start = standing(topic)
         for _ in range(40):  # an entry each
@@ -174,10 +174,10 @@ def test_h24_a_hold_goes_to_the_oldest_record_that_is_needed_however_far_that_is
 def test_h24_a_hold_that_shows_nothing_has_passed_nothing(namespaces: PulsarSettings) -> None:
     """It may not have come in time: to write all of it once more would be the answer to a Pulsar that is slow."""
     with topic_of(namespaces, name="state") as topic:
-        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         write(topic, ["d0", "d1"], b"1")
         with PulsarClient(topic.settings) as client:
-            everything = client.consumer(topic.partition(), CURSOR_HOLD)
+            everything = client.consumer(topic.partition(), CURSOR_RETENTION)
             everything.acknowledge_cumulative(everything.get_last_message_id())
             everything.close()
         found = follow(topic)
@@ -205,7 +205,7 @@ def test_h24_a_partition_that_is_never_compacted_is_named(
 ) -> None:
     monkeypatch.setattr(holds, "_FAR_TOO_MUCH_BYTES", 100)
     with topic_of(namespaces, name="state") as topic:
-        topic.admin.do(subscription_step(topic.partition(), CURSOR_HOLD))
+        topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         write(topic, (f"d{n % 7}" for n in range(50)), b"12345")
         with capture_logs() as logs:
             assert not follow(topic).moved
@@ -236,7 +236,7 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             monkeypatch.setattr(holds, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
-            _all_that_stood_is_passed(settings, CURSORS_TOPIC, CURSOR_HOLD)
+            _all_that_stood_is_passed(settings, CURSORS_TOPIC, CURSOR_RETENTION)
         monkeypatch.undo()
         with push_in_thread(settings) as metrics:
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
@@ -275,7 +275,7 @@ def test_h24_the_roster_of_groups_is_written_once_more_and_its_hold_goes_on(
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
             monkeypatch.setattr(holds, name, value)
         with push_in_thread(settings):
-            _all_that_stood_is_passed(settings, GROUP_ROSTER_TOPIC, ROSTER_HOLD)
+            _all_that_stood_is_passed(settings, GROUP_ROSTER_TOPIC, ROSTER_RETENTION)
         monkeypatch.undo()
         with push_in_thread(settings):  # which reads it
             write_group_commands(settings, [after])

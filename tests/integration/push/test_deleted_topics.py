@@ -12,11 +12,11 @@ from bridge.contract import (
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
 )
-from bridge.local.stack import LocalStack
-from bridge.provisioning import CURSOR_HOLD, provision_commands
-from bridge.pulsar_admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.provisioning import CURSOR_RETENTION, provision_commands
 from bridge.push.topics import TopicWatch
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
     Devices,
     all_acknowledged,
@@ -43,7 +43,7 @@ def test_h11_topics_deleted_under_push_are_made_anew_and_no_command_comes_twice(
     first = [command(settings, f"d{n % 4}", n) for n in range(12)]
     later = [command(settings, "d0", n) for n in range(12, 20)]
     last = command(settings, "d1", 20)
-    held = {COMMANDS_TOPIC: {PUSH_SUBSCRIPTION}, CURSORS_TOPIC: {CURSOR_HOLD}, RECEIPTS_TOPIC: set()}
+    held = {COMMANDS_TOPIC: {PUSH_SUBSCRIPTION}, CURSORS_TOPIC: {CURSOR_RETENTION}, RECEIPTS_TOPIC: set()}
     topics = {settings.pulsar.system_topic(local): names for local, names in held.items()}
     topics[settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)] = set()
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from bridge.commands import CommandPosition
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
@@ -16,14 +15,15 @@ from bridge.contract import (
     Position,
     partition_name,
 )
-from bridge.local.stack import LocalStack
+from bridge.contract.commands import CommandPosition
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning import CURSOR_HOLD, commands_ready
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.provisioning import CURSOR_RETENTION, commands_ready
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.holds import follow_compaction
 from bridge.settings import PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
     Devices,
     PushProcess,
@@ -169,7 +169,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
     name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         assert commands_ready(admin) == 1
-        assert CURSOR_HOLD in admin.stats(name)["subscriptions"]
+        assert CURSOR_RETENTION in admin.stats(name)["subscriptions"]
         poll_for(
             lambda: "__compaction" in admin.internal_stats(name)["cursors"],
             30,
@@ -200,8 +200,8 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
 
 def _hold_moves(settings: Settings, admin: PulsarAdmin, client: PulsarClient, partition: str) -> tuple[int, int]:
     provision(settings)  # compacts
-    follow_compaction(client, partition, CURSOR_HOLD)
-    held = Position.parse(admin.internal_stats(partition)["cursors"][CURSOR_HOLD]["markDeletePosition"])
+    follow_compaction(client, partition, CURSOR_RETENTION)
+    held = Position.parse(admin.internal_stats(partition)["cursors"][CURSOR_RETENTION]["markDeletePosition"])
     return held[0], held[1]
 
 

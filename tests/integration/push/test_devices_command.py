@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bridge.commands import Command, CommandPosition, encode_command
 from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, partition_name
-from bridge.devices.commands import push_topics
-from bridge.devices.status import look_at_push, show_push
-from bridge.devices.view import DeviceView, Waiting
-from bridge.local.stack import LocalStack
-from bridge.murmur3 import partition_of
-from bridge.presence_record import PresenceRecord
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import NO_TEXT, PulsarClient
+from bridge.contract.commands import Command, CommandPosition, encode_command
+from bridge.contract.partitioning import partition_of
+from bridge.contract.presence import PresenceRecord
+from bridge.inspect.devices.status import look_at_push, show_push
+from bridge.inspect.devices.view import DeviceView, Waiting
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import NO_TEXT, PulsarClient
 from bridge.push.parked import ParkedId
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.cli.devices import push_topics
+from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
@@ -166,7 +166,7 @@ def test_without_its_topics_a_line_says_what_is_missing(stack: LocalStack, names
     settings = parking_settings(stack, namespaces)
     done = run(settings, "devices", "list")
     assert done.exit_code == 1
-    assert "there is no commands topic" in str(done.exception)
+    assert "the commands topic" in str(done.exception)
     assert os.linesep not in str(done.exception)
 
 
@@ -189,10 +189,10 @@ def test_what_no_writer_of_ours_wrote_is_left_out_and_said_and_older_commands_ar
     assert shown["read"]["backlog_left_out"] == 3
     for name in ("list", "show"):
         text = run(settings, "devices", name, *(["d"] * (name == "show"))).stdout
-        assert "3 messages of the backlog are no commands: push writes them to the dead letters" in text
+        assert "3 messages of the backlog are not valid commands: push writes them to the dead letters" in text
     done = run(settings, "commands", "show", "d-1", "--json")
     assert json.loads(done.stdout)["state"] == "pending"
-    assert done.stderr.count("not read, it is no command: 0.0.") == 2
+    assert done.stderr.count("not read, not a valid command: 0.0.") == 2
     assert NO_TEXT in done.stderr
     assert asked(settings, "commands", "show", "d\n0")["copies"][0]["bytes"] == 4
 
@@ -218,10 +218,10 @@ def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind
     assert (place["group"], place["how"]) == ("presses", "waiting")
     text = run(settings, "commands", "show", given.command_id).stdout
     assert "presses-1 for the group presses: pending" in text
-    assert "waits to be given to the members of its group" in text
+    assert "waits for its expansion to the members of the group" in text
     refused = run(settings, "commands", "resend", given.command_id)
     assert refused.exit_code == 1
-    assert "to the group presses and was not given to its members yet; it comes by itself" in refused.stdout
+    assert "to the group presses that is not yet expanded to its members; push expands it" in refused.stdout
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
         devices.await_all(entries(given, ["d1"]))
         poll_for(lambda: {"presses-1", "unheard-2"} <= set(receipts(settings)), 30, "both have receipts")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.local.stack import LocalStack
 from bridge.settings import MqttSettings, PulsarSettings
 from bridge.settings.push import PresenceRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.mqtt_packets import Delivered
 from tests.support.push import (
     Devices,

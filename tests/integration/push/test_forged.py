@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from bridge.contract import COMMAND_POSITION_PROPERTY
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.settings import PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import running_ingest
 from tests.support.push import (
     command,

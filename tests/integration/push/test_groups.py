@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge.commands import CommandPosition
 from bridge.contract import (
     C_CAUSE,
     C_ID,
@@ -16,14 +15,15 @@ from bridge.contract import (
     P_DEAD_REASON,
     PRESENCE_TOPIC,
 )
-from bridge.groups import entry_of
+from bridge.contract.commands import CommandPosition
+from bridge.contract.groups import entry_of
 from bridge.ingest.presence import PresenceWriter
 from bridge.killpoints import GROUP_KILL_POINTS
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import GroupRule, PresenceRule
+from pulsebridge.local.stack import LocalStack
 from tests.support.groups import (
     entries,
     group_backlog,

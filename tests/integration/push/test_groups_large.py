@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.ports import free_ports
-from bridge.local.stack import LocalStack
 from bridge.settings import MetricsSettings, PulsarSettings
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from tests.support.endpoint import Endpoint
 from tests.support.groups import group_command, write_group_commands, write_members
 from tests.support.memory import peak_memory

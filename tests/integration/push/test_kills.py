@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bridge.killpoints import KILL_POINTS
-from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
     Devices,
     PushProcess,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, PARKED_TOPIC, partition_name
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning_plan import PARKED_HOLD, rest_path
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
 from bridge.push.parked import decode_segment, segment_device
 from bridge.settings import PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
@@ -253,7 +253,7 @@ def test_h25_the_hold_stays_behind_the_oldest_parked_command(stack: LocalStack, 
 
     def held() -> int:
         with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
-            cursor = admin.internal_stats(partition)["cursors"][PARKED_HOLD]["markDeletePosition"]
+            cursor = admin.internal_stats(partition)["cursors"][PARKED_RETENTION]["markDeletePosition"]
             return int(cursor.partition(":")[2])
 
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
@@ -285,7 +285,9 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
     def mark(topic: str) -> tuple[int, int]:
         with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
             name = partition_name(settings.pulsar.system_topic(topic), 0)
-            ledger, _, entry = admin.internal_stats(name)["cursors"][PARKED_HOLD]["markDeletePosition"].partition(":")
+            ledger, _, entry = admin.internal_stats(name)["cursors"][PARKED_RETENTION]["markDeletePosition"].partition(
+                ":"
+            )
             return int(ledger), int(entry)
 
     with Devices(settings, lambda _device, _count: True) as devices:

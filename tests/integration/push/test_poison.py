@@ -8,10 +8,10 @@ from itertools import count
 
 import pytest
 
-from bridge.commands import Command
 from bridge.contract import DEAD_LETTERS_TOPIC, P_DEAD_REASON
-from bridge.local.stack import LocalStack
+from bridge.contract.commands import Command
 from bridge.settings import MqttSettings, PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.mqtt_packets import Delivered
 from tests.support.push import (
     all_acknowledged,

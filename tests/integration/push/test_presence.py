@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bridge.contract import PRESENCE_TOPIC
-from bridge.local.stack import LocalStack
+from bridge.contract.presence import PresenceRecord
 from bridge.mqtt.device import DeviceClient
-from bridge.presence_record import PresenceRecord
-from bridge.provisioning_plan import PRESENCE_HOLD
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.ingest import IngestSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import ingest_process, rule_for, running_ingest
 from tests.support.push import (
     Devices,
@@ -84,7 +84,7 @@ def test_h31_any_publish_that_ingest_sees_wakes_a_parked_device(broker: LocalSta
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         topic = settings.pulsar.system_topic(PRESENCE_TOPIC)
         assert admin.partition_count(topic) == 2
-        assert PRESENCE_HOLD in admin.stats(f"{topic}-partition-0")["subscriptions"]
+        assert PRESENCE_RETENTION in admin.stats(f"{topic}-partition-0")["subscriptions"]
 
 
 def test_h31_what_ingest_saw_while_no_push_ran_wakes_at_the_takeover(

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from bridge.commands import CommandPosition
 from bridge.contract import COMMANDS_TOPIC, PARKED_TOPIC, partition_name
-from bridge.local.stack import LocalStack
-from bridge.provisioning_plan import PARKED_HOLD, rest_path
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient, message_id
+from bridge.contract.commands import CommandPosition
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient, message_id
+from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
+from bridge.pulsar.topic_end import end_of, ledgers_of
 from bridge.push import position_reader
 from bridge.push.actions import Copy
-from bridge.push.cursor import NOWHERE
+from bridge.push.cursor import BEFORE_ALL
 from bridge.push.position_reader import PositionReader
 from bridge.push.pulling import Puller
 from bridge.push.taken import position_of
 from bridge.settings import PulsarSettings
-from bridge.topic_end import end_of, ledgers_of
+from pulsebridge.local.stack import LocalStack
 from tests.support.clock import set_clock
 from tests.support.command_writer import write_many
 from tests.support.push import command, provision, push_settings, read_topic, write_commands
@@ -103,7 +103,7 @@ def test_h24_what_is_there_is_found_though_the_broker_says_that_there_is_nothing
     provision(settings)
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
     nothing = message_id(0, -1, -1, -1)
-    assert end_of(settings.pulsar, partition, nothing) == NOWHERE
+    assert end_of(settings.pulsar, partition, nothing) == BEFORE_ALL
     write_many(settings, (command(settings, "d", n) for n in range(10)))
     last = position_of(read_topic(settings, COMMANDS_TOPIC)[-1].message_id())
     assert end_of(settings.pulsar, partition, nothing)[:2] == last[:2]
@@ -130,7 +130,7 @@ def test_h25_the_hold_is_put_back_and_never_forward_by_that(stack: LocalStack, n
     with PulsarClient(settings.pulsar) as client:
 
         def first_held() -> CommandPosition:
-            consumer: Any = client.consumer(partition, PARKED_HOLD, queue=1)
+            consumer: Any = client.consumer(partition, PARKED_RETENTION, queue=1)
             found = position_of(consumer.receive(10_000).message_id())
             consumer.close()
             return found

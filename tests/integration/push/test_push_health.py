@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local.ports import free_ports
-from bridge.local.stack import LocalStack
 from bridge.settings import MetricsSettings, PulsarSettings, Settings
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from tests.support.endpoint import Endpoint
 from tests.support.push import (
     Devices,

@@ -16,14 +16,14 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bridge.commands import CommandPosition
 from bridge.contract import C_ID, C_REF, COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC
-from bridge.dead_letters.commands import register
-from bridge.groups import entry_of
+from bridge.contract.commands import CommandPosition
+from bridge.contract.groups import entry_of
 from bridge.killpoints import RESEND_KILL_POINTS
-from bridge.local.stack import LocalStack
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.cli.dead_letters import register
+from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
@@ -91,7 +91,7 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
         assert "d-0: it is answered" in resend(settings, "d-0", code=1)["refused"][0]["why"]
         assert resent(resend(settings, "d-1", "d-2", "--dry-run")) == ["d-1~2", "d-2~2"]
         assert len(in_the_log(settings)) == 3, "a dry run writes nothing"
-        assert "nothing in Pulsar" in resend(settings, "nowhere", code=1)["refused"][0]["why"]
+        assert "Pulsar has no record of it" in resend(settings, "nowhere", code=1)["refused"][0]["why"]
 
         replayed = dead_letters(settings, "replay", "--all")
         assert replayed.exit_code == 1
@@ -106,7 +106,7 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
         poll_for(lambda: len(receipts(settings)) == 5, 30, "both ended")
         told = resend(settings, "d-1~2", "d-2", code=1)
         assert resent(told) == ["d-1~3"], "what failed again goes again, under the next number"
-        assert "was sent again as d-2~2, which is answered" in told["refused"][0]["why"]
+        assert "its copy d-2~2 is answered" in told["refused"][0]["why"]
         poll_for(lambda: "d-1~3" in receipts(settings), 30, "the third one ended")
         assert devices.ids("d") == ["d-0", "d-1", "d-2", "d-1~2", "d-2~2", "d-1~3"]
         assert [m.payload for m in devices.got["d"]][3:] == [b"1", b"2", b"1"]
@@ -137,7 +137,7 @@ def test_what_expired_while_its_device_was_away_goes_again_with_a_new_time_and_w
             assert resent(resend(settings, "d-0", "--expires-in", "1h", "--device", "d")) == ["d-0~2"]
             all_acknowledged(settings)
             again = resend(settings, "d-0", "--expires-in", "1h", code=1)["refused"][0]["why"]
-            assert "was sent again as d-0~2, which is pending" in again
+            assert "its copy d-0~2 is pending" in again
             assert "pending" in resend(settings, "d-0", "--force", code=1)["refused"][0]["why"]
             (_, copy) = asked(settings, "commands", "show", "d-0")["copies"]
             assert (copy["state"], copy["queue"]) == ("pending", "parked")
@@ -167,7 +167,7 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
     arguments = ["commands", "resend", "d-0", "d-1", "--expires-in", "never", *push_arguments(settings)]
     (point,) = RESEND_KILL_POINTS
     killed = subprocess.run(
-        [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments],
         capture_output=True,
         timeout=patient(120),
         env=os.environ | {"PULSEBRIDGE_KILL_AT": point},
@@ -199,7 +199,7 @@ def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_
         write_commands(settings, [every["d4"]])  # push is down: it has no receipt
         told = resend(settings, "reboot", "--expires-in", "1h", "--force", code=1)
         assert resent(told) == []
-        assert "4 devices have a command of this id: d1, d2, d3, d4; say whose" in told["refused"][0]["why"]
+        assert "4 devices have a command of this id: d1, d2, d3, d4; name the device" in told["refused"][0]["why"]
         shown = asked(settings, "commands", "show", "reboot")
         assert {one["device"]: one["state"] for one in shown["devices"]} == {
             "d1": "expired", "d2": "expired", "d3": "answered", "d4": "pending",

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC, partition_name
+from bridge.contract.partitioning import partition_of
 from bridge.killpoints import RESUME_KILL_POINTS
-from bridge.local.stack import LocalStack
-from bridge.murmur3 import partition_of
-from bridge.provisioning_plan import PARKED_HOLD, rest_path
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
 from bridge.settings import PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import running_ingest
 from tests.support.push import (
     PushProcess,
@@ -263,7 +263,7 @@ def test_h27_of_a_trimmed_position_the_device_is_told_and_gets_what_is_left(
             all_acknowledged(settings)
 
             def held_at() -> str:
-                return str(admin.internal_stats(partition)["cursors"][PARKED_HOLD]["markDeletePosition"])
+                return str(admin.internal_stats(partition)["cursors"][PARKED_RETENTION]["markDeletePosition"])
 
             ledgers = [int(one["ledgerId"]) for one in admin.internal_stats(partition)["ledgers"]]
             poll_for(lambda: int(held_at().split(":")[0]) == ledgers[-1], 30, "the hold has moved on")

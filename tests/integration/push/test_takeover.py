@@ -8,7 +8,6 @@ from typing import Any
 import pulsar
 import pytest
 
-from bridge.commands import CommandPosition, encode_command
 from bridge.contract import (
     C_DEVICE,
     COMMANDS_TOPIC,
@@ -18,13 +17,14 @@ from bridge.contract import (
     PUSH_SUBSCRIPTION,
     partition_name,
 )
-from bridge.local.stack import LocalStack
+from bridge.contract.commands import CommandPosition, encode_command
 from bridge.mqtt.client import Link
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Disconnected, LinkHandler
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord
 from bridge.push.partition_log import PartitionLog
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
     Devices,
     all_acknowledged,

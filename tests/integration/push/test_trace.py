@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
     Devices,
     PushProcess,

@@ -13,14 +13,14 @@ from bridge.contract import (
     PRESENCE_TOPIC,
     partition_name,
 )
-from bridge.local.stack import LocalStack
 from bridge.protocols.board import read_board
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, ids_key
 from bridge.push.parked import segment_key
 from bridge.settings import PulsarSettings, Settings
 from bridge.unreadable import left_out
+from pulsebridge.local.stack import LocalStack
 from tests.support.groups import group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,

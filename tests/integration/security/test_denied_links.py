@@ -8,13 +8,13 @@ import pytest
 
 from bridge import contract
 from bridge.ingest import links
-from bridge.local.stack import LocalStack
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.links import LinkSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from bridge.settings.secret_file import SecretFile
+from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device, running_ingest, stored
 from tests.support.secured import PASSWORD, SecuredArtemis
 from tests.support.stack import mqtt_settings
@@ -30,7 +30,7 @@ def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "_REVIVE_S", 0.5)
+    monkeypatch.setattr(links, "_RETRY_S", 0.5)
     password = tmp_path / "password"
     password.write_text("wrong")
     mqtt = mqtt_settings(stack)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.discovery.listening import discover
 from bridge.errors import DeniedError, RefusedError
+from bridge.inspect.discovery.listening import discover
 from tests.support.ingest import device
 from tests.support.secured import SecuredArtemis
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.commands import CommandPosition
 from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, PRESENCE_TOPIC, partition_name
-from bridge.provisioning_plan import CURSOR_HOLD, INSTANCES_HOLD, PRESENCE_HOLD
-from bridge.pulsar_admin import PulsarAdmin, rest_path
-from bridge.pulsar_client import PulsarClient
+from bridge.contract.commands import CommandPosition
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, INSTANCES_RETENTION, PRESENCE_RETENTION
 from bridge.push.cursor import Cursor
 from bridge.push.holds import follow_compaction
 from bridge.settings.pulsar import PulsarSettings
@@ -48,9 +48,9 @@ def test_h24_push_moves_the_holds_with_the_right_to_consume_and_without_the_admi
 ) -> None:
     admin = provisioned_for(pulsar, {"push": "bridge"})
     holds = {
-        partition_name(admin.system_topic(CURSORS_TOPIC), 0): CURSOR_HOLD,
-        partition_name(admin.system_topic(INSTANCES_TOPIC), 0): INSTANCES_HOLD,
-        partition_name(admin.system_topic(PRESENCE_TOPIC), 0): PRESENCE_HOLD,
+        partition_name(admin.system_topic(CURSORS_TOPIC), 0): CURSOR_RETENTION,
+        partition_name(admin.system_topic(INSTANCES_TOPIC), 0): INSTANCES_RETENTION,
+        partition_name(admin.system_topic(PRESENCE_TOPIC), 0): PRESENCE_RETENTION,
     }
     lonely = pulsar.as_role(admin, "bridge").model_copy(update={"admin_url": "https://127.0.0.1:1"})
     with PulsarAdmin(admin, timeout_s=30) as rest:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bridge.check.rights import check_rights
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
 from bridge.errors import DeniedError
+from bridge.inspect.check.rights import check_rights
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import EARLIEST, PulsarClient
 from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings, StreamingSettings
 from bridge.settings.secret_file import SecretFile
 from sources.batch import batch_tasks
@@ -277,7 +277,7 @@ def test_the_source_reads_with_a_client_certificate_as_the_java_client_names_it(
     assert _one_trigger(options) == [b"a reading"]
     nobody = {name: text for name, text in options.items() if "Key" not in name and "auth" not in name}
     nobody.pop("pulsar.client.tlsCertificateFilePath", None)
-    with pytest.raises(DeniedError, match="it wants credentials"):
+    with pytest.raises(DeniedError, match="it requires credentials"):
         _one_trigger(nobody)
 
 
@@ -353,7 +353,7 @@ def test_check_of_source_and_sink_needs_what_they_need_and_no_more(pulsar: Secur
     assert (writes.ok, admin.system_topic(COMMANDS_TOPIC) in writes.detail) == (True, True), writes
     nowhere = source.model_copy(update={"streaming": StreamingSettings(topics=("nowhere",))})
     (missing,) = check_rights(nowhere, "source")
-    assert (missing.ok, "not there" in missing.detail) == (False, True), missing
+    assert (missing.ok, "missing topics" in missing.detail) == (False, True), missing
     for settings, tier, less in (
         (source, "source", {"spark": ("namespace", "produce", "consume")}),
         (sink, "sink", {"writer": ("system_namespace", "produce", "consume")}),

@@ -16,11 +16,11 @@ import pytest
 from bridge.contract import COMMANDS_TOPIC
 from bridge.errors import DeniedError
 from bridge.ingest import moving
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings
 from bridge.settings.mqtt import MqttSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.certificates import HOST
 from tests.support.ingest import remembered, running_ingest, stored
 from tests.support.secured import PASSWORD, mosquitto
@@ -118,7 +118,7 @@ def test_h7_a_marker_that_is_held_back_without_a_word_is_named(
     def told() -> bool:
         nonlocal said
         said += capsys.readouterr().out
-        return "does not come back" in said
+        return "does not arrive" in said
 
     with running_ingest(settings_of(mqtt, namespaces, filters=("plant/d1/+",)), wait=False):
         poll_for(told, 30, "the warning")

@@ -79,7 +79,7 @@ def test_what_the_broker_does_not_accept_is_one_line_with_its_setting(
             (tls, user | {"password": "wrong-one"}, "refused the connection", "mqtt.password"),
             (tls, {"protocol": protocol}, "refused the connection", "mqtt.username"),
             (tls, user | {"tls_ca": stranger.file}, "not trusted here", "mqtt.tls_ca"),
-            (mtls, user, "wants a certificate", "mqtt.tls_certificate"),
+            (mtls, user, "requires a certificate", "mqtt.tls_certificate"),
             (mtls, user | mine(strange), "", "mqtt.tls_certificate"),
         ):
             found = probe(over_tls(port, authority, **changes))

@@ -15,10 +15,10 @@ import yaml
 from bridge.contract import ALERTS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON, partition_name
 from bridge.errors import TerminalError
 from bridge.mqtt.device import DeviceClient
-from bridge.provisioning import carry_out, existing_commands, look, provision_alerts, provision_commands, verify
-from bridge.provisioning_plan import ingest_needs, push_needs, rest_path
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import EARLIEST, PulsarClient
+from bridge.pulsar.provisioning import carry_out, existing_commands, look, provision_alerts, provision_commands, verify
+from bridge.pulsar.provisioning_plan import ingest_needs, push_needs, rest_path
 from bridge.settings import IngestSettings, Settings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
@@ -44,7 +44,7 @@ def run(folder: Path, pulsar: PulsarSettings, *arguments: str) -> subprocess.Com
     config = {"pulsar": {**values, "token_file": str(folder / "token")}, "ingest": {"rules": rules}}
     (folder / "settings.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return subprocess.run(
-        [sys.executable, "-c", "from bridge.cli import main; main()", *arguments, "-c", f"{folder}/settings.yaml"],
+        [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments, "-c", f"{folder}/settings.yaml"],
         capture_output=True, text=True, timeout=patient(120), check=False,
     )  # fmt: skip
 
@@ -223,7 +223,7 @@ def test_no_output_of_any_command_shows_a_secret(
             (("provision", "--dry-run"), 0),
         ):
             done = subprocess.run(
-                [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
+                [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments],
                 env=environment | given, capture_output=True, text=True, timeout=patient(120), check=False,
             )  # fmt: skip
             shown = done.stdout + done.stderr
@@ -242,7 +242,7 @@ def test_alerts_are_kept_for_their_table_from_the_first_one_on(namespaces: Pulsa
     strict = namespaces.model_copy(update={"provision": "verify"})
     with PulsarAdmin(namespaces) as admin:
         provision_commands(admin)  # by push: the topic is there, and nothing holds it
-        with pytest.raises(TerminalError, match=f"{topic} is not there, or has no subscription 'pulsebridge-alerts'"):
+        with pytest.raises(TerminalError, match=f"{topic} does not exist, or has no subscription 'pulsebridge-alerts'"):
             provision_alerts(strict, "pulsebridge-alerts")
         provision_alerts(namespaces, "pulsebridge-alerts")
         for number in range(admin.partition_count(topic)):

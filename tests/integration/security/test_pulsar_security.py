@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from bridge.check.endpoints import Finding, check_endpoints
 from bridge.errors import DeniedError
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import EARLIEST, OK, PulsarClient
+from bridge.inspect.check.endpoints import Finding, check_endpoints
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import EARLIEST, OK, PulsarClient
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, partition_name
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.client import PulsarClient
 from bridge.settings.secret_file import SecretFile
 from sources.options import connection_options
 from tests.support.certificates import Authority

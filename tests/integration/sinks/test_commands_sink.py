@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.commands import decode_command
 from bridge.contract import C_EMITTED, C_ID, COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, P_DEAD_REASON
+from bridge.contract.commands import decode_command
 from bridge.dead_letters.records import Selection
 from bridge.dead_letters.replay import Replayer
-from bridge.local.stack import LocalStack
-from bridge.pulsar_admin import PulsarAdmin
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
+from pulsebridge.local.stack import LocalStack
 from tests.support import commands_driver
 from tests.support.push import (
     Devices,
@@ -219,4 +219,4 @@ def test_a_value_that_python_has_not_costs_its_row_alone_whatever_the_sessions_z
     assert written == {b"0": "1760000000123456", b"2": "1760000000000000000"}
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.data() == b"1"
-    assert letter.properties()[P_DEAD_REASON].startswith("row 1 of the task, device: b'd\\xff\\xfe' is no UTF-8")
+    assert letter.properties()[P_DEAD_REASON].startswith("row 1 of the task, device: b'd\\xff\\xfe' is not UTF-8")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bridge.contract import GROUP_COMMANDS_TOPIC, GROUP_MEMBERS_TOPIC, RECEIPTS_TOPIC, Receipt
-from bridge.groups import member_of
-from bridge.local.stack import LocalStack
+from bridge.contract.groups import member_of
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from sinks.receipts import by_group, with_receipts
 from tests.support.groups import entries, group_command
 from tests.support.push import Devices, all_acknowledged, push_in_thread, push_settings, read_topic

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_SINK
+from bridge.downloads.preflight import find_mosquitto
 from bridge.errors import TransientError
-from bridge.local.mqtt_servers import mosquitto_config
-from bridge.local.ports import free_ports
-from bridge.local.preflight import find_mosquitto
-from bridge.local.stack import LocalStack
 from bridge.mqtt.device import DeviceClient, probe
 from bridge.mqtt.types import Message
 from bridge.settings.mqtt import MqttSettings
+from pulsebridge.local.mqtt_servers import mosquitto_config
+from pulsebridge.local.ports import free_ports
+from pulsebridge.local.stack import LocalStack
 from sinks.mqtt_rows import Plan, Publish
 from sinks.mqtt_writer import write as write_task
 from sinks.options import read_mqtt_options

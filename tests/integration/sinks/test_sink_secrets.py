@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bridge.local.stack import LocalStack
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.shown import SECRETS, checkpointed, events, executions, plans, streamed
 

@@ -17,9 +17,9 @@ from bridge.contract import (
     P_DEVICE,
     partition_name,
 )
+from bridge.contract.partitioning import partition_of
 from bridge.errors import TransientError
-from bridge.murmur3 import partition_of
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from sinks import writer
@@ -126,7 +126,7 @@ def test_rows_choose_their_topics_and_bad_ones_are_named_in_the_dead_letters(
     }
     assert set(letters) == {b"3", b"4", b"5", b"6", b"7", b"9"}
     assert letters[b"3"][0].startswith("row 2 of the task, __key: ")
-    assert letters[b"4"][0].startswith(f"row 3 of the task, __topic: there is no topic {gone}")
+    assert letters[b"4"][0].startswith(f"row 3 of the task, __topic: topic {gone} does not exist")
     assert letters[b"4"][1:] == (gone, "d"), "a replay brings it there once the topic is made"
     assert "__topic: is null" in letters[b"5"][0]
     assert "system namespace" in letters[b"6"][0]
@@ -182,7 +182,7 @@ def test_what_will_not_do_is_refused_before_anything_is_written(spark: SparkSess
         write(frame.withColumnRenamed("value", "valeu"), options(target))
     with pytest.raises(Exception, match="did you mean keyEncoding"):
         write(frame, options(target, keyEncodng="text"))
-    with pytest.raises(Exception, match=r"there is no topic .*/none — pulsar-admin topics create-partitioned"):
+    with pytest.raises(Exception, match=r"topic .*/none does not exist — pulsar-admin topics create-partitioned"):
         write(frame, options(target, topic=target.settings.readings_topic("none")))
     with pytest.raises(Exception, match=r"cannot be overwritten.*\.mode\('append'\)"):
         frame.write.format("pulsebridge").options(**options(target)).mode("overwrite").save()
@@ -199,7 +199,7 @@ def test_a_topic_that_no_row_chose_and_that_is_gone_fails_the_task_and_buries_no
     message = PulsarMessage(0, gone, b"v", "k", {})
     task = TaskWriter(options_of.target)
     try:
-        with pytest.raises(TransientError, match=f"there is no topic {gone} — Spark retries the task"):
+        with pytest.raises(TransientError, match=f"topic {gone} does not exist — Spark retries the task"):
             task.write([message], gone)
         assert task.write([replace(message, topic=target.name)], target.name) == (1, 0)
     finally:

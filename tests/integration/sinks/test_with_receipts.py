@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.contract import RECEIPTS_TOPIC, Receipt
-from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings
+from pulsebridge.local.stack import LocalStack
 from sinks.receipts import with_receipts
 from sources.spark_features import spark_features
 from tests.support.push import (

@@ -100,7 +100,7 @@ def test_a_range_that_cannot_be_is_refused(topic: TestTopic) -> None:
     def place(entry: int, name: str) -> str:
         return json.dumps({name: [ledger, entry]})
 
-    with pytest.raises(ConfigError, match=r"endingOffsets .* lies before startingOffsets"):
+    with pytest.raises(ConfigError, match=r"endingOffsets .* is before startingOffsets"):
         values(topic.options(
             startingOffsets=place(2, topic.partition()), endingOffsets=place(1, topic.partition())
         ))  # fmt: skip

@@ -21,7 +21,7 @@ from sources import hot_tail
 from sources.offsets import Offset
 from sources.options import parse
 from sources.planning import Limits
-from sources.progress import behind_of
+from sources.progress import lag_of
 from sources.spark_features import spark_features
 from sources.stream import StreamPlanner
 from tests.support.planned import read_batch, values_of
@@ -179,7 +179,7 @@ def test_a_late_message_leaves_one_batch_to_the_tasks(topic: TestTopic, monkeypa
             with structlog.testing.capture_logs() as said:
                 assert values_of(query, start, at, hot=False) == [b"second"]
             (why,) = [of for of in said if of["event"].startswith("a batch is read by the tasks")]
-            assert why["why"] == "entries did not come in time"
+            assert why["why"] == "entries did not arrive in time"
             assert why["late"].keys() == {topic.partition()}
         for number in range(3):
             query.commit(at)
@@ -258,7 +258,7 @@ def test_spark_takes_rows_from_the_planner_and_no_task_reads(
         # A batch whose messages are slow to come, on a busy machine, is read by a task.
         assert 10 in [after - before for before, after in pairwise(given)]
         if spark_features().limits:  # older Sparks take no lag from a source
-            behind = behind_of(query.lastProgress["sources"][0])
+            behind = lag_of(query.lastProgress["sources"][0])
             assert behind is not None
             assert [of.entries for of in behind.values()] == [0, 0]
     finally:

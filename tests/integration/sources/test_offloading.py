@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from bridge.errors import DataLossError, TransientError
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from sources.offsets import Offset
 from sources.options import parse
 from sources.planning import Limits

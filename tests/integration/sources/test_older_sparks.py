@@ -129,4 +129,4 @@ def test_what_this_spark_lacks_is_said_once_at_the_start(topic: TestTopic, tmp_p
     told = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
     assert len(told) == 1
     assert "maxBytesPerTrigger: no effect" in told[0]
-    assert "Trigger.AvailableNow takes all in one batch" in told[0]
+    assert "Trigger.AvailableNow reads all in one batch" in told[0]

@@ -12,7 +12,7 @@ import structlog
 
 from bridge.contract import Position
 from bridge.errors import DataLossError, TerminalError
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from sources.chunks import ChunkGuard
 from sources.offsets import Offset
 from sources.options import SourceOptions, parse
@@ -121,7 +121,7 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: 
         query.close()
         other.delete()
         query = StreamPlanner(strict)
-        with pytest.raises(DataLossError, match=r"no longer there.*failOnDataLoss=false"):
+        with pytest.raises(DataLossError, match=r"no longer exists.*failOnDataLoss=false"):
             query.latest_offset(at, strict.limits)
         query.close()
         query = StreamPlanner(lenient)

@@ -62,7 +62,7 @@ def test_entries_bytes_and_seconds_behind_are_in_the_progress_and_in_the_metrics
     assert first["latestOffset"]["behind"][topic.partition(1)] == {"entries": 0, "bytes": 0, "seconds": 0.0}
     assert {of["entries"] for of in second["latestOffset"]["behind"].values()} == {0}
     assert metric("rows_total") == 8
-    (line,) = [line for line in logs if line["event"] == "behind" and line["log_level"] == "info"]
+    (line,) = [line for line in logs if line["event"] == "lag of the query" and line["log_level"] == "info"]
     assert (line["query"], line["entries"], line["partitions"]) == ("lagging", 4, 1)
     assert list(line["most"]) == [topic.partition(0)], "the log names the partition"
 

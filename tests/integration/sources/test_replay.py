@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.contract import Position
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from sources.options import parse
 from sources.planning import PartitionView

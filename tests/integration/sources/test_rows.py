@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Long, Record, String
 
-from bridge.pulsar_wire.protobuf import number
+from bridge.pulsar.wire.protobuf import number
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.raw_pulsar import store_raw
@@ -84,7 +84,7 @@ def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession,
     assert dict(found.dtypes)["__key"] == "binary"
     assert [row["__key"] for row in found.collect()] == keys
     topic.publish([b"v"], partition_key="no base64!")
-    with pytest.raises(Exception, match="a key is not base64, as keyEncoding=base64 says"):
+    with pytest.raises(Exception, match="keyEncoding is base64, and a key is not base64"):
         frame(spark, topic, keyEncoding="base64").collect()
 
 
@@ -186,7 +186,7 @@ def test_a_json_topic_is_read_likewise_and_what_is_no_json_fails_or_is_null(
         (1, "usual", None), (2, "b", 3), (None, None, None),
     ]  # fmt: skip
     topic.publish([b"no json"], "unbatched")
-    with pytest.raises(Exception, match="is not what the topic's JSON schema says") as caught:
+    with pytest.raises(Exception, match="does not match the topic's JSON schema") as caught:
         frame(spark, topic, decode="value").select("value").collect()
     assert "set decodeErrors=null" in str(caught.value)
     assert frame(spark, topic, decode="value", columns="__topic").count() == 4, "only what is asked for is decoded"
@@ -197,7 +197,7 @@ def test_a_json_topic_is_read_likewise_and_what_is_no_json_fails_or_is_null(
 def test_a_topic_without_a_schema_and_topics_that_differ_are_refused_with_the_remedy(
     spark: SparkSession, topic: TestTopic
 ) -> None:
-    with pytest.raises(Exception, match=r"no schema is there for .*upload one"):
+    with pytest.raises(Exception, match=r"no schema exists for .*upload one"):
         frame(spark, topic, decode="value")
     with topic_of(topic.settings) as other:
         publish(topic, AvroSchema(Old))

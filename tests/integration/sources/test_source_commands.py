@@ -12,10 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bridge.errors import ConfigError, DataLossError, FencedError
-from bridge.provisioning_plan import subscription_step
+from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.cli.subscriptions import register
 from sources.batch import batch_tasks
-from sources.commands import register
 from sources.options import parse
 from sources.reading import read_range
 from sources.stream import StreamPlanner
@@ -63,7 +63,7 @@ def test_what_a_query_left_is_listed_and_deleted_but_not_while_it_runs(topic: Te
         }  # fmt: skip
         refused = run(topic.settings, "subscriptions", "delete", "q", "--yes")
         assert isinstance(refused.exception, FencedError)
-        assert "in use by a query that runs — stop the query first" in str(refused.exception)
+        assert "in use by a running query — stop the query first" in str(refused.exception)
     finally:
         query.close()
     assert "q  " + topic.name in run(topic.settings, "subscriptions", "list").stdout

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.contract import P_INGEST, P_TOPIC, SOURCE_COLUMNS, Position, encode_ingest
-from bridge.pulsar_admin import subscription_path
-from bridge.pulsar_client import PulsarClient
-from sources.hold import Hold, HoldRecord
-from sources.subscriptions import held_topics
+from bridge.pulsar.admin import subscription_path
+from bridge.pulsar.client import PulsarClient
+from sources.retention import RetentionSubscription, SubscriptionRecord
+from sources.subscriptions import retained_topics
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.spark_features import needs_limits
 from tests.support.waiting import poll_for
@@ -88,7 +88,7 @@ def properties(query: Query, partition: int) -> Any:
 
 def held(query: Query) -> tuple[int, bool]:
     """Return how many messages the query's subscription keeps, and whether it says that a batch was committed."""
-    (found,) = held_topics(query.topic.admin, [query.topic.name], "q")
+    (found,) = retained_topics(query.topic.admin, [query.topic.name], "q")
     return found.entries, found.committed
 
 
@@ -212,11 +212,11 @@ def test_h11_pulsars_copy_of_the_subscription_on_a_new_partition_is_set_to_its_f
     query.run()
     query.topic.admin.request("POST", f"/persistent/{query.topic.name[13:]}/partitions", body=3)
     copied = poll_for(lambda: properties(query, 2), 30, "the copy")
-    assert json.loads(copied["pulsebridge.hold"])["startingOffsets"] == "earliest"
+    assert json.loads(copied["pulsebridge.retention"])["startingOffsets"] == "earliest"
     query.topic.publish(names("new", 5), partition=2)
     query.run()
     assert query.values() == once(("old", 5), ("new", 5))
-    record = json.loads(properties(query, 2)["pulsebridge.hold"])
+    record = json.loads(properties(query, 2)["pulsebridge.retention"])
     assert record["startingOffsets"] == "new partition: earliest"
     assert record["start"][0] == query.topic.ledgers(2)[0]
 
@@ -226,9 +226,9 @@ def test_h11_a_subscription_that_appears_while_it_is_made_is_set_right(topic: Te
     partition, first = topic.partition(), topic.ledgers()[0]
     path = subscription_path(partition, "q")
     topic.admin.request("PUT", path, body={"ledgerId": first, "entryId": 2, "properties": {"whose": "Pulsar"}})
-    record = HoldRecord("new partition: earliest", Position(first, 0), False)
+    record = SubscriptionRecord("new partition: earliest", Position(first, 0), False)
     with PulsarClient(topic.settings) as client:
-        hold = Hold("q", topic.admin, client, wait_s=5)
+        hold = RetentionSubscription("q", topic.admin, client, wait_s=5)
         hold.create(partition, record)
         assert hold.record(partition) == record
     assert topic.hold("q") == f"{first}:-1"
@@ -261,7 +261,7 @@ def test_h12_a_second_query_with_the_name_of_a_running_one_is_refused(query: Que
         text = refused(lambda: query.run(checkpoint="other", subscriptionWaitMs="300"))
         assert "subscription 'q' on" in text
         assert "is in use by another query" in text
-        assert "stop that query, or give this one a predefinedSubscription of its own" in text
+        assert "stop that query, or give this one another predefinedSubscription" in text
         query.topic.publish(names("b", 5))
         poll_for(lambda: query.values() == once(("a", 5), ("b", 5)), 120, "the first query goes on")
     finally:
@@ -314,7 +314,7 @@ def test_data_trimmed_before_it_was_read_fails_the_query_with_the_remedy(query: 
     query.topic.publish(names("b", 5), "unbatched")
     text = refused(query.run)
     assert "data that the query still has to read is no longer in Pulsar" in text
-    assert "set failOnDataLoss=false to go on with what is left" in text
+    assert "set failOnDataLoss=false to continue with the remaining data" in text
     query.run(failOnDataLoss="false")
     assert query.values() == once(("a", 5), ("b", 5))
 

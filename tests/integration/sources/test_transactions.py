@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import TransientError
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from sources.offsets import Offset
 from sources.options import parse
 from sources.planning import Limits, Segment
@@ -101,7 +101,7 @@ def test_h15_a_range_over_an_open_transaction_fails_for_another_try_and_is_never
             segments=(Segment(segment.ledger, 0, 2),),
             idle_timeout_ms=1000,
         )
-        with pytest.raises(TransientError, match="is there \\(open transaction\\) and did not come"):
+        with pytest.raises(TransientError, match="exists \\(open transaction\\) and did not arrive"):
             values([over])
         opened.commit().get()
         assert values([over]) == [b"a", b"b"]

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from bridge.errors import TransientError
-from bridge.pulsar_client import PulsarClient
+from bridge.pulsar.client import PulsarClient
 from bridge.settings.pulsar import PulsarSettings
 from sources.batch import batch_tasks
 from sources.binary import BinaryTopics
@@ -84,13 +84,13 @@ def test_a_query_goes_on_while_the_admin_is_away_and_says_once_what_is_off(topic
             assert trigger(at) == (at, [])
         (line,) = [line for line in logs if "binary protocol" in line["event"]]
         assert line["log_level"] == "warning"
-        assert "new partitions" in line["off"]
+        assert "new partitions" in line["disabled"]
         topic.publish([b"6"], "unbatched")
         with structlog.testing.capture_logs() as logs:
 
             def back() -> bool:
                 query.latest_offset(at, Limits())
-                return any("admin is back" in line["event"] for line in logs)
+                return any("admin is reachable" in line["event"] for line in logs)
 
             poll_for(back, 30, "the admin to be used again")
         assert trigger(at)[1] == [b"6"]

@@ -13,8 +13,8 @@ import pytest
 
 from bridge.contract import COMMAND_COLUMNS
 from bridge.errors import ConfigError
-from bridge.local.stack import LocalStack
 from bridge.settings import PulsarSettings, Settings, StreamingSettings
+from pulsebridge.local.stack import LocalStack
 from streaming import pipelines as dp
 from streaming.alerts import declare_alerts
 from streaming.evaluation import command_id
@@ -313,20 +313,20 @@ def test_a_function_of_the_users_that_returns_commands_is_a_flow(world: AlertsWo
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("table: nowhere, condition: x", "alerts[0].table (rule r): 'nowhere': there is no such table — there is climate"),
+        ("table: nowhere, condition: x", "alerts[0].table (rule r): 'nowhere': it does not exist — existing tables: climate"),
         ("table: hourly, condition: x", "alerts[0].table (rule r): 'hourly': messages do not fill it"),
         ("table: climate, condition: humidty > 1", "alerts[0].condition (rule r): 'humidty > 1': [UNRESOLVED_COLUMN"),
         ("table: climate, condition: 'humidity >'", "alerts[0].condition (rule r): 'humidity >': [PARSE_SYNTAX_ERROR]"),
-        ("table: climate, condition: humidity", "alerts[0].condition (rule r): humidity is no condition but double"),
+        ("table: climate, condition: humidity", "alerts[0].condition (rule r): humidity is not a condition but double"),
         ("table: climate, condition: sum(humidity) > 1", "alerts[0].condition (rule r): 'sum(humidity) > 1': ["),
         ("table: climate, condition: 'true', payload: 'x{humidty}'", "{humidty}: 'climate' has no such column — it has"),
         ("table: climate, condition: 'true', payload: {sql: nope(1)}", "alerts[0].payload (rule r): 'nope(1)': [UNRESOLVED"),
         ("table: climate, condition: 'true', payload: {sql: struct(humidity)}", "use to_json(...)"),
         ("table: climate, condition: 'true', metric: m", "'climate' has no columns metric and value"),
-        ("kind: above, limit: 1, table: climate, column: room", "alerts[0].column (rule r): room is no number but string"),
+        ("kind: above, limit: 1, table: climate, column: room", "alerts[0].column (rule r): room is not a number but string"),
         ("kind: above, limit: 1, table: climate, column: rooom", "alerts[0].column (rule r): 'rooom': [UNRESOLVED"),
         ("kind: above, limit: 1, table: climate, metric: m", "'climate' has no columns metric and value"),
-        ("table: anonymous, condition: 'true'", "'anonymous' has no column of its own that names the device"),
+        ("table: anonymous, condition: 'true'", "'anonymous' has no column that names the device"),
     ],
 )  # fmt: skip
 def test_what_will_not_do_stops_the_job_at_its_start_in_one_line(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
-from bridge.pulsar_wire.batches import head_of
+from bridge.pulsar.wire.batches import head_of
 from bridge.settings import Settings
 from streaming.job import Job
 from streaming.loading import pipeline_of

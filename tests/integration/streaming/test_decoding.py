@@ -125,7 +125,7 @@ def test_id_and_time_are_those_of_the_topic_rule_where_the_decoding_names_none(s
     assert [row["_id"] for row in rows] == ["d1-5", "7:1:0#0", "7:2:0#0", "x", "7:4:0#0"]
     assert [at(row) for row in rows] == [datetime(2026, 7, 1, 12, tzinfo=UTC), *[ARRIVAL] * 4]
     assert [row["_fault"] for row in rows] == [
-        None, "the time yesterday is no number since 1970, nor an ISO 8601 time with a date", None, None, None,
+        None, "the time yesterday is not a number since 1970 or an ISO 8601 time with a date", None, None, None,
     ]  # fmt: skip
 
 
@@ -144,8 +144,8 @@ def test_each_element_of_an_array_is_a_row_with_its_place(spark: SparkSession) -
     assert [row["event_time"] for row in rows[:3]] == [7_000_000] * 3
     faults = [row["_fault"] for row in rows]
     assert faults[:2] == [None, None]
-    assert "no JSON object" in faults[2]
-    assert faults[3:] == ["there is no array at $.list"] * 2 + ["more elements than max_elements, 3"]
+    assert "not a JSON object" in faults[2]
+    assert faults[3:] == ["no array at $.list"] * 2 + ["more elements than max_elements, 3"]
     assert bytes(rows[5]["_payload"]) == json.dumps(bodies[4]).encode()
 
 
@@ -456,7 +456,7 @@ def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark
     }
     assert wrong == {}
     assert rows[-1]["_fault"] == (
-        "the time 1700000000 is no ISO 8601 time with a date; time_unit says how numbers are read"
+        "the time 1700000000 is not an ISO 8601 time with a date; time_unit sets how numbers are read"
     )
 
 
@@ -469,7 +469,7 @@ def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark
         ([], "no decoding is given"),
         ([{"filter": "a/+", "fields": "t int"}, {"filter": "a/+x", "fields": "t int"}], "two decodings have the filter a/+"),
         ([{"filter": "a", "fields": "t int"}, {"filter": "b"}], "with fields and without"),
-        ([{"filter": "a", "fields": "t nothing"}], "Spark refuses the decoding of a: "),
+        ([{"filter": "a", "fields": "t nothing"}], "Spark rejects the decoding of a: "),
         ([{"filter": "a", "fields": "t int", "columns": {"x": "there_is_none + 1"}}], "there_is_none"),
         ([{"filter": "a", "fields": "device string"}], "column device exists already"),
         ([{"filter": "a", "fields": "t int"}, {"filter": "b", "fields": "t string"}], "column t is int and string"),

@@ -20,10 +20,10 @@ import yaml
 from deltalake import DeltaTable
 
 from bridge import contract
-from bridge.local.ports import free_ports
-from bridge.provisioning import provision_commands
-from bridge.pulsar_admin import PulsarAdmin
-from sources.subscriptions import held_topics
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import provision_commands
+from pulsebridge.local.ports import free_ports
+from sources.subscriptions import retained_topics
 from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import patient, poll_for
@@ -234,7 +234,7 @@ def test_available_now_ends_by_itself_and_a_second_run_adds_nothing(driver: Driv
         "bronze": 50, "readings": 50 * LEAVES, "climate": 50, "hourly": 3, "alerts": 5,
     }  # fmt: skip
     with PulsarAdmin(namespaces) as admin:
-        held = held_topics(admin, [namespaces.readings_topic("climate")])
+        held = retained_topics(admin, [namespaces.readings_topic("climate")])
     assert {of.subscription: (of.entries, of.committed) for of in held} == {
         f"pulsebridge-{flow}": (0, True) for flow in ("bronze", "readings", "climate", "am2301", "alerts-readings")
     }
@@ -250,17 +250,17 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"modules": ["nowhere.py"]}, "streaming.modules: 'nowhere.py': there is no file /"),
+        ({"modules": ["nowhere.py"]}, "streaming.modules: 'nowhere.py': file /"),
         ({"module": "import nothing_of_this_name\n"}, "cannot be imported: ModuleNotFoundError"),
-        ({"module": MODULE.format("(suite='lost')", "dp.messages()")}, "there is no suite 'lost'"),
+        ({"module": MODULE.format("(suite='lost')", "dp.messages()")}, "suite 'lost' does not exist"),
         ({"module": MODULE.format("(schema='a strng')", "dp.messages()")}, "table 'mine'"),
         pytest.param(
             {"module": MODULE.format("", "dp.messages('a/+', fields='x intt')")},
-            "Spark refuses the decoding of ",
+            "Spark rejects the decoding of ",
             marks=pytest.mark.long,
         ),
-        ({"module": MODULE.format("(keys=['dev'])", "dp.messages()")}, "table 'mine': its key 'dev' is none of its"),
-        pytest.param({"module": MODULE.format("", "42")}, "returns int, which is no frame", marks=pytest.mark.long),
+        ({"module": MODULE.format("(keys=['dev'])", "dp.messages()")}, "table 'mine': its key 'dev' is not one of its"),
+        pytest.param({"module": MODULE.format("", "42")}, "int, which is not a DataFrame", marks=pytest.mark.long),
         ({"rule": {"name": "hot", "table": "nothing", "kind": "sql", "condition": "true"}}, "'nothing'"),
         pytest.param(
             {"rule": {"name": "hot", "table": "climate", "kind": "sql", "condition": "wet > 3"}},

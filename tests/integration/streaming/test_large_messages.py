@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from bridge import contract
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin
 from tests.chaos.tables_beside import TablesBeside
 from tests.support.reading_back import quiet
 from tests.support.waiting import poll_for

@@ -21,8 +21,8 @@ from tests.support.stack import mqtt_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from bridge.local.stack import LocalStack
     from bridge.settings import PulsarSettings
+    from pulsebridge.local.stack import LocalStack
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.discovery.proposing import propose
-from bridge.discovery.tree import TopicTree
+from bridge.inspect.discovery.proposing import propose
+from bridge.inspect.discovery.tree import TopicTree
 from bridge.settings import Settings
 from bridge.settings.presets import load_preset
 from streaming.reading import Reader

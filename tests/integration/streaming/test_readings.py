@@ -82,7 +82,7 @@ def test_a_plain_payload_is_one_row_named_by_its_route_or_its_topic(spark: Spark
     ] + [(n, None, None, None) for n in range(16, 21)]  # fmt: skip
     faults = [row["_fault"] for row in rows]
     assert faults[:13] == [None] * 13
-    assert all("begins like JSON and is none" in faults[n] for n in (13, 14, 15, 17))
+    assert all("begins like JSON and is not JSON" in faults[n] for n in (13, 14, 15, 17))
     assert faults[16] == "the payload is not UTF-8"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.captured_output import printing_to
 from bridge.errors import ConfigError
+from bridge.spark.captured_output import printing_to
 from tests.support.waiting import poll_for
 
 _CHILD = """import sys

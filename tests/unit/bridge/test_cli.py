@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint
 import pytest
 import typer
 
-from bridge import cli
 from bridge.errors import ConfigError, FencedError, PulsebridgeError
+from pulsebridge.cli import app as cli
 from tests.support.waiting import patient
 
 GROUP = cli.COMMANDS_GROUP
@@ -18,7 +18,7 @@ GROUP = cli.COMMANDS_GROUP
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from bridge.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments],
         capture_output=True, text=True, timeout=patient(60), check=False,
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_a_broken_plug_in_gives_one_line_and_the_others_go_on(monkeypatch: pytes
     points = [
         EntryPoint("absent", "no_such_package.commands:register", GROUP),
         EntryPoint("broken", "plug_in_of_a_third_party:broken", GROUP),
-        EntryPoint("ours", "bridge.check.commands:register", GROUP),
+        EntryPoint("ours", "pulsebridge.cli.check:register", GROUP),
     ]
     problems = cli.register_commands(app, points)
     assert [c.name for c in app.registered_commands] == ["check"]
@@ -111,7 +111,7 @@ def test_help_imports_nothing_heavy() -> None:
         "httpx",
     )
     code = (
-        "import sys; from bridge.cli import main\n"
+        "import sys; from pulsebridge.cli.app import main\n"
         "sys.argv = ['pulsebridge', '--help']\n"
         "try: main()\n"
         "except SystemExit as e: assert not e.code, e.code\n"

@@ -17,18 +17,18 @@ def test_what_stays_is_not_walked_over_until_it_is_let_go_of() -> None:
     _run(
         """
         import gc, weakref
-        from bridge.collector import let_go, look_seldom, what_stays
+        from bridge.collector import let_go, reduce_collections, excluded_objects
 
         class Held:
             pass
 
-        look_seldom()
+        reduce_collections()
         garbage = Held()
         garbage.itself = garbage
         seen = weakref.ref(garbage)
         del garbage
         before = gc.get_freeze_count()
-        with what_stays():
+        with excluded_objects():
             assert seen() is None, "what was garbage before stays with it"
             held = [[n] for n in range(1000)]
             held.append(held)
@@ -50,10 +50,10 @@ def test_a_process_that_did_not_ask_for_it_keeps_its_collector() -> None:
     _run(
         """
         import gc
-        from bridge.collector import let_go, what_stays
+        from bridge.collector import let_go, excluded_objects
 
         before = gc.get_threshold()
-        with what_stays():
+        with excluded_objects():
             held = [[n] for n in range(1000)]
         let_go()
         assert gc.get_freeze_count() == 0

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.commands import (
+from bridge.contract import C_QOS, C_TOPIC, C_VERSION
+from bridge.contract.commands import (
     MAX_COMMAND_BYTES,
     Command,
     CommandPosition,
@@ -14,7 +15,6 @@ from bridge.commands import (
     decode_command,
     encode_command,
 )
-from bridge.contract import C_QOS, C_TOPIC, C_VERSION
 from bridge.dead_letters import HEAD_BYTES, dead_letter
 from bridge.errors import ContractError
 

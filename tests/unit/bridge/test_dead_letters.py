@@ -9,28 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.commands import Command, CommandPosition, encode_command
+from bridge.contract.commands import Command, CommandPosition, encode_command
+from bridge.contract.groups import GroupCommand, encode_group_command, entry_of
 from bridge.dead_letters import dead_letter
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import (
     DeadLetter,
     LetterId,
-    Place,
+    LetterPosition,
     Selection,
     note_of,
     replayed_note,
 )
 from bridge.dead_letters.showing import Summary, body_of, since_us
-from bridge.envelope import Envelope
 from bridge.errors import ConfigError
-from bridge.groups import GroupCommand, encode_group_command, entry_of
-from bridge.mapping import Mapper, Route
+from bridge.mqtt.envelope import Envelope
+from bridge.routing.mapper import Mapper, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
 
 PULSAR = PulsarSettings()
 FLEET = PULSAR.readings_topic("fleet")
-places = st.builds(Place, st.integers(0, 2**40), st.integers(0, 2**30), st.integers(-1, 1000))
+places = st.builds(LetterPosition, st.integers(0, 2**40), st.integers(0, 2**30), st.integers(-1, 1000))
 
 
 def letter(
@@ -48,10 +48,10 @@ def letter(
         key=key,
     )
     fields = {
-        "id": LetterId(0, Place(1, number)),
+        "id": LetterId(0, LetterPosition(1, number)),
         "key": "w-1",
         "payload": kept,
-        "told": told,
+        "properties": told,
         "event_ms": 5,
         "stored_us": 9,
     }
@@ -59,7 +59,7 @@ def letter(
 
 
 @given(st.integers(0, 1023), places)
-def test_an_id_is_read_as_it_is_printed(partition: int, place: Place) -> None:
+def test_an_id_is_read_as_it_is_printed(partition: int, place: LetterPosition) -> None:
     assert LetterId.parse(str(LetterId(partition, place))) == LetterId(partition, place)
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_id_is_refused_with_an_example(text: str) -> None:
 
 
 @given(st.lists(places, max_size=20))
-def test_a_note_tells_what_was_replayed(found: list[Place]) -> None:
+def test_a_note_tells_what_was_replayed(found: list[LetterPosition]) -> None:
     payload, properties = replayed_note(found)
     note = note_of(properties, payload)
     assert note is not None
@@ -94,12 +94,12 @@ def test_a_replay_is_the_message_as_it_was_meant_with_its_mark() -> None:
         (letter(b"y" * 5_000_000), "only its head"),
         (letter(topic=""), "--remap"),
         (
-            letter(topic="", told={contract.P_DEAD_REASON: "malformed PUBLISH: it has QoS 3"}),
-            "publish it again",
+            letter(topic="", properties={contract.P_DEAD_REASON: "malformed PUBLISH: it has QoS 3"}),
+            "republish the message",
         ),
         (letter(topic="persistent://public/other/fleet"), "neither a readings topic"),
         (letter(topic=PULSAR.system_topic("command-cursors")), "neither a readings topic"),
-        (letter(topic=PULSAR.system_topic("commands")), "shape of a command"),
+        (letter(topic=PULSAR.system_topic("commands")), "properties of a command"),
     ],
 )
 def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
@@ -111,20 +111,20 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
 def test_what_mqtt_calls_malformed_is_not_mapped_anew() -> None:
     """Its payload is not what the device meant."""
     mapper = Mapper(IngestSettings(rules=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
-    told = letter(topic="").told | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
-    planned = replay_of(letter(told=told), PULSAR, mapper)
+    told = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
+    planned = replay_of(letter(properties=told), PULSAR, mapper)
     assert isinstance(planned, Refusal)
-    assert "publish it again" in planned.why
+    assert "republish the message" in planned.why
 
 
 def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_is_not() -> None:
     given_up = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
     in_the_log = PULSAR.system_topic("commands") + "-partition-3"
-    planned = replay_of(letter(told=told_of_command(given_up, in_the_log), payload=b"open"), PULSAR)
+    planned = replay_of(letter(properties=told_of_command(given_up, in_the_log), payload=b"open"), PULSAR)
     assert isinstance(planned, Refusal)
     assert "pulsebridge commands resend 'c 1' --device w-1" in planned.why
     newer = told_of_command(given_up | {contract.C_VERSION: "99"}, in_the_log)
-    planned = replay_of(letter(told=newer, payload=b"open"), PULSAR)
+    planned = replay_of(letter(properties=newer, payload=b"open"), PULSAR)
     assert isinstance(planned, Replay)
     assert planned.topic == PULSAR.system_topic("commands")
 
@@ -132,14 +132,14 @@ def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_i
 def test_a_command_that_a_sink_refused_is_replayed_for_no_push_has_seen_it() -> None:
     refused = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
     told = told_of_command(refused, PULSAR.system_topic("commands"))
-    assert isinstance(replay_of(letter(told=told, payload=b"open"), PULSAR), Replay)
+    assert isinstance(replay_of(letter(properties=told, payload=b"open"), PULSAR), Replay)
 
 
 def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alone() -> None:
     place = CommandPosition(7, 3, -1)
     entry = entry_of(GroupCommand("g 1", "presses", "", b"open"), "w-1", place, 4, "devices/{device}/commands")
     told = told_of_command(encode_command(entry), PULSAR.system_topic("commands") + "-partition-3")
-    planned = replay_of(letter(told=told, payload=b""), PULSAR)
+    planned = replay_of(letter(properties=told, payload=b""), PULSAR)
     assert isinstance(planned, Refusal)
     assert f"{entry.command_id} (g 1 of the group presses)" in planned.why
     assert f"to w-1 alone: pulsebridge commands resend {entry.command_id} --device w-1" in planned.why
@@ -149,14 +149,14 @@ def test_a_command_to_a_group_that_nobody_was_given_goes_to_the_group() -> None:
     refused = encode_group_command(GroupCommand("c 1", "presses", "", b"open"))
     for topic in ("group-commands-partition-0", "group-commands"):  # given up by push, or a row of the sink
         told = told_of_command(refused, PULSAR.system_topic(topic))
-        planned = replay_of(letter(told=told, payload=b"open"), PULSAR)
+        planned = replay_of(letter(properties=told, payload=b"open"), PULSAR)
         assert isinstance(planned, Replay)
         assert (planned.topic, planned.key) == (PULSAR.system_topic("group-commands"), "presses")
         assert contract.P_DEVICE not in planned.properties
     bad = told_of_command(refused | {contract.C_QOS: "9"}, PULSAR.system_topic("group-commands-partition-0"))
-    planned = replay_of(letter(told=bad, payload=b"open"), PULSAR)
+    planned = replay_of(letter(properties=bad, payload=b"open"), PULSAR)
     assert isinstance(planned, Refusal)
-    assert "it is no command to a group: qos: is 9" in planned.why
+    assert "it is not a valid group command: qos: is 9" in planned.why
 
 
 def told_of_command(properties: dict[str, str], topic: str) -> dict[str, str]:
@@ -169,7 +169,7 @@ def test_remap_asks_the_present_rules() -> None:
     assert isinstance(planned, Replay)
     assert (planned.topic, planned.key) == (PULSAR.readings_topic("by-glucose"), "w-1")
     assert contract.full_envelope(planned.properties)[contract.P_RULE] == "new"
-    no_publish = letter(told={contract.P_DEAD_REASON: "bad row"})
+    no_publish = letter(properties={contract.P_DEAD_REASON: "bad row"})
     assert isinstance(replay_of(no_publish, PULSAR, Mapper(IngestSettings())), Refusal)
 
 
@@ -188,8 +188,8 @@ def test_remap_asks_the_present_rules() -> None:
         (Selection(device="w-2"), False),
         (Selection(since_us=1_000_000), True),
         (Selection(since_us=1_000_001), False),
-        (Selection(ids=frozenset({LetterId(0, Place(1, 0))})), True),
-        (Selection(ids=frozenset({LetterId(1, Place(1, 0))})), False),
+        (Selection(ids=frozenset({LetterId(0, LetterPosition(1, 0))})), True),
+        (Selection(ids=frozenset({LetterId(1, LetterPosition(1, 0))})), False),
     ],
 )
 def test_a_selection_means(selection: Selection, meant: bool) -> None:
@@ -207,7 +207,7 @@ def test_the_summary_counts_reasons_without_their_numbers() -> None:
     summary = Summary(keep=2)
     for number in range(300):
         _, told = dead_letter(b"", topic=FLEET, device="d", reason=f"has {number} bytes", at_us=number * 1_000_000 + 1)
-        summary.add(letter(told=told, number=number), replayed=number < 10)
+        summary.add(letter(properties=told, number=number), replayed=number < 10)
     found = summary.as_json()
     assert (found["total"], found["replayed"]) == (300, 10)
     assert found["reasons"] == {"has N bytes": 300}

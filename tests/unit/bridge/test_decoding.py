@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition, decode_command
 from bridge.contract import (
     C_DEVICE,
     C_EXPIRES,
@@ -24,22 +23,23 @@ from bridge.contract import (
     decode_ingest,
     decode_user_properties,
 )
+from bridge.contract.commands import CommandPosition, decode_command
+from bridge.contract.decoding import LAST_US, MAX_RECORD_BYTES, json_of_record
+from bridge.contract.groups import member_key, member_of
+from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters.blocks import _decode as decode_block
 from bridge.dead_letters.records import note_of, replayed_note
-from bridge.decoding import LAST_US, MAX_RECORD_BYTES, json_of_record
 from bridge.errors import ContractError, RefusedError, TransientError
-from bridge.groups import member_key, member_of
 from bridge.ingest import session_memory
-from bridge.ingest.places import read_advertised
-from bridge.presence_record import PresenceRecord
+from bridge.ingest.session_slots import read_advertised
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
-from bridge.pulsar_wire.protobuf import number, read_varint
-from bridge.pulsar_wire.reader import RawEntry
+from bridge.pulsar.wire.protobuf import number, read_varint
+from bridge.pulsar.wire.reader import RawEntry
 from bridge.push.cursor import Cursor, OwnerRecord, read_term
 from bridge.push.groups.roster import Roster, owner_of
 from bridge.push.parked import Parked, read_segment
 from sources.entries import Opener, open_entry
-from sources.hold import HoldRecord
+from sources.retention import SubscriptionRecord
 
 
 def cursor(payload: bytes) -> object:
@@ -77,9 +77,9 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "roster left": (lambda body: Roster().take('["member","g","d"]', body), b'{"v":1,"o":"x","left":[1,2,-1]}'),
     "roster key": (as_text(lambda key: Roster().take(key, b'{"v":1,"o":"x"}')), b'["group","g"]'),
     "roster owner": (lambda body: owner_of('["owner"]', body), b'{"v":1,"o":"x"}'),
-    "block": (as_text(lambda body: decode_block("pulsebridge.blocked.0.c", body)), b'{"state":"held","since_us":1,"why":""}'),
+    "block": (as_text(lambda body: decode_block("pulsebridge.blocked.0.c", body)), b'{"state":"drained","since_us":1,"why":""}'),
     "note": (lambda body: note_of(replayed_note([])[1], body), b'["1:2:3"]'),
-    "hold": (as_text(lambda body: HoldRecord.decode({"pulsebridge.hold": body})), b'{"startingOffsets":"earliest","start":[1,2],"committed":true}'),
+    "hold": (as_text(lambda body: SubscriptionRecord.decode({"pulsebridge.retention": body})), b'{"startingOffsets":"earliest","start":[1,2],"committed":true}'),
     "ingest": (as_text(decode_ingest), b'{"v":"1","link":"l"}'),
     "user properties": (as_text(decode_user_properties), b'[["a","b"]]'),
     "correlation": (as_text(decode_correlation), base64.b64encode(b"x")),
@@ -175,7 +175,7 @@ def test_what_is_valid_is_read(name: str) -> None:
         ("roster open", b'{"v":1,"o":"x","command_id":"c","group":"g","mqtt_topic":"","size":1,"expires_at_ms":"x"}'),
         ("hold", b'{"startingOffsets":"earliest","start":[1e999,2],"committed":true}'),
         ("ingest", b'{"v":"1","link":["l"]}'),
-        ("block", b'{"state":"held","since_us":1e999,"why":""}'),
+        ("block", b'{"state":"drained","since_us":1e999,"why":""}'),
     ],
 )  # fmt: skip
 def test_h44_what_would_raise_later_is_a_contract_error(name: str, payload: bytes) -> None:
@@ -232,7 +232,7 @@ def test_h44_an_entry_that_does_not_expand_to_the_size_that_it_names_is_no_paylo
     named: int, kept: int | None
 ) -> None:
     body = zlib.compress(bytes(50_000_000))[:kept]
-    with pytest.raises(ContractError, match=f"does not give {named} bytes"):
+    with pytest.raises(ContractError, match=f"does not expand to {named} bytes"):
         Opener().add(open_entry(entry(number(8, 2) + number(9, named), body), "p"))
 
 

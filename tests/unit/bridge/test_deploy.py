@@ -15,10 +15,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from bridge.routing.shard import Shard
+from bridge.routing.sharding import own_sessions, sessions
 from bridge.settings import Settings
 from bridge.settings.loading import load
-from bridge.settings.shard import Shard
-from bridge.sharding import own_sessions, sessions
 from bridge.stopping import CLOSE_S
 from tests.support.waiting import patient
 

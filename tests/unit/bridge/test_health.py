@@ -53,7 +53,7 @@ def test_a_loop_that_does_not_turn_makes_it_sick_until_it_turns() -> None:
     link.turned(0.0)
     assert health.verdict(STUCK_S).healthy
     verdict = health.verdict(STUCK_S + 1)
-    assert verdict.sick == verdict.missing == {"link a": "its loop has not turned for 61 s"}
+    assert verdict.sick == verdict.missing == {"link a": "its loop has not run for 61 s"}
     link.turned(STUCK_S + 2)
     assert health.verdict(STUCK_S + 2).healthy
 

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from bridge.errors import TerminalError
 from bridge.health import Health
-from bridge.local.ports import free_ports, is_free
 from bridge.metrics import serving
 from bridge.settings.metrics import MetricsSettings
+from pulsebridge.local.ports import free_ports, is_free
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import poll_for
 

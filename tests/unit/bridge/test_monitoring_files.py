@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.metrics_catalogue import Family, catalogue, table
+from pulsebridge.cli.metrics_catalogue import Family, catalogue, table
 from tests.support.promql import Selector, parse
 
 CONF = Path(__file__).resolve().parents[3] / "conf"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from bridge.ingest.metrics import IngestMetrics, traffic
-from bridge.mop_metrics import MopCollector, Rates, Traffic
+from bridge.intake.metrics import IngestMetrics, traffic
+from bridge.intake.mop_metrics import MopCollector, Rates, Traffic
 
 
 def test_the_first_scrape_sees_the_mean_since_the_start() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.names import name_problem
+from bridge.contract.names import name_problem
 
 
 @pytest.mark.parametrize("name", ["d", "ü" * 512, "a" * 1024, "a b\n"])

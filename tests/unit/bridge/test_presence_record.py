@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.decoding import LAST_US
+from bridge.contract.decoding import LAST_US
+from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError
-from bridge.presence_record import PresenceRecord
 
 
 @given(st.integers(0, LAST_US), st.text())

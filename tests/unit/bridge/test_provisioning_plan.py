@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bridge.provisioning_commands import whole_plan
-from bridge.provisioning_plan import grant_steps, policies_lack
-from bridge.readings_topics import static_topics
+from bridge.pulsar.provisioning_plan import grant_steps, policies_lack
+from bridge.routing.readings_topics import static_topics
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.cli.provision import whole_plan
 
 PULSAR = PulsarSettings()
 GOOD: dict[str, Any] = {

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from bridge import pulsar_admin
 from bridge.errors import RefusedError, TransientError
-from bridge.ingest.provisioning import verify_policies
-from bridge.pulsar_admin import PulsarAdmin
+from bridge.intake.provisioning import verify_policies
+from bridge.pulsar import admin as pulsar_admin
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 
 NOT_NOW = "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError, DeniedError, PulsebridgeError, RefusedError, TransientError
-from bridge.local.ports import free_ports
-from bridge.pulsar_dial import addresses, credentials_remedy, dial, grant_remedy, whom
+from bridge.pulsar.dial import addresses, credentials_remedy, dial, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.ports import free_ports
 from tests.support.waiting import patient
 
 
@@ -105,5 +105,5 @@ def test_who_we_are_and_what_we_lack_is_said_without_the_token() -> None:
     assert "expired" in said[1]
     assert "pulsar-admin namespaces grant-permission t/ns --role bridge --actions produce" in said[2]
     assert not any(token in line or token.rsplit(".", 1)[1] in line for line in said)
-    assert "it wants credentials" in credentials_remedy(PulsarSettings())
+    assert "it requires credentials" in credentials_remedy(PulsarSettings())
     assert whom(PulsarSettings(token=SecretStr("no.json.here"))) == "this role"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.pulsar_wire import commands
-from bridge.pulsar_wire.accepted import Accepted
-from bridge.pulsar_wire.batches import encode, head_of
-from bridge.pulsar_wire.commands import Answer, Frames, Kind, Redirect, WireError
-from bridge.pulsar_wire.connection import BrokerConnection
-from bridge.pulsar_wire.protobuf import fields, number, text
+from bridge.pulsar.wire import commands
+from bridge.pulsar.wire.accepted import Accepted
+from bridge.pulsar.wire.batches import encode, head_of
+from bridge.pulsar.wire.commands import Answer, Frames, Kind, Redirect, WireError
+from bridge.pulsar.wire.connection import BrokerConnection
+from bridge.pulsar.wire.protobuf import fields, number, text
 
 
 @dataclass(frozen=True)

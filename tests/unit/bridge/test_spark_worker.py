@@ -7,18 +7,18 @@ import sys
 
 PROGRAM = """
 import gc, sys
-from bridge.spark_worker import spare_collections
+from bridge.spark.worker import exclude_imports
 
-spare_collections()
+exclude_imports()
 kept = gc.get_freeze_count()
 assert kept > 1000, kept
 left = len(gc.get_objects())
-spare_collections()
+exclude_imports()
 assert gc.get_freeze_count() == kept
 import decimal, json.tool, unittest.mock
 imported = len(gc.get_objects())
 assert imported > left + 1000
-spare_collections()
+exclude_imports()
 assert gc.get_freeze_count() > kept
 assert len(gc.get_objects()) < left + 1000
 """

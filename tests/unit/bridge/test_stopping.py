@@ -53,7 +53,7 @@ def test_a_stop_in_time_is_left_alone(number: signal.Signals) -> None:
 def test_what_does_not_stop_is_ended_with_code_0(program: dict[str, str]) -> None:
     code, text = stopped(signal.SIGTERM, patience_s=0.1, **program)
     assert code == 0
-    assert "ingest did not end in time" in text
+    assert "ingest did not stop in time" in text
 
 
 def test_the_defaults_keep_the_promise_of_25_seconds() -> None:

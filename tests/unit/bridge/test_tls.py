@@ -102,7 +102,7 @@ def test_a_server_that_wants_our_certificate_and_one_that_does_not_like_it(tmp_p
     strange = failure(client_context(given, "mqtt"), server)
     assert none is not None
     assert strange is not None
-    assert "wants a certificate of this client" in str(handshake_problem(none, MqttSettings(), "mqtt", "h"))
+    assert "requires a certificate of this client" in str(handshake_problem(none, MqttSettings(), "mqtt", "h"))
     assert "does not accept this client's certificate" in str(handshake_problem(strange, given, "mqtt", "h"))
 
 

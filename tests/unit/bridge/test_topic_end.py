@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import topic_end
-from bridge.commands import Command, CommandPosition, encode_command
+from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.errors import DeniedError, TransientError
-from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar import topic_end
+from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
 from bridge.push.actions import FindCommands
-from bridge.push.cursor import NOWHERE
+from bridge.push.cursor import BEFORE_ALL
 from bridge.push.requests import Requests
 from bridge.settings import PulsarSettings
-from bridge.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
 from tests.support.stored_message import StoredMessage
 
 
@@ -29,14 +29,14 @@ def stats(entries: dict[int, int], current: int = 0) -> dict[str, Any]:
 def test_the_end_is_the_last_entry_that_is_there(closed: dict[int, int], current: int) -> None:
     ledgers = Ledgers(stats({**closed, 21: 0}, current))
     there = [(ledger, entry) for ledger, count in {**closed, 21: current}.items() for entry in range(count)]
-    assert ledgers.end[:2] == max(there, default=NOWHERE[:2])
+    assert ledgers.end[:2] == max(there, default=BEFORE_ALL[:2])
     for ledger in range(23):
         for entry in range(7):
             assert ledgers.has(CommandPosition(ledger, entry, 3)) == ((ledger, entry) in there)
 
 
 def test_a_partition_that_was_never_written_has_no_end() -> None:
-    assert Ledgers({}).end == NOWHERE
+    assert Ledgers({}).end == BEFORE_ALL
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_partition_that_was_never_written_has_no_end() -> None:
         ((-1, -1), stats({5: 8, 9: 0}), (5, 7)),
         ((9, -1), stats({5: 8, 9: 0}), (5, 7)),
         ((-1, -1), stats({5: 8, 9: 0}, current=3), (9, 2)),
-        ((-1, -1), stats({9: 0}), NOWHERE[:2]),
+        ((-1, -1), stats({9: 0}), BEFORE_ALL[:2]),
         ((-1, -1), DeniedError("internalStats is not for us"), EVERYTHING[:2]),
         ((-1, -1), TransientError("the admin does not answer"), EVERYTHING[:2]),
     ],
@@ -122,11 +122,11 @@ def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there
             raise TransientError("the admin does not answer")
         return None if shown is None else Ledgers(stats(shown))
 
-    monkeypatch.setattr("bridge.topic_end.ledgers_of", asked)
+    monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", asked)
     client = cast(PulsarClient, Consumer(5, 2))
     requests = Requests(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
     until = CommandPosition(3, 4, -1)
-    (one,) = requests._search([FindCommands("d", 1, NOWHERE, until)])
+    (one,) = requests._search([FindCommands("d", 1, BEFORE_ALL, until)])
     assert list(one.ids[1::4]) == found
 
 
@@ -155,9 +155,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
             raise what
         return None if what is None else Ledgers(what)
 
-    monkeypatch.setattr("bridge.topic_end.ledgers_of", asked)
-    monkeypatch.setattr("bridge.topic_end._DENIED_S", 0.0)
-    monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 0.0)
+    monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", asked)
+    monkeypatch.setattr("bridge.pulsar.topic_end._DENIED_S", 0.0)
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_h48_where_nobody_tells_the_end_a_reading_does_not_pass_for_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown(monkeypatch, TransientError("the admin does not answer"))
-    with pytest.raises(TransientError, match="dead-letters to its end: nothing comes"):
+    with pytest.raises(TransientError, match="dead-letters to its end: no message arrives"):
         list(read_to_end(Denying(0), PulsarSettings(), "dead-letters"))
 
 
@@ -205,7 +205,7 @@ def test_h48_a_reader_that_a_compaction_left_without_a_word_is_moved_to_where_it
     """Also where all of it was compacted, which makes silence look like the end."""
     cursors = {"__compaction": {"markDeletePosition": "3:4"}}
     shown(monkeypatch, stats({3: 5}) | {"cursors": cursors, "lastConfirmedEntry": "3:4"})
-    monkeypatch.setattr("bridge.topic_end._COMPACTED_S", 0.0)
-    monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 30.0)
+    monkeypatch.setattr("bridge.pulsar.topic_end._COMPACTED_S", 0.0)
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 30.0)
     found = list(read_to_end(Stuck(), PulsarSettings(), "cursors", compacted=True))
     assert [message.data() for message in found] == [b"%d" % entry for entry in range(5)]

@@ -53,7 +53,7 @@ def test_nothing_is_loaded_from_anywhere(page: str) -> None:
 
 def test_the_page_says_what_the_fleet_is(page: str) -> None:
     assert "devices are virtual: one wearable&#x27;s recording and one buoy&#x27;s recording" in page
-    assert "cut into stretches of time" in page
+    assert "cut into parts of time" in page
 
 
 def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:

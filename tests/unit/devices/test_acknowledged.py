@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.devices.acknowledged import Acknowledged
+from bridge.inspect.devices.acknowledged import Acknowledged
 
 
 def test_ranges_are_open_or_closed_as_their_brackets_say() -> None:

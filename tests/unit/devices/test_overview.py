@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.devices.overview import Overview, Selection
-from bridge.devices.showing import age, overview_json, overview_text, table
-from bridge.devices.view import DeviceView
+from bridge.inspect.devices.overview import Overview, Selection
+from bridge.inspect.devices.showing import age, overview_json, overview_text, table
+from bridge.inspect.devices.view import DeviceView
 
 SECOND = 1_000_000
 NOW = 100_000 * SECOND
@@ -79,7 +79,7 @@ def test_text_and_json_say_what_was_left_out() -> None:
     told = overview_json(overview, NOW, read)
     assert [one["device"] for one in told["devices"]] == ["b"]
     assert told["devices"][0]["last_delivery"] is None
-    assert "2 messages of the backlog are no commands" in text
+    assert "2 messages of the backlog are not valid commands" in text
     assert told["read"]["backlog_cut"] is True
 
 

@@ -7,17 +7,15 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.commands import NOWHERE, Command, CommandPosition
-from bridge.devices.view import PartitionView
-from bridge.presence_record import PresenceRecord
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
+from bridge.contract.presence import PresenceRecord
+from bridge.inspect.devices.view import PartitionView
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.parked import Parked, ParkedId, segment_key
 from bridge.push.queues import Limits
 from tests.support.push_world import SECOND, PushWorld
 
-LIMITS = Limits(
-    retry_min_us=SECOND, retry_max_us=4 * SECOND, park=True, probe_min_us=2 * SECOND, probe_max_us=8 * SECOND
-)
+LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND, probe_min_us=2 * SECOND, probe_max_us=8 * SECOND)
 EVENTS = (
     "write_command", "write_command", "receive", "receive", "receive", "arrive", "puback", "store", "store",
     "answer", "leave", "come_back", "pull", "read_again", "lose_link", "connect", "pass_time", "crash",
@@ -134,5 +132,5 @@ def test_records_that_cannot_be_read_are_counted_and_the_others_go_on() -> None:
     view.take_record(segment_key("e", "o", 1), b"[]")
     view.take_record("e", Cursor(8, at(3)).encode())
     # What d has had is not known: push sends it all that is not acknowledged, marked as repetitions.
-    assert {one.device: one.cursor for one in view.devices()} == {"d": NOWHERE, "e": at(3)}
+    assert {one.device: one.cursor for one in view.devices()} == {"d": BEFORE_ALL, "e": at(3)}
     assert view.bad == 3

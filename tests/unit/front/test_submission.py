@@ -14,7 +14,7 @@ from pulsebridge.submission import (
     dockerfile,
     line,
     notes,
-    write_beside,
+    write_files,
 )
 from streaming.session import spark_defaults
 
@@ -44,7 +44,7 @@ def test_the_script_runs_the_job(tmp_path: Path) -> None:
     properties.write_text("spark.app.name x\n")
     jars = [tmp_path / "delta.jar"]
     jars[0].write_bytes(b"jar")
-    written = write_beside(Target.k8s, tmp_path / "p.pex", jars=jars, properties=properties, job={})
+    written = write_files(Target.k8s, tmp_path / "p.pex", jars=jars, properties=properties, job={})
     assert {file.name for file in written} == {JOB, "Dockerfile", "spark-defaults.conf"}
     assert (tmp_path / "jars/delta.jar").read_bytes() == b"jar"
     assert "COPY p.pex" in dockerfile(tmp_path / "p.pex")
@@ -53,7 +53,7 @@ def test_the_script_runs_the_job(tmp_path: Path) -> None:
 
 def test_databricks_gets_the_wheel_its_needs_and_nothing_of_spark(tmp_path: Path) -> None:
     job = databricks_job("p.whl", needs_of(("spark", "avro")), spark_defaults())
-    write_beside(Target.databricks, tmp_path / "p.whl", jars=[], properties=tmp_path, job=job)
+    write_files(Target.databricks, tmp_path / "p.whl", jars=[], properties=tmp_path, job=job)
     (task,) = json.loads((tmp_path / "databricks-job.json").read_text())["tasks"]
     needs = [entry["pypi"]["package"] for entry in task["libraries"] if "pypi" in entry]
     assert any(need.startswith("pyarrow") for need in needs)

@@ -5,8 +5,9 @@ import typer
 from typer.testing import CliRunner
 
 from bridge.errors import ConfigError
-from pulsebridge import quarantine_commands, tables_commands
-from pulsebridge.tables_commands import moment
+from pulsebridge.cli import quarantine as quarantine_commands
+from pulsebridge.cli import tables as tables_commands
+from pulsebridge.cli.tables import moment
 
 
 def test_a_time_is_utc_unless_it_says_otherwise() -> None:

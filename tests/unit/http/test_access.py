@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from bridge.http.access import (
     Filters,
     Tokens,
+    allows,
     certificate_filters,
     certificate_names,
     host_problem,
     page_problem,
-    speaks_for,
 )
+from bridge.routing.templates import Filter
 from bridge.settings.http import CertificateTopics, HttpSettings
-from bridge.topic_templates import Filter
 
 
 def filters(*texts: str) -> Filters:
@@ -59,7 +59,7 @@ def test_a_token_has_its_topics(authorization: list[bytes], topics: list[str] | 
     ],
 )
 def test_a_credential_speaks_for_what_its_filters_match(topic: str, ok: bool) -> None:
-    assert speaks_for(filters("plant/7/#", "site/+/state"), topic) is ok
+    assert allows(filters("plant/7/#", "site/+/state"), topic) is ok
 
 
 CERTIFICATE = {
@@ -91,7 +91,7 @@ def test_a_certificate_speaks_for_the_topics_of_the_first_entry_that_fits() -> N
 @given(name=st.text(max_size=20) | st.sampled_from(["#", "+", "a/b", "", "a" * 2000, "+x", "$SYS"]))
 def test_the_name_in_a_certificate_is_one_level_and_no_wildcard(name: str) -> None:
     found = certificate_filters([name], ENTRIES[1:], 1024)
-    assert not speaks_for(found, "devices/another/x")
+    assert not allows(found, "devices/another/x")
     assert all(one.mqtt.startswith("devices/") for one in found)
 
 

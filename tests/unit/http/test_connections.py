@@ -9,7 +9,7 @@ import pytest
 
 from bridge.http.app import HttpApp
 from bridge.http.connections import Connections
-from bridge.ingest.awaited import AwaitedIntake, SaturatedError
+from bridge.intake.awaited import AwaitedIntake, SaturatedError
 from bridge.mqtt.types import Message
 from bridge.protocols.handler import Acceptor, Address
 from bridge.protocols.listening import Listening

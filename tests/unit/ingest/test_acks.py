@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bridge.acks import AckQueue, Entry, Lane, Verdict
+from bridge.pulsar.acks import AckQueue, Entry, ProducerQueue, Verdict
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Ingest(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.acks = AckQueue()
-        self.lanes = [Lane(), Lane(most=3)]
+        self.queues = [ProducerQueue(), ProducerQueue(most=3)]
         self.pulsar: list[FakePulsar | None] = [None, None]
         self.epoch = 0
         self.mid = 0
@@ -47,49 +47,49 @@ class Ingest(RuleBasedStateMachine):
         self.acked = []
         self.acks.connected(self.epoch)
 
-    @rule(lane=st.integers(0, 1), qos=st.integers(0, 1))
-    def arrive(self, lane: int, qos: int) -> None:
+    @rule(queue=st.integers(0, 1), qos=st.integers(0, 1))
+    def arrive(self, queue: int, qos: int) -> None:
         self.mid += 1
         entry = Entry(self.epoch, self.mid if qos else 0)
         self.acks.arrived(entry)
-        self.lanes[lane].put(entry)
+        self.queues[queue].put(entry)
         self.arrivals.append(entry)
-        self.arrived_in[lane].append(entry)
+        self.arrived_in[queue].append(entry)
 
     @rule()
     def arrive_from_an_old_connection(self) -> None:
         self.acks.arrived(Entry(self.epoch - 1, 9999))
 
-    @rule(lane=st.integers(0, 1))
-    def open(self, lane: int) -> None:
-        if not self.lanes[lane].open:
-            self.pulsar[lane] = FakePulsar(self.lanes[lane].reopened())
+    @rule(queue=st.integers(0, 1))
+    def open(self, queue: int) -> None:
+        if not self.queues[queue].open:
+            self.pulsar[queue] = FakePulsar(self.queues[queue].reopened())
 
-    @rule(lane=st.integers(0, 1))
-    def send(self, lane: int) -> None:
-        batch = self.lanes[lane].to_send()
-        assert sum(map(len, self.lanes[1].sent)) <= 3, "more given than a producer's queue holds"
-        producer = self.pulsar[lane]
+    @rule(queue=st.integers(0, 1))
+    def send(self, queue: int) -> None:
+        batch = self.queues[queue].to_send()
+        assert sum(map(len, self.queues[1].sent)) <= 3, "more given than a producer's queue holds"
+        producer = self.pulsar[queue]
         for entry in batch:
             assert producer is not None
             producer.pending.append((entry, entry is batch[-1]))
 
-    @rule(lane=st.integers(0, 1), count=st.integers(1, 5))
-    def store(self, lane: int, count: int) -> None:
-        producer = self.pulsar[lane]
+    @rule(queue=st.integers(0, 1), count=st.integers(1, 5))
+    def store(self, queue: int, count: int) -> None:
+        producer = self.pulsar[queue]
         for _ in range(count):
             if producer is None or not producer.pending or producer.broken:
                 return
             entry, asks = producer.pending.pop(0)
             self.truly_stored.add(id(entry))
-            self.log[lane].append(entry)
+            self.log[queue].append(entry)
             if asks:
-                self.receipts.append((lane, producer.generation, entry, True))
+                self.receipts.append((queue, producer.generation, entry, True))
 
-    @rule(lane=st.integers(0, 1), count=st.integers(1, 3))
-    def refuse(self, lane: int, count: int) -> None:
+    @rule(queue=st.integers(0, 1), count=st.integers(1, 3))
+    def refuse(self, queue: int, count: int) -> None:
         """Some messages are dropped; only those that ask for a receipt are heard of, and what follows is stored (H1)."""
-        producer = self.pulsar[lane]
+        producer = self.pulsar[queue]
         if producer is None:
             return
         dropped = producer.pending[:count]
@@ -98,28 +98,28 @@ class Ingest(RuleBasedStateMachine):
         del producer.pending[:count]
         for entry, asks in dropped:
             if asks:
-                self.receipts.append((lane, producer.generation, entry, False))
+                self.receipts.append((queue, producer.generation, entry, False))
 
     @precondition(lambda self: self.receipts)
     @rule(refused=st.booleans())
     def hear(self, refused: bool) -> None:
-        lane, generation, entry, ok = self.receipts.pop(0)
+        queue, generation, entry, ok = self.receipts.pop(0)
         if ok:
-            self.lanes[lane].receipt(generation, entry)
+            self.queues[queue].receipt(generation, entry)
         else:
-            verdict = self.lanes[lane].failed(generation, refused=refused)
+            verdict = self.queues[queue].failed(generation, refused=refused)
             if verdict is Verdict.REFUSED:
-                discarded = self.lanes[lane].discard()
+                discarded = self.queues[queue].discard()
                 discarded.stored = True  # its dead letter is
                 self.truly_stored.add(id(discarded))
-                self.arrived_in[lane].remove(discarded)
+                self.arrived_in[queue].remove(discarded)
 
     @precondition(lambda self: self.receipts)
     @rule()
     def hear_twice(self) -> None:
-        lane, generation, entry, ok = self.receipts[0]
+        queue, generation, entry, ok = self.receipts[0]
         if ok:
-            self.lanes[lane].receipt(generation, entry)
+            self.queues[queue].receipt(generation, entry)
 
     @rule()
     def take(self) -> None:
@@ -134,23 +134,23 @@ class Ingest(RuleBasedStateMachine):
         assert all(id(e) in self.truly_stored for e in getattr(self, "acked", []))
 
     @invariant()
-    def each_lane_is_stored_in_order(self) -> None:
+    def each_queue_is_stored_in_order(self) -> None:
         """First copies stand in the order of arrival: a repeat may come again, nothing overtakes what it follows."""
-        for lane, entries in enumerate(getattr(self, "log", [])):
+        for queue, entries in enumerate(getattr(self, "log", [])):
             first: list[int] = []
             seen: set[int] = set()
             for entry in entries:
                 if id(entry) not in seen:
                     seen.add(id(entry))
                     first.append(id(entry))
-            order = [id(e) for e in self.arrived_in[lane]]
+            order = [id(e) for e in self.arrived_in[queue]]
             known = [i for i in first if i in set(order)]
-            assert known == order[: len(known)] or self._gap_is_unconfirmed(lane, known, order)
+            assert known == order[: len(known)] or self._gap_is_unconfirmed(queue, known, order)
 
-    def _gap_is_unconfirmed(self, lane: int, known: list[int], order: list[int]) -> bool:
+    def _gap_is_unconfirmed(self, queue: int, known: list[int], order: list[int]) -> bool:
         """A later one may be stored before a refused one, but then its receipt counts for nothing."""
         missing = [i for i in order[: order.index(known[-1])] if i not in known]
-        stored_flags = {id(e): e.stored for e in self.arrived_in[lane]}
+        stored_flags = {id(e): e.stored for e in self.arrived_in[queue]}
         behind = order[order.index(missing[0]) :]
         return not any(stored_flags[i] for i in behind)
 
@@ -159,13 +159,13 @@ Ingest.TestCase.settings = settings(deadline=None, max_examples=200, stateful_st
 TestIngest = Ingest.TestCase
 
 
-def lane_with(count: int) -> tuple[Lane, list[Entry]]:
-    lane = Lane()
-    lane.reopened()
+def queue_with(count: int) -> tuple[ProducerQueue, list[Entry]]:
+    queue = ProducerQueue()
+    queue.reopened()
     entries = [Entry(1, n + 1) for n in range(count)]
     for entry in entries:
-        lane.put(entry)
-    return lane, entries
+        queue.put(entry)
+    return queue, entries
 
 
 def test_acks_wait_for_the_head() -> None:
@@ -196,57 +196,57 @@ def test_h2_a_receipt_after_a_reconnect_acknowledges_nothing_of_the_new_connecti
 
 
 def test_h1_a_good_receipt_of_a_retired_producer_counts_for_nothing() -> None:
-    lane, entries = lane_with(3)
-    assert lane.to_send() == entries
-    assert lane.failed(1, refused=False) is Verdict.RETIRED
-    assert lane.receipt(1, entries[2]) == []
+    queue, entries = queue_with(3)
+    assert queue.to_send() == entries
+    assert queue.failed(1, refused=False) is Verdict.RETIRED
+    assert queue.receipt(1, entries[2]) == []
     assert not any(e.stored for e in entries)
-    assert lane.reopened() == 2
-    lane.put(Entry(1, 4))
-    again = lane.to_send()
+    assert queue.reopened() == 2
+    queue.put(Entry(1, 4))
+    again = queue.to_send()
     assert again[:3] == entries  # before anything new
-    assert lane.failed(1, refused=False) is Verdict.LATE
-    assert lane.receipt(2, again[3]) == again
+    assert queue.failed(1, refused=False) is Verdict.LATE
+    assert queue.receipt(2, again[3]) == again
 
 
 def test_a_refusal_narrows_down_to_the_message_it_means() -> None:
-    lane, entries = lane_with(3)
-    lane.to_send()
-    assert lane.failed(1, refused=True) is Verdict.RETIRED
-    lane.reopened()
-    assert lane.careful
-    assert lane.to_send() == [entries[0]]
-    assert lane.to_send() == []  # one at a time
-    assert lane.receipt(2, entries[0]) == [entries[0]]
-    assert lane.to_send() == [entries[1]]
-    assert lane.failed(2, refused=True) is Verdict.REFUSED
-    assert lane.discard() is entries[1]
-    lane.reopened()
-    assert lane.to_send() == [entries[2]]
-    lane.receipt(3, entries[2])
-    assert not lane.careful
+    queue, entries = queue_with(3)
+    queue.to_send()
+    assert queue.failed(1, refused=True) is Verdict.RETIRED
+    queue.reopened()
+    assert queue.careful
+    assert queue.to_send() == [entries[0]]
+    assert queue.to_send() == []  # one at a time
+    assert queue.receipt(2, entries[0]) == [entries[0]]
+    assert queue.to_send() == [entries[1]]
+    assert queue.failed(2, refused=True) is Verdict.REFUSED
+    assert queue.discard() is entries[1]
+    queue.reopened()
+    assert queue.to_send() == [entries[2]]
+    queue.receipt(3, entries[2])
+    assert not queue.careful
 
 
 @pytest.mark.parametrize(("size", "under_way"), [(1, 2), (11, 2), (12, 1), (100, 1)])
 def test_small_batches_wait_for_a_receipt_the_sooner_the_faster_messages_come(size: int, under_way: int) -> None:
-    lane, _ = lane_with(size)
-    sent = [lane.to_send()]
+    queue, _ = queue_with(size)
+    sent = [queue.to_send()]
     for mid in range(1000, 1000 + 249):
-        lane.put(Entry(1, mid))
-        if batch := lane.to_send():
+        queue.put(Entry(1, mid))
+        if batch := queue.to_send():
             sent.append(batch)
     assert len(sent) == under_way
-    lane.put(Entry(1, 2000))
+    queue.put(Entry(1, 2000))
     if under_way == 1:
-        assert len(lane.to_send()) == 250, "a good batch never waits"
+        assert len(queue.to_send()) == 250, "a good batch never waits"
     else:
-        lane.receipt(1, sent[0][-1])
-        assert len(lane.to_send()) == 249, "nor any behind a receipt"
+        queue.receipt(1, sent[0][-1])
+        assert len(queue.to_send()) == 249, "nor any behind a receipt"
 
 
 def test_an_error_that_passes_does_not_refuse_anything() -> None:
-    lane, entries = lane_with(1)
-    lane.to_send()
-    assert lane.failed(1, refused=False) is Verdict.RETIRED
-    assert lane.oldest is entries[0]
-    assert len(lane) == 1
+    queue, entries = queue_with(1)
+    queue.to_send()
+    assert queue.failed(1, refused=False) is Verdict.RETIRED
+    assert queue.oldest is entries[0]
+    assert len(queue) == 1

@@ -13,13 +13,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.discovery.payloads import device_places, kind_of
-from bridge.discovery.proposing import PresetSigns, Proposal, propose
-from bridge.discovery.schemas import Fields, Room
-from bridge.discovery.showing import discovery_of, discovery_text, seconds_of
-from bridge.discovery.tree import Distinct, Node, TopicTree
 from bridge.errors import ConfigError
-from bridge.mapping import Mapper, Route, mapping_problems
+from bridge.inspect.discovery.payloads import device_paths, kind_of
+from bridge.inspect.discovery.proposing import PresetSigns, Proposal, propose
+from bridge.inspect.discovery.schemas import Fields, Room
+from bridge.inspect.discovery.showing import discovery_of, discovery_text, seconds_of
+from bridge.inspect.discovery.tree import Distinct, Node, TopicTree
+from bridge.routing.mapper import Mapper, Route, mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import preset_names
@@ -82,8 +82,8 @@ def test_places_that_may_name_a_device() -> None:
         "mac": "aa:bb",
         "sn": True,
     }
-    assert dict(device_places(body)) == {"$.deviceInfo.devEui": "01", "$.device.id": "7", "$.mac": "aa:bb"}
-    assert list(device_places([body])) == []
+    assert dict(device_paths(body)) == {"$.deviceInfo.devEui": "01", "$.device.id": "7", "$.mac": "aa:bb"}
+    assert list(device_paths([body])) == []
 
 
 def test_a_fleet_s_device_is_the_level_whose_names_do_not_repeat() -> None:
@@ -144,7 +144,7 @@ def test_presets_that_do_not_agree_are_noted() -> None:
 
 def test_commands_are_noted() -> None:
     proposal = proposed("lamp/l-1/set", "lamp/l-1/state", "lamp/l-2/state", "other/o-1/state")
-    (note,) = [note for note in proposal.notes if "commands are no readings" in note]
+    (note,) = [note for note in proposal.notes if "commands are not readings" in note]
     assert note.startswith("lamp/… has a level 'set'")
 
 
@@ -320,7 +320,7 @@ def test_json_of_one_form_is_one_table_with_the_types_that_were_seen() -> None:
         "list array<double>, any string, ts string"
     )
     assert (decoding.time, decoding.columns) == ("$.ts", {})
-    assert notes == ["table plant: bigint held whole numbers alone: write double where there may be fractions"]
+    assert notes == ["table plant: the bigint fields had only whole numbers: write double if fractions can occur"]
 
 
 def test_each_form_of_payload_is_a_table_and_text_beside_them_is_none() -> None:

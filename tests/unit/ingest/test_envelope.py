@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
-from bridge.envelope import Envelope, from_push, message_of, size_of
 from bridge.errors import ContractError
-from bridge.mapping import Route
+from bridge.mqtt.envelope import Envelope, from_push, message_of, size_of
 from bridge.mqtt.types import Message, PublishProperties
+from bridge.routing.mapper import Route
 
 INGEST = (
     '{"v":"1","link":"pulsebridge","protocol":"5","rule":"wearables","device":"w-1",'

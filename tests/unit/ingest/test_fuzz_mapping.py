@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from bridge import contract
 from bridge.dead_letters.letters import HEAD_BYTES, MAX_PROPERTIES_BYTES, dead_letter
-from bridge.envelope import Envelope, message_of, size_of
 from bridge.errors import ConfigError, ContractError
-from bridge.mapping import LeftOut, Mapper, PerMessage, Route, mapping_problems, subscriptions
+from bridge.mqtt.envelope import Envelope, message_of, size_of
 from bridge.mqtt.types import Message, PublishProperties
+from bridge.routing.mapper import LeftOut, Mapper, PerMessage, Route, mapping_problems, subscriptions
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.bounded_map import BoundedMap
 from bridge.dead_letters import dead_letter, letter_key
-from bridge.mapping import Mapper, NoRoute, Outcome, PerMessage, ResumeAsked, Route
+from bridge.routing.mapper import Mapper, NoRoute, Outcome, PerMessage, ResumeAsked, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 
 GATEWAY = TopicRule(name="gateway", filter="gw/+id", topic="gateway", device="{json:$.device}", key="{json:$.key}")

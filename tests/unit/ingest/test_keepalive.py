@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.mqtt.keepalive import KeepAlive, backoff_s
+from bridge.backoff import backoff_s
+from bridge.mqtt.keepalive import KeepAlive
 
 
 def opened(interval: float = 10.0) -> KeepAlive:
@@ -50,7 +51,7 @@ def test_h3_silence_is_not_judged_while_we_do_not_read() -> None:
     keepalive = opened()
     keepalive.pinged(105.0)
     for second in range(106, 400):
-        keepalive.judged(float(second), caught_up=False)
+        keepalive.note_reading(float(second), caught_up=False)
         assert not keepalive.dead(float(second))
         if keepalive.ping_due(float(second)):
             keepalive.pinged(float(second))
@@ -66,7 +67,7 @@ def test_h3_after_a_time_without_reading_an_answer_may_be_late_by_as_much(
     """But by one interval at most; and once bytes came, the interval alone counts again."""
     keepalive = opened()
     begin = 100.0 + unread
-    keepalive.judged(begin, caught_up=False)
+    keepalive.note_reading(begin, caught_up=False)
     keepalive.pinged(begin)
     patience = 10.0 + min(unread, 10.0)
     assert not keepalive.dead(begin + share * patience)
@@ -83,7 +84,7 @@ def test_h3_pings_go_on_while_we_do_not_read() -> None:
     keepalive = opened()
     pings = []
     for second in range(101, 160):
-        keepalive.judged(float(second), caught_up=False)
+        keepalive.note_reading(float(second), caught_up=False)
         if keepalive.ping_due(float(second)):
             keepalive.pinged(float(second))
             pings.append(second)

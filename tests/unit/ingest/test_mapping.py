@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.mapping import LeftOut, Mapper, NoRoute, Route, mapping_problems, subscriptions
+from bridge.routing.mapper import LeftOut, Mapper, NoRoute, Route, mapping_problems, subscriptions
+from bridge.routing.templates import MAX_LOCAL_NAME, encode_local, encode_piece
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule
-from bridge.topic_templates import MAX_LOCAL_NAME, encode_local, encode_piece
 
 WEARABLES = TopicRule(
     name="wearables",
@@ -127,7 +127,7 @@ def test_the_default_leaves_a_rule_s_topic_alone_where_keys_could_meet() -> None
     assert routed(mapper, "foo/foo").key == "foo"
     refused = mapper.route("foo")  # the default would write it to foo under the key foo as well
     assert isinstance(refused, NoRoute)
-    assert "belongs to rule r" in refused.reason
+    assert "rule r can write" in refused.reason
     assert routed(mapper, "foo/a/b").key == "foo/a/b"  # no device is called that
 
 
@@ -147,17 +147,17 @@ def test_two_rules_that_could_meet_are_refused_unless_one_is_shared() -> None:
         ({"filter": "a/#/b"}, "nothing may follow level 2"),
         ({"filter": "a/b+"}, "must begin level 2"),
         ({"filter": "$SYS/#"}, "broker's own"),
-        ({"filter": "+x/+x"}, "is taken"),
+        ({"filter": "+x/+x"}, "is in use or reserved"),
         ({"filter": "+1x"}, "not a name"),
         ({"topic": "{nothing}"}, "known: device, metric, level1, mqtt_topic"),
         ({"topic": "a/b"}, "letters, digits"),
-        ({"topic": ".."}, "dots alone"),
-        ({"topic": "{level9}"}, "not there in every topic"),
-        ({"topic": "{level1!r}"}, "no format"),
+        ({"topic": ".."}, "dots only"),
+        ({"topic": "{level9}"}, "not in every topic"),
+        ({"topic": "{level1!r}"}, "not have a format"),
         ({"topic": "{level1"}, "template"),
         ({"device": "{device}-{metric}"}, "put a slash between"),
-        ({"command_topic": "devices/+/x"}, "without"),
-        ({"name": "default"}, "taken by the default"),
+        ({"command_topic": "devices/+/x"}, "must not contain"),
+        ({"name": "default"}, "reserved for the default"),
     ],
 )
 def test_a_wrong_rule_is_refused_with_its_path(changes: dict[str, str], words: str) -> None:
@@ -177,13 +177,13 @@ def test_all_problems_are_listed_at_once() -> None:
     )
     assert "ingest.rules.0" in text
     assert "ingest.rules.1" in text
-    assert "stands twice" in text
+    assert "is duplicate" in text
 
 
 @pytest.mark.parametrize("filters", [("#",), ("devices/#",), ("+/+/commands",), ("+/+/+",)])
 def test_h8_a_filter_that_matches_command_topics_is_refused(filters: tuple[str, ...]) -> None:
     (problem,) = mapping_problems(IngestSettings(rules=(WEARABLES,), filters=filters))
-    assert "commands would come back" in problem
+    assert "ingest would receive commands" in problem
     allowed = IngestSettings(rules=(WEARABLES,), filters=filters, allow_loopback=True)
     assert Mapper(allowed).route("devices/w-1/commands") == LeftOut("command", "wearables")
 
@@ -191,7 +191,7 @@ def test_h8_a_filter_that_matches_command_topics_is_refused(filters: tuple[str, 
 def test_h8_a_rule_whose_own_filter_takes_its_commands_is_refused() -> None:
     rule = TopicRule(name="r", filter="d/+device/#", command_topic="d/{device}/commands")
     (problem,) = mapping_problems(IngestSettings(rules=(rule,)))
-    assert "commands would come back" in problem
+    assert "ingest would receive commands" in problem
 
 
 def test_topics_of_the_broker_are_left_out() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bridge.mapping import Mapper, NoRoute, Route, mapping_problems
+from bridge.routing.mapper import Mapper, NoRoute, Route, mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.ingest.explaining import explanation_of, explanation_text
-from bridge.mapping import Mapper, NoRoute, PerMessage, Route, mapping_problems
-from bridge.message_fields import MessageField, MissingField, read_fields
+from bridge.inspect.explaining import explanation_of, explanation_text
+from bridge.routing.mapper import Mapper, NoRoute, PerMessage, Route, mapping_problems
+from bridge.routing.message_fields import MessageField, MissingField, read_fields
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule
@@ -58,8 +58,8 @@ def test_rules_without_fields_have_their_route_from_the_topic_alone() -> None:
         (b"\xff\xfe", (), "is not JSON"),
         (b"[" * 100_000, (), "is not JSON"),
         (b"1" * 10_000, (), "is not JSON"),
-        (b"{}", (), "$.deviceInfo.devEui is not there"),
-        (b'{"deviceInfo": []}', (), "is not there"),
+        (b"{}", (), "$.deviceInfo.devEui is missing"),
+        (b'{"deviceInfo": []}', (), "is missing"),
         (b'{"deviceInfo": "devEui"}', (), "neither text nor a whole number"),
         (b'{"deviceInfo": {"devEui": ""}}', (), "is empty"),
         (b'{"deviceInfo": {"devEui": null}}', (), "neither text nor a whole number"),
@@ -96,13 +96,13 @@ def test_h8_a_device_that_is_no_level_has_no_command_topic(name: str) -> None:
     with_commands = Mapper(IngestSettings(rules=(rule(command_topic="down/{device}"),)))
     refused = of(with_commands, "gw/7/up", payload)
     assert isinstance(refused, NoRoute)
-    assert "cannot stand in a level" in refused.reason
+    assert "is not valid in a level" in refused.reason
     assert isinstance(of(Mapper(IngestSettings(rules=(rule(),))), "gw/7/up", payload), Route)
 
 
 def test_h8_commands_of_devices_in_payloads_are_seen_by_the_loop_check() -> None:
     (problem,) = mapping_problems(IngestSettings(rules=(rule(command_topic="gw/{device}/up"),)))
-    assert "commands would come back" in problem
+    assert "ingest would receive commands" in problem
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_h8_commands_of_devices_in_payloads_are_seen_by_the_loop_check() -> None
         ({"device": "{json:$}"}, "not a JSON path"),
         ({"device": "{json:$.a..b}"}, "not a JSON path"),
         ({"device": "{json:$.a[*]}"}, "not a JSON path"),
-        ({"device": "{user:}"}, "is not there in every topic"),
-        ({"device": "{user!r:x}"}, "takes no format"),
-        ({"device": "{json:$.a}/{json:$.b}"}, "cannot be told"),
-        ({"device": "{json:$.a}-{gateway}"}, "cannot be told"),
+        ({"device": "{user:}"}, "is not in every topic"),
+        ({"device": "{user!r:x}"}, "must not have a format"),
+        ({"device": "{json:$.a}/{json:$.b}"}, "is ambiguous"),
+        ({"device": "{json:$.a}-{gateway}"}, "is ambiguous"),
         ({"topic": "{json:$.a}"}, "not a Pulsar topic"),
         ({"namespace": "public/{json:$.a}"}, "not one of pulsar.namespaces"),
     ],
@@ -142,7 +142,7 @@ def test_a_payload_over_pulsar_s_limit_is_not_searched() -> None:
 def test_explain_says_that_each_message_decides_and_shows_one() -> None:
     settings_ = Settings(ingest=IngestSettings(rules=(rule(command_topic="gw/{gateway}/down/{device}"),)))
     told = explanation_of(settings_, "gw/7/up")
-    assert told["outcome"] == "written, key and device by what each message says"
+    assert told["outcome"] == "written, with key and device from each message"
     assert told["key"] == told["device"] == "{json:$.deviceInfo.devEui}"
     assert "partition" not in told
     one = explanation_of(settings_, "gw/7/up", UP)
@@ -150,7 +150,7 @@ def test_explain_says_that_each_message_decides_and_shows_one() -> None:
     assert "key            0102" in explanation_text(one)
     none = explanation_of(settings_, "gw/7/up", b"{}")
     assert none["outcome"] == "dead letter"
-    assert "is not there" in none["why"]
+    assert "is missing" in none["why"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.dead_letters.blocks import Block
-from bridge.ingest.policy_watch import half_used, topic_problems
+from bridge.intake.policy_watch import half_used, topic_problems
 
 TOPIC = "persistent://public/pulsebridge/fleet"
 HOLD = {"limitSize": 1, "limitTime": -1, "policy": "producer_request_hold"}
@@ -50,7 +50,7 @@ def test_h13_the_alarm_comes_from_half_of_the_quota_on(used: int, limit: int) ->
     }
     line = half_used(TOPIC, stats)
     assert bool(line) == (limit > 0 and used >= limit / 2)
-    assert not line or "slow is furthest behind" in line
+    assert not line or "slow has the largest backlog" in line
 
 
 def test_a_block_is_kept_under_its_partition_and_its_worker() -> None:

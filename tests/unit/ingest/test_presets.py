@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.ingest.explaining import explanation_of, explanation_text
-from bridge.mapping import LeftOut, Mapper, Route, mapping_problems, subscriptions
-from bridge.message_fields import MessageField, read_fields
+from bridge.inspect.explaining import explanation_of, explanation_text
+from bridge.routing.mapper import LeftOut, Mapper, Route, mapping_problems, subscriptions
+from bridge.routing.message_fields import MessageField, read_fields
+from bridge.routing.patterns import meet
+from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
-from bridge.topic_patterns import meet
-from bridge.topic_templates import Filter
 
 ALL = preset_names()
 
@@ -163,7 +163,7 @@ def test_problems_with_a_preset_s_rules_name_the_preset() -> None:
     (problem,) = mapping_problems(IngestSettings(rules=(clash,), presets=("chirpstack",)))
     assert "mine and chirpstack could write" in problem
     loop = mapping_problems(IngestSettings(presets=("tasmota",), filters=("cmnd/#",)))
-    assert any("commands would come back" in p for p in loop)
+    assert any("ingest would receive commands" in p for p in loop)
 
 
 def test_explain_names_the_preset_and_where_a_reading_says_its_id() -> None:
@@ -195,4 +195,4 @@ def test_ids_and_times_are_where_the_documentation_shows_them(
 def test_the_place_of_an_id_must_be_in_the_message() -> None:
     rule = TopicRule(name="r", filter="a/+device", reading_id="{device}")
     (problem,) = mapping_problems(IngestSettings(rules=(rule,)))
-    assert "reading_id '{device}': name a place in each message" in problem
+    assert "reading_id '{device}': name a field of each message" in problem

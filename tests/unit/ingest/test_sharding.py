@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.ingest.restarts import Restarts, Wait
-from bridge.mapping import Mapper, Route
-from bridge.settings.ingest import IngestSettings, TopicRule
-from bridge.settings.loading import load
-from bridge.settings.pulsar import PulsarSettings
-from bridge.settings.shard import Shard
-from bridge.sharding import (
+from bridge.routing.mapper import Mapper, Route
+from bridge.routing.shard import Shard
+from bridge.routing.sharding import (
     Move,
     Remembered,
     intersection,
@@ -25,7 +22,10 @@ from bridge.sharding import (
     split,
     unserved,
 )
-from bridge.topic_templates import Filter
+from bridge.routing.templates import Filter
+from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.loading import load
+from bridge.settings.pulsar import PulsarSettings
 
 PULSAR = PulsarSettings()
 
@@ -100,7 +100,7 @@ def test_filters_that_share_a_device_stay_together() -> None:
 
 
 def test_too_few_groups_and_overlaps_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"2 workers cannot divide 1 group of filters .*#.*name more filters"):
+    with pytest.raises(ConfigError, match=r"2 workers cannot divide 1 group of filters .*#.*give more filters"):
         split(ingest(), PULSAR, 2)
     for a, b in (("a/+", "a/b"), ("a/#", "a"), ("+/x", "a/+"), ("#", "q/r"), ("a/b/#", "a/+/c")):
         with pytest.raises(ConfigError, match="no topic in common"):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ingest.sightings import Sighting, Sightings
+from bridge.intake.sightings import Sighting, Sightings
 
 EVERY = 30.0
 
@@ -17,9 +17,9 @@ def told(times: Iterable[float], seen: Sighting | None = None) -> list[float]:
     seen = seen or sightings.of("d")
     found = []
     for now in times:
-        if (now - seen.heard > seen.quiet or now >= seen.due) and sightings.news(seen, now):
+        if (now - seen.last_message > seen.quiet or now >= seen.due) and sightings.record_due(seen, now):
             found.append(now)
-        seen.heard = now
+        seen.last_message = now
     return found
 
 
@@ -69,8 +69,8 @@ def test_it_is_never_longer_than_an_interval_and_a_gap_untold(gaps: list[float])
 def test_h10_devices_are_bounded_and_a_forgotten_one_is_told_again() -> None:
     sightings = Sightings(EVERY, most_bytes=900)
     first = sightings.of("a")
-    assert sightings.news(first, 0.0)
+    assert sightings.record_due(first, 0.0)
     assert sightings.of("a") is first
     sightings.of("b"), sightings.of("c")
     assert len(sightings) == 2
-    assert sightings.news(sightings.of("a"), 1.0)
+    assert sightings.record_due(sightings.of("a"), 1.0)

@@ -7,11 +7,11 @@ import re
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.mapping import subscriptions
+from bridge.routing.mapper import subscriptions
+from bridge.routing.patterns import Pattern, Star, filter_pattern, matcher, meet, regex
+from bridge.routing.templates import Filter
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule
-from bridge.topic_patterns import Pattern, Star, filter_pattern, matcher, meet, regex
-from bridge.topic_templates import Filter
 
 parts = st.one_of(st.sampled_from(["a", "b", "/", "ab"]), st.sampled_from(list(Star)))
 patterns = st.lists(parts, max_size=4).map(tuple)

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bridge.local.distributions import ARTEMIS, PULSAR, unpack
-from bridge.local.ivy import (
+from bridge.downloads.distributions import ARTEMIS, PULSAR, unpack
+from bridge.downloads.ivy import (
     Artifact,
     artifact_path,
     ivy_module,
@@ -17,7 +17,7 @@ from bridge.local.ivy import (
     proxy_properties,
     root_from_ivydata,
 )
-from bridge.local.lifecycle import hours
+from pulsebridge.local.lifecycle import hours
 
 ARTIFACT = Artifact("org.example", "thing", "1.2", "tar.gz", "bin")
 

@@ -10,11 +10,11 @@ from contextlib import closing
 
 import pytest
 
-from bridge.local import ports
+from pulsebridge.local import ports
 
 OTHER = """
 import sys
-from bridge.local import ports
+from pulsebridge.local import ports
 ports._FIRST, ports._LAST = map(int, sys.argv[1:3])
 print(*ports.free_ports(int(sys.argv[3])), flush=True)
 sys.stdin.read()

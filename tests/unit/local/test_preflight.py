@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.local import preflight
-from bridge.local.preflight import (
+from bridge.downloads import preflight
+from bridge.downloads.preflight import (
     check_disk,
     check_java,
     check_memory,

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
-from bridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
-from bridge.local.sizes import sizes_for
+from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
+from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
+from pulsebridge.local.sizes import sizes_for
 
 GIB = 1024**3
 SIZES = sizes_for(8 * GIB)

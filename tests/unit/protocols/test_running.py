@@ -185,7 +185,7 @@ def test_names_that_lead_nowhere_are_refused_all_at_once(third_party: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("value", "why"), [("Listening", "is no ProtocolHandler"), ("Recording", "calls itself 'upper'")]
+    ("value", "why"), [("Listening", "is not a ProtocolHandler"), ("Recording", "is named 'upper'")]
 )
 def test_what_is_no_handler_of_that_name_is_refused(third_party: str, value: str, why: str) -> None:
     with pytest.raises(TerminalError, match=why):

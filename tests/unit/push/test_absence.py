@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
@@ -74,7 +74,7 @@ def tried(core: ResumingCore, now: int, reason: int) -> int:
 
 
 def parked_by_0x10() -> ResumingCore:
-    core = ResumingCore(0, Limits(park=True, park_after=3), {}, None)
+    core = ResumingCore(0, Limits(park_after=3), {}, None)
     core.link_up(tells_absence=False)
     core.arrived(AT, Command("c-1", "d", "t", b"x"), NOW)
     return core

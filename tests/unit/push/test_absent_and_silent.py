@@ -9,14 +9,14 @@ from itertools import count
 
 import pytest
 
-from bridge.commands import Command, CommandPosition
 from bridge.contract import Receipt
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.queues import Limits, Mode
 from bridge.push.resume import ResumingCore
 
 SECOND = 1_000_000
-LIMITS = Limits(park=True, answers=True, answer_timeout_us=10 * SECOND, replay_rate=50)
+LIMITS = Limits(answers=True, answer_timeout_us=10 * SECOND, replay_rate=50)
 
 
 class Played:
@@ -191,38 +191,6 @@ def test_devices_that_live_and_do_not_answer_leave_the_others_their_turns(silent
     assert played.core.mode_of("good") is Mode.LIVE
 
 
-@pytest.mark.parametrize("parked_before", [False, True])
-def test_an_answer_behind_an_unanswered_command_outlives_an_absence_and_its_expiry(
-    parked_before: bool,
-) -> None:
-    limits = replace(LIMITS, park_after=1, device_window=2, answer_timeout_us=3 * SECOND)
-    there: list[bool] = []
-
-    def answers(played: Played, push: Push) -> None:
-        confirmed(played, push)
-        if there or push.position.entry == 1:
-            played.core.answered(push.position, b"done", played.now, failed=False)
-
-    played = Played(limits, answers, tells_absence=True)
-    if parked_before:
-        played.core.gone("d", played.now, played.now)
-    played.arrive("d")
-    played.arrive("d", expires_in_s=15)
-    played.pass_time(1)
-    if parked_before:
-        played.core.alive("d", played.now)
-    played.pass_time(10)
-    assert played.core.mode_of("d") is Mode.PARKED
-    played.pass_time(60)
-    there.append(True)
-    played.core.alive("d", played.now)
-    played.pass_time(10)
-    assert played.core.mode_of("d") is Mode.LIVE
-    of_second = [one for one in played.receipts if one.command_id == "d-1"]
-    assert {(one.state, one.answer) for one in of_second} == {("answered", b"done")}
-    assert [one.position.entry for _, one in played.pushed].count(1) == 1
-
-
 def test_a_dead_letter_that_is_stored_late_holds_no_later_segment_back() -> None:
     def answers(played: Played, push: Push) -> None:
         confirmed(played, push)
@@ -247,12 +215,12 @@ def test_a_dead_letter_that_is_stored_late_holds_no_later_segment_back() -> None
 
 def test_what_was_on_its_way_to_the_dead_letters_when_its_device_went_holds_no_segment_back() -> None:
     def answers(played: Played, push: Push) -> None:
-        if push.position.entry == 1:
+        if push.position.entry == 0:
             played.core.unfit(push.number, "too large")
         else:
             confirmed(played, push)
 
-    played = Played(replace(LIMITS, device_window=2), answers, tells_absence=True)
+    played = Played(LIMITS, answers, tells_absence=True)
     played.core.gone("d", played.now, played.now)
     played.arrive("d")
     played.arrive("d")

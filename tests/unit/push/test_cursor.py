@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import NOWHERE, SURE, Cursor, OwnerRecord, Sure, ids_key
+from bridge.push.cursor import BEFORE_ALL, SURE, Cursor, OwnerRecord, Sure, ids_key
 from bridge.push.parked import ParkedId
 from bridge.push.records import CursorRecords
 from bridge.push.remembered import DAYS, MORE
@@ -52,7 +52,7 @@ def test_ids_whose_days_are_not_theirs_are_refused(days: object) -> None:
 
 def test_a_cursor_does_not_go_back() -> None:
     cursor = Cursor(4)
-    assert cursor.position == NOWHERE
+    assert cursor.position == BEFORE_ALL
     cursor.pass_over(CommandPosition(2, 0, -1))
     cursor.settle(CommandPosition(1, 9, 3), "late", delivered=True)
     assert cursor.position == CommandPosition(2, 0, -1)

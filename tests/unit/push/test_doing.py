@@ -9,9 +9,9 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.commands import Command, CommandPosition, encode_command
+from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.mqtt.client import Link
-from bridge.pulsar_client import MessageId
+from bridge.pulsar.client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from bridge.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
 from bridge.contract import C_DEVICE, C_GROUP, C_GROUP_ID, C_REF, C_SIZE
-from bridge.devices.view import PartitionView
+from bridge.contract.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
 from bridge.errors import ContractError
+from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.client import Link
-from bridge.pulsar_client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.doing import Doing

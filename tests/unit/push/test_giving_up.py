@@ -92,10 +92,3 @@ def test_h25_h30_no_long_walk_loses_what_is_given_up_while_one_topic_is_behind_t
             PushWorld(replace(limits, **changes)),  # type: ignore[arg-type]
             [(walk.choice(moves), walk.randrange(1000)) for _ in range(300)],
         )
-
-
-def test_h25_the_commands_that_a_former_owner_may_have_pushed_are_all_marked_though_the_first_is_tried_often() -> None:
-    """One that was parked and is read again may not count twice among so many as the device's window."""
-    walk = Random(5184)
-    changes = replace(LIMITS, device_window=3)
-    play(PushWorld(changes, refusals=False), [(walk.choice(EVENTS), walk.randrange(1000)) for _ in range(300)])

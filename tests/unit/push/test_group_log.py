@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 import structlog
 
-from bridge.commands import CommandPosition
 from bridge.contract import GROUP_ROSTER_TOPIC
+from bridge.contract.commands import CommandPosition
 from bridge.errors import FencedError, TransientError
-from bridge.pulsar_client import OK, MessageId, PulsarClient, message_id
+from bridge.pulsar.client import OK, MessageId, PulsarClient, message_id
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import OWNER, Progress, Roster
 from bridge.settings import PulsarSettings

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from bridge.commands import Command, CommandPosition, GroupRef
-from bridge.pulsar_client import Message, MessageId, PulsarClient, ReceiveTimeout
+from bridge.contract.commands import Command, CommandPosition, GroupRef
+from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
 from bridge.push.actions import Push
 from bridge.push.groups.cache import PayloadCache
 from bridge.push.groups.indexed import Indexed, Lost

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from bridge.commands import CommandPosition
 from bridge.contract import PRESENCE_TOPIC
-from bridge.pulsar_client import PulsarClient
+from bridge.contract.commands import CommandPosition
+from bridge.pulsar.client import PulsarClient
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.table import KnownDevices

@@ -7,9 +7,9 @@ from typing import TypeVar, cast
 
 import pytest
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
-from bridge.pulsar_client import EARLIEST
+from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, read_term, term_record
 from bridge.push.parked import Parked, ParkedId, segment_key
@@ -103,7 +103,7 @@ def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[
     Rewriting(cast(PartitionLog, partition_log)).taken_over(found, position(last))
     core = ResumingCore(
         0,
-        Limits(park=True),
+        Limits(),
         found.by_device,
         None if found.clean else position(last),
         found.parked,
@@ -254,7 +254,7 @@ def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
 def test_the_term_is_written_again_behind_all_that_has_stood_for_long_and_before_what_was_lost() -> None:
     """Behind it another one's record is late: it may not be put behind such a one before our own word is."""
     cursors = {f"d{number}": cursor_at(1) for number in range(50)}
-    core, log = ResumingCore(0, Limits(park=True), cursors, None), Log("us")
+    core, log = ResumingCore(0, Limits(), cursors, None), Log("us")
     rewriting = Rewriting(cast(PartitionLog, log))
     rewriting.begin(CursorsAged(), core)
     for turn in range(100):

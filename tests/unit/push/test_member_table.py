@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
+from bridge.contract.groups import MEMBER, member_key
 from bridge.errors import TransientError
-from bridge.groups import MEMBER, member_key
-from bridge.pulsar_client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar.topic_end import Ledgers
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.table import MemberTable
 from bridge.settings import PulsarSettings
-from bridge.topic_end import Ledgers
 
 
 class Record:
@@ -89,7 +89,7 @@ def shows(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
             "lastConfirmedEntry": f"1:{entries - 1}",
         }
     )
-    monkeypatch.setattr("bridge.topic_end.ledgers_of", lambda _settings, _topic: ledgers)
+    monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", lambda _settings, _topic: ledgers)
 
 
 class DeniedView(View):
@@ -111,8 +111,8 @@ def test_all_of_the_compacted_view_is_read_before_what_comes_is_followed(
     view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is behind a stall stands nowhere else when Pulsar has trimmed the topic."""
-    monkeypatch.setattr("bridge.topic_end._COMPACTED_S", 0.1)
-    monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 0.5)
+    monkeypatch.setattr("bridge.pulsar.topic_end._COMPACTED_S", 0.1)
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.5)
     shows(monkeypatch, 5)
     membership = Membership([])
     table = MemberTable(cast(PulsarClient, view), PulsarSettings(), membership)
@@ -191,7 +191,7 @@ def test_all_that_was_written_before_is_taken_however_slowly_it_comes(
 def test_a_membership_that_does_not_come_is_told_and_holds_no_process_that_is_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.topic_end._PATIENCE_S", 0.0)
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.0)
     shows(monkeypatch, 5)
     with pytest.raises(TransientError, match="group-members"):
         following(Followed(1, hides=10**9))[0].take_all()

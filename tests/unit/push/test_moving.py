@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import (
     AnswerRequest,
     Copy,
@@ -24,7 +24,6 @@ from tests.support.push_world import SECOND, cursors_of
 
 HOUR = 3600 * SECOND
 LIMITS = Limits(
-    park=True,
     answers=True,
     probe_min_us=10_000 * HOUR,
     probe_max_us=10_000 * HOUR,

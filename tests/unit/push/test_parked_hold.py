@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.parked_hold import ParkedHold
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.core import PartitionCore
-from bridge.push.cursor import NOWHERE
+from bridge.push.cursor import BEFORE_ALL
 from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
 from bridge.push.presence import Presence, PresenceRules, Sign
 from bridge.push.queues import Limits, Mode
@@ -28,7 +28,6 @@ LIMITS = Limits(
     retry_max_us=4 * SECOND,
     answers=True,
     answer_timeout_us=3 * SECOND,
-    park=True,
     park_after=2,
     replay_rate=20,
     probe_min_us=5 * SECOND,
@@ -68,16 +67,12 @@ def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=150),
     st.sampled_from([LIMITS, BROKER]),
-    st.sampled_from(
-        [{}, SMALL, {"attempts": 2}, {"device_window": 3}, {"move_after_us": SECOND}, {"pending_bytes": 6}]
-    ),
+    st.sampled_from([{}, SMALL, {"attempts": 2}, {"move_after_us": SECOND}, {"pending_bytes": 6}]),
 )
 def test_h25_h27_no_interleaving_with_absences_loses_reorders_or_repeats_unmarked(
     played: list[tuple[str, int]], limits: Limits, changes: dict[str, int]
 ) -> None:
-    if "device_window" in changes and not limits.answers:
-        changes = {}
-    play(PushWorld(replace(limits, **changes), refusals="device_window" not in changes), played)  # type: ignore[arg-type]
+    play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
 
 
 @settings(max_examples=30, deadline=None)
@@ -476,7 +471,7 @@ def test_h30_what_goes_beyond_the_bytes_makes_room_for_itself_and_for_what_was_t
 def test_h26_what_is_parked_twice_is_sent_again_when_one_of_both_says_so() -> None:
     plain, unsure = ParkedId(position(1), 0, maybe_seen=False), ParkedId(position(1), 0, True, True)
     for segments in ({"a": [plain], "b": [unsure]}, {"a": [unsure], "b": [plain]}):
-        assert list(Parked.loaded(segments, NOWHERE)) == [unsure]
+        assert list(Parked.loaded(segments, BEFORE_ALL)) == [unsure]
 
 
 def stored_as(core: PartitionCore, actions: list[Action], cursors: dict[str, bytes], most: int) -> int:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition
-from bridge.pulsar_client import MessageId, PulsarClient, ReceiveTimeout
+from bridge.contract.commands import CommandPosition
+from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout
+from bridge.pulsar.topic_end import Ledgers
 from bridge.push.position_reader import Pace, PositionReader
 from bridge.settings import PulsarSettings
-from bridge.topic_end import Ledgers
 from tests.support.stored_message import StoredMessage
 
 POSITIONS = st.builds(CommandPosition, st.integers(1, 3), st.integers(0, 1000), st.integers(-1, 5))
@@ -71,7 +71,7 @@ class ReaderOfLog:
 
 def reading(log: Log, monkeypatch: pytest.MonkeyPatch) -> PositionReader:
     monkeypatch.setattr("bridge.push.position_reader.time", log)
-    monkeypatch.setattr("bridge.topic_end.ledgers_of", log.ledgers)
+    monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", log.ledgers)
     return PositionReader(cast(PulsarClient, log), "commands", 0)
 
 
@@ -172,6 +172,6 @@ def test_h25_what_is_there_is_not_gone_because_a_broker_that_restarted_says_so(
     monkeypatch.setattr(ReaderOfLog, "read_next", late)
     monkeypatch.setattr(ReaderOfLog, "has_message_available", lambda _reader: False)
     if not shown:  # then its word is all that there is
-        monkeypatch.setattr("bridge.topic_end.ledgers_of", lambda _settings, _topic: None)
+        monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", lambda _settings, _topic: None)
     found = reader.read(at(1, 4))
     assert (found is not None) == shown

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.commands import CommandPosition
-from bridge.pulsar_client import MessageId, PulsarClient
+from bridge.contract.commands import CommandPosition
+from bridge.pulsar.client import MessageId, PulsarClient
 from bridge.push import position_reader
 from bridge.push.actions import Pull
 from bridge.push.pulling import Pulled, Puller, wanted_by

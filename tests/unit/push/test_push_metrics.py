@@ -6,8 +6,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from bridge.commands import Command, CommandPosition
 from bridge.contract import PUSH_SUBSCRIPTION, Receipt
+from bridge.contract.commands import Command, CommandPosition
 from bridge.push.core import PartitionCore
 from bridge.push.lag import backlogs
 from bridge.push.metrics import PushMetrics

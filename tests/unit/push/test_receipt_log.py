@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import DeniedError, RefusedError, TransientError
-from bridge.pulsar_client import PulsarClient
-from bridge.pulsar_wire.commands import WireError
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.wire.commands import WireError
 from bridge.push.receipt_log import ReceiptLog, ReceiptsOpened, ReceiptsWritten
 from tests.support.waiting import poll_for
 

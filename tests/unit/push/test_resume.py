@@ -17,7 +17,6 @@ BROKER = Limits(
     pending=40,
     device_pending=30,
     remembered_ids=16,
-    park=True,
     park_after=2,
     probe_min_us=SECOND,
     probe_max_us=4 * SECOND,
@@ -58,12 +57,12 @@ def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 999)), max_size=120),
     st.sampled_from([BROKER, DEVICE]),
-    st.sampled_from([{}, {"resume_max": 3}, {"device_window": 3}, {"park": False}]),
+    st.sampled_from([{}, {"resume_max": 3}]),
 )
 def test_h27_whatever_happens_a_device_gets_all_after_its_position_in_order(
     played: list[tuple[str, int]], limits: Limits, changes: dict[str, int]
 ) -> None:
-    play(PushWorld(replace(limits, **changes), refusals="device_window" not in changes), played)  # type: ignore[arg-type]
+    play(PushWorld(replace(limits, **changes)), played)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Connected, Disconnected
-from bridge.pulsar_client import Message
+from bridge.pulsar.client import Message
 from bridge.push.actions import (
     Action,
     AnswerRequest,
@@ -62,7 +62,7 @@ def stored(core: ResumingCore, now: int) -> list[Action]:
 
 
 def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_since() -> None:
-    limits = Limits(park=True, park_after=1, answers=True, answer_timeout_us=3 * SECOND)
+    limits = Limits(park_after=1, answers=True, answer_timeout_us=3 * SECOND)
     former = ResumingCore(0, limits, {}, None)
     former.link_up()
     for number in (1, 2):

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.actions import StoreSegment
 from bridge.push.cursor import Cursor, ids_key
 from bridge.push.parked import Parked, ParkedId, segment_key
@@ -43,7 +43,7 @@ class World:
         self.now = 0.0
         names = [f"d{number}" for number in range(devices)]
         segments = {name: self._segments(name, parked) for name in names} if parked else {}
-        limits = Limits(park=True, parked_max=10**9)
+        limits = Limits(parked_max=10**9)
         self.core = ResumingCore(
             0,
             limits,

@@ -9,7 +9,7 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from bridge.commands import Command, CommandPosition, GroupRef
+from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
@@ -142,7 +142,7 @@ def test_members_that_wait_for_a_payload_leave_the_window_to_the_others() -> Non
 
 
 def test_when_the_payload_comes_the_members_go_as_the_window_has_room_and_each_in_order() -> None:
-    partition = Partition(Limits(window=4, device_window=2))
+    partition = Partition(Limits(window=4))
     for number in range(10):
         partition.arrives(f"m{number}")
         partition.arrives(f"m{number}", ref=None)
@@ -209,7 +209,7 @@ def test_what_expires_while_it_waits_for_its_payload_is_not_sent() -> None:
 
 
 def test_what_was_parked_while_it_waited_is_not_sent_by_the_push_that_waited() -> None:
-    partition = Partition(Limits(window=4, park=True))
+    partition = Partition(Limits(window=4))
     partition.arrives("m")
     partition.turns()
     now_us = time.time_ns() // 1000

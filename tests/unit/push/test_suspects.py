@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.refusals import perhaps_for_a_packet
 from bridge.mqtt.types import Disconnected
 from bridge.push.actions import DeadLetter, Push, StoreReceipt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.commands import CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.push.tracing import Traces
 
 SECOND = 1_000_000

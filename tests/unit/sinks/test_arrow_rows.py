@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.commands import Command
+from bridge.contract.commands import Command
 from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.arrow_rows import Row, rows_of
 from sinks.messages import BadRow, PulsarMessage
@@ -59,7 +59,7 @@ def test_text_that_is_not_utf_8_is_a_bad_row_that_names_the_column(sink: str, co
     columns, read = READ[sink]
     first, bad, last = read([batch(columns | {column: broken_text()})])
     assert isinstance(bad, BadRow)
-    assert bad.reason.startswith(f"row 1 of the task, {column}: b'd\\xff\\xfe' is no UTF-8")
+    assert bad.reason.startswith(f"row 1 of the task, {column}: b'd\\xff\\xfe' is not UTF-8")
     assert "decode(" in bad.reason
     assert not isinstance(first, BadRow)
     assert not isinstance(last, BadRow)

@@ -5,8 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from bridge.contract.groups import GROUP_MEMBER_COLUMNS, member_of
 from bridge.errors import ConfigError, ContractError
-from bridge.groups import GROUP_MEMBER_COLUMNS, member_of
 from sinks.group_rows import check_schema, read_rows
 from sinks.messages import BadRow, PulsarMessage
 from sinks.options import read_group_options

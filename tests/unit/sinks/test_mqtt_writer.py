@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridge.commands import Problem
+from bridge.contract.commands import Problem
 from bridge.errors import ContractError, TransientError
 from bridge.mqtt.types import PublishProperties
 from bridge.settings.mqtt import MqttSettings
@@ -89,7 +89,7 @@ def test_a_broker_of_qos_0_gets_its_letters_so() -> None:
 def test_where_no_letter_fits_that_is_said() -> None:
     with (
         RawBroker(lambda _: 0, maximum(60)) as broker,
-        pytest.raises(ContractError, match=r"row 0 of the task, payload: .* takes no dead letter of .*maximum packet"),
+        pytest.raises(ContractError, match=r"row 0 of the task, payload: .* accepts no dead letter .*maximum packet"),
     ):
         written(broker, [publish(0, b"x" * 100)])
 

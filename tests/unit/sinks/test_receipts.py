@@ -43,13 +43,13 @@ class State:
 
 
 def command(emitted_us: int = 7_000_000) -> dict[str, Any]:
-    return {"emitted_us": emitted_us, "command": '{"device":"d"}', "told": None, "place": None}
+    return {"emitted_us": emitted_us, "command": '{"device":"d"}', "receipt": None, "order": None}
 
 
 def receipt(state: str, entry: int, emitted_us: int = 7_000_000) -> dict[str, Any]:
     place = {"settles": state != "duplicate", "ledger_id": 1, "entry_id": entry, "batch_index": 0}
     return {
-        "emitted_us": emitted_us, "command": None, "told": json.dumps({"state": state}), "place": json.dumps(place),
+        "emitted_us": emitted_us, "command": None, "receipt": json.dumps({"state": state}), "order": json.dumps(place),
     }  # fmt: skip
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.commands import MAX_COMMAND_BYTES, Command
 from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC, COMMAND_COLUMNS
+from bridge.contract.commands import MAX_COMMAND_BYTES, Command
+from bridge.contract.groups import GroupCommand, decode_group_command
 from bridge.errors import ContractError, TransientError
-from bridge.groups import GroupCommand, decode_group_command
-from bridge.pulsar_client import OK
+from bridge.pulsar.client import OK
 from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.messages import BadRow
 from sinks.pending import MAX_PENDING_BYTES, Receipts
@@ -127,7 +127,7 @@ def test_a_row_is_for_one_device_or_for_one_group() -> None:
         "group",
         "mqtt_topic",
     ]
-    assert "one of both" in bad[0]
+    assert "only one of them" in bad[0]
     assert "and so is group" in bad[1]
     assert isinstance(both, BadRow)
     assert both.device == "d"
@@ -272,7 +272,7 @@ def test_every_problem_of_a_schema_is_listed_with_its_remedy() -> None:
 def test_a_column_that_is_there_twice_is_refused(
     check: Callable[..., None], columns: list[tuple[str, str]], twice: str
 ) -> None:
-    with pytest.raises(ContractError, match=f"column {twice} is there 2 times.*rename or drop"):
+    with pytest.raises(ContractError, match=f"column {twice} occurs 2 times.*rename or drop"):
         check(iter(columns))
 
 

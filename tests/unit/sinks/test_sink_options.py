@@ -33,7 +33,7 @@ def test_commands_go_to_no_topic_that_push_does_not_read() -> None:
         assert read_options(URL | {"topic": name}).topic == "persistent://public/pulsebridge-system/commands"
     assert read_options(URL | {"topic": "persistent://a/b/commands"}).topic == "persistent://a/b/commands"
     for name in ("comands", "persistent://a/b/c", "commands-partition-0"):
-        with pytest.raises(ConfigError, match=f"topic='{name}': push reads the topic commands alone; leave topic out"):
+        with pytest.raises(ConfigError, match=f"topic='{name}': push reads only the topic commands; leave topic out"):
             read_options(URL | {"topic": name})
     with pytest.raises(ConfigError, match="non-persistent topic keeps nothing"):
         read_options(URL | {"topic": "non-persistent://a/b/commands"})
@@ -94,6 +94,6 @@ def test_the_settings_of_the_broker_are_options_under_their_own_names(tmp_path: 
         )  # fmt: skip
     for part in (
         "did you mean mqtt.port?", "mqtt.port: Input should be a valid integer", "topic is 'a/#'", "window='0' is below 1",
-        "give one of them", "mqtt.password_file: ",
+        "set one of them", "mqtt.password_file: ",
     ):  # fmt: skip
         assert part in str(e.value), part

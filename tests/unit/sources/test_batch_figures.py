@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from bridge.health import Health
-from bridge.stream_metrics import StreamMetrics
 from sources.batch_figures import figures_of
 from sources.query_progress import QueryProgress
+from sources.stream_metrics import StreamMetrics
 
 PROGRESS: dict[str, Any] = {
     "runId": "r1", "name": "gold", "timestamp": "2026-01-02T12:00:00.000Z", "batchId": 7, "numInputRows": 40,

@@ -48,9 +48,9 @@ def test_named_sources_of_the_second_version_of_the_log_are_found() -> None:
 
 
 def test_what_is_no_checkpoint_of_this_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no offsets"):
+    with pytest.raises(ConfigError, match="has no offsets"):
         read_checkpoint(str(tmp_path / "missing"))
-    with pytest.raises(ConfigError, match="holds no offsets"):
+    with pytest.raises(ConfigError, match="has no offsets"):
         read_checkpoint((tmp_path / "missing").as_uri())
     with pytest.raises(ConfigError, match="cannot be reached"):
         read_checkpoint("nowhere://bucket/checkpoint")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bridge import contract
 from bridge.contract import SOURCE_COLUMNS
-from bridge.decoding import LAST_US
-from bridge.pulsar_wire.batches import head_of
-from bridge.pulsar_wire.protobuf import number
+from bridge.contract.decoding import LAST_US
+from bridge.pulsar.wire.batches import head_of
+from bridge.pulsar.wire.protobuf import number
 from sources.columns import arrow_schema, record_batch
 from sources.entries import Opened, Opener, Rows
 

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError, TerminalError
 from sources.decoding import Decoder, Decoding, columns_of
-from sources.entries import Placed
+from sources.entries import StoredPayload
 from sources.value_types import TopicSchema, type_of
 
 UTC = timezone.utc
 
 
-def stored(payload: bytes | None, version: int = 0) -> Placed:
+def stored(payload: bytes | None, version: int = 0) -> StoredPayload:
     """A message in Pulsar."""
-    return Placed(payload, version, 7, 3, 0)
+    return StoredPayload(payload, version, 7, 3, 0)
 
 
 def record(*fields: dict[str, Any], name: str = "R") -> dict[str, Any]:
@@ -47,7 +47,7 @@ def avro(definition: Any, value: Any) -> bytes:
 
 def decode(
     schema: TopicSchema,
-    messages: list[Placed],
+    messages: list[StoredPayload],
     *versions: TopicSchema,
     null: bool = False,
     fields: bool = False,
@@ -156,7 +156,7 @@ def test_what_is_not_what_the_schema_says_fails_with_its_place_or_is_null(payloa
     schema = topic_schema(NEW, "JSON")
     good = stored(b'{"a": 1}')
     with pytest.raises(
-        TerminalError, match=r"t: message 7:3:0 is not what the topic's JSON schema says.*decodeErrors=null"
+        TerminalError, match=r"t: message 7:3:0 does not match the topic's JSON schema.*decodeErrors=null"
     ):
         decode(schema, [good, stored(payload)])
     assert decode(schema, [good, stored(payload), good], null=True, fields=True)["a"] == [1, None, 1]
@@ -258,7 +258,7 @@ def test_h37_elements_without_bytes_cannot_be_named_in_any_number(items: Any) ->
     newest = topic_schema(record({"name": "a", "type": {"type": "array", "items": ["null", "int"]}}))
     written = topic_schema(record({"name": "a", "type": {"type": "array", "items": items}}))
     bomb = stored(b"\x80\x80\x80\x04\x00")  # 2**22
-    with pytest.raises(TerminalError, match="elements take no bytes"):
+    with pytest.raises(TerminalError, match="elements use no bytes"):
         decode(newest, [bomb], written)
     assert decode(newest, [bomb], written, null=True) == {"value": [None]}
 

@@ -58,10 +58,10 @@ def test_what_is_no_offset_of_this_version_is_refused(body: dict[str, object]) -
 
 def test_a_checkpoint_of_another_cluster_or_of_a_recreated_topic_is_refused_with_the_remedy() -> None:
     offset = Offset("east", {"p": Position(1, 0)}, {"t": "1-100", "unmarked": ""})
-    offset.refuse_strangers("east", {"t": "1-100", "unmarked": "7"})
+    offset.refuse_mismatch("east", {"t": "1-100", "unmarked": "7"})
     with pytest.raises(DataLossError, match=r"'east', this is 'west' — start with a new checkpoint"):
-        offset.refuse_strangers("west", {"t": "1-100"})
+        offset.refuse_mismatch("west", {"t": "1-100"})
     with pytest.raises(DataLossError, match=r"topic t is not the one .* — start with a new checkpoint"):
-        offset.refuse_strangers("east", {"t": "9-200"})
-    with pytest.raises(DataLossError, match="made anew"):
-        offset.refuse_strangers("east", {"t": ""})
+        offset.refuse_mismatch("east", {"t": "9-200"})
+    with pytest.raises(DataLossError, match="re-created"):
+        offset.refuse_mismatch("east", {"t": ""})

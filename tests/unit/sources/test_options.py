@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from bridge.contract import SOURCE_COLUMNS, Position
 from bridge.errors import ConfigError
-from bridge.java_authentication import TOKEN_CLASS
 from bridge.settings.pulsar import PulsarSettings
+from bridge.spark.java_authentication import TOKEN_CLASS
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, REFUSED, SAME_AS_CLIENT
 from sources.options import OPTIONS, connection_options, parse
 from sources.planning import Limits
@@ -57,7 +57,7 @@ def test_a_delay_is_written_as_sparks_own_times(text: str, seconds: float) -> No
 
 def test_a_least_that_cannot_be_reached_and_a_delay_that_is_no_time_are_refused() -> None:
     wrong = {"minRowsPerTrigger": "5", "maxRowsPerTrigger": "4", "maxTriggerDelay": "soon"}
-    with pytest.raises(ConfigError, match=r"'soon' is no time.*minRowsPerTrigger is above"):
+    with pytest.raises(ConfigError, match=r"'soon' is not a valid time.*minRowsPerTrigger is above"):
         parse(STREAM | wrong, streaming=True)
 
 
@@ -66,13 +66,13 @@ def test_starting_offsets_as_json_name_partitions_or_topics_and_the_rest_is_read
     two = {name: value for name, value in STREAM.items() if name != "topic"}
     two["topics"] = "persistent://a/b/t,persistent://a/b/u"
     starting = parse(two | {"startingOffsets": text}, streaming=True).starting
-    assert starting.places == {
+    assert starting.bounds == {
         "persistent://a/b/t-partition-0": Position(7, 3),
         "persistent://a/b/u": "latest",
     }
     assert starting.default == "earliest"
     copied = json.dumps({"v": 1, "cluster": "c", "t": {"persistent://a/b/t-partition-0": [7, 3]}, "i": {}})
-    assert parse(STREAM | {"startingOffsets": copied}, streaming=True).starting.places == {
+    assert parse(STREAM | {"startingOffsets": copied}, streaming=True).starting.bounds == {
         "persistent://a/b/t-partition-0": Position(7, 3)
     }
     for wrong in ("[1]", '{"t": [1]}', "soon"):
@@ -207,7 +207,7 @@ def test_a_token_is_given_as_the_java_plug_in_takes_it(params: str) -> None:
 
 def test_other_plug_ins_are_refused_with_what_to_give_and_no_secret() -> None:
     for plugin, remedy in (
-        ("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", "is read anew when it rotates"),
+        ("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", "is read at each use, so it can rotate"),
         ("org.apache.pulsar.client.impl.auth.AuthenticationKeyStoreTls", "export the key store"),
         ("org.apache.pulsar.client.impl.auth.AuthenticationBasic", "give a token, or a client certificate"),
     ):
@@ -239,7 +239,7 @@ def test_offsets_for_topics_that_are_not_read_are_refused() -> None:
 def test_an_end_by_time_belongs_to_batch_queries_and_lies_after_the_start() -> None:
     options = parse(BASE | {"startingTime": "5", "endingTime": "9"}, streaming=False)
     assert (options.starting.time_ms, options.ending.time_ms) == (5, 9)
-    with pytest.raises(ConfigError, match="endingTime lies before startingTime"):
+    with pytest.raises(ConfigError, match="endingTime is before startingTime"):
         parse(BASE | {"startingTime": "9", "endingTime": "5"}, streaming=False)
     with pytest.raises(ConfigError, match="endingTime: a streaming query has no end"):
         parse(STREAM | {"endingTime": "5"}, streaming=True)

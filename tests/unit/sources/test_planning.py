@@ -189,7 +189,7 @@ def test_entries_that_expired_under_the_hold_are_a_loss() -> None:
     assert seen(Position(7, -1)) == []
     assert "ledger 1 of the offset is gone" in seen(Position(7, 2))[0]
     assert seen(None)
-    assert losses({}, start, HOLD) == ["a: the partition is no longer there"]
+    assert losses({}, start, HOLD) == ["a: the partition no longer exists"]
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 12))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sources.policies import expiry_error, most_held, of_namespace, of_topic
+from sources.policies import backlog_limit, expiry_error, of_namespace, of_topic
 
 EVICTS = {"destination_storage": {"policy": "consumer_backlog_eviction"}}
 
@@ -29,8 +29,8 @@ def test_a_topics_own_quota_stands_before_its_namespaces() -> None:
     def quota(size: int) -> dict[str, dict[str, object]]:
         return {"destination_storage": {"limitSize": size, "policy": "producer_request_hold"}}
 
-    assert most_held(None, None) is None
-    assert most_held({"message_age": {"limitTime": 60}}, {}) is None
-    assert most_held(quota(100), {}) == 100
-    assert most_held(quota(100), quota(7)) == 7
-    assert most_held(quota(100), quota(-1)) is None, "none of its own, whatever the namespace says"
+    assert backlog_limit(None, None) is None
+    assert backlog_limit({"message_age": {"limitTime": 60}}, {}) is None
+    assert backlog_limit(quota(100), {}) == 100
+    assert backlog_limit(quota(100), quota(7)) == 7
+    assert backlog_limit(quota(100), quota(-1)) is None, "none of its own, whatever the namespace says"

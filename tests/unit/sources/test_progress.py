@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from bridge.contract import Behind
-from sources.progress import SourceProgress, behind_of
+from sources.progress import SourceProgress, lag_of
 
 LATEST = {"v": 1, "behind": {"p": {"entries": 3, "bytes": 30, "seconds": None}}}
 
@@ -21,10 +21,10 @@ def progressed(run: str, *sources: Any, name: str | None = "q") -> Any:
 
 def test_the_lag_is_read_as_spark_writes_it_and_foreign_sources_are_left_alone() -> None:
     wanted = {"p": Behind(3, 30, None)}
-    assert behind_of({"latestOffset": LATEST}) == wanted
-    assert behind_of({"latestOffset": json.dumps(LATEST)}) == wanted
+    assert lag_of({"latestOffset": LATEST}) == wanted
+    assert lag_of({"latestOffset": json.dumps(LATEST)}) == wanted
     for latest in (None, "", "not json", "7", {"topic": {"0": 5}}, {"behind": 3}):
-        assert behind_of({"latestOffset": latest}) is None
+        assert lag_of({"latestOffset": latest}) is None
 
 
 def test_two_runs_of_one_name_share_a_series_that_stays_until_both_have_ended() -> None:

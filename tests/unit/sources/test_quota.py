@@ -34,7 +34,7 @@ def test_h13_half_a_quota_is_told_once_and_the_quotas_are_asked_for_once_a_minut
             now[0] = at
             watch.look(views(held), PARTITIONS)
     assert asked == [0, 60, 120, 180, 240]
-    assert [(line["log_level"], line["partition"], line.get("held")) for line in logs] == [
+    assert [(line["log_level"], line["partition"], line.get("backlog_bytes")) for line in logs] == [
         ("warning", "t-partition-0", 50),
         ("info", "t-partition-0", None),
         ("warning", "t-partition-0", 50),

@@ -5,8 +5,8 @@ from dataclasses import replace
 from sources.options import SourceOptions, parse
 from sources.spark_features import SparkFeatures, lacking_in_batch, lacking_in_stream, spark_features
 
-SPARK_40 = SparkFeatures("4.0.3", limits=False, filters=False, filters_kept_apart=False, state=False)
-SPARK_42 = SparkFeatures("4.2.0", limits=True, filters=True, filters_kept_apart=False, state=True)
+SPARK_40 = SparkFeatures("4.0.3", limits=False, filters=False, filters_per_scan=False, state=False)
+SPARK_42 = SparkFeatures("4.2.0", limits=True, filters=True, filters_per_scan=False, state=True)
 
 
 def options(*, streaming: bool, **more: str) -> SourceOptions:
@@ -21,7 +21,7 @@ def test_a_streaming_query_is_told_what_an_older_spark_lacks_with_the_options_th
     assert "(maxRowsPerTrigger, minRowsPerTrigger: no effect)" in told
     for what in (
         "no limits per trigger",
-        "Trigger.AvailableNow takes all in one batch",
+        "Trigger.AvailableNow reads all in one batch",
         "no lag in the query",
     ):
         assert what in told

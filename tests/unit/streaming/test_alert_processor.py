@@ -93,7 +93,7 @@ def test_a_condition_in_sql_is_told_when_it_changes_and_its_command_goes_where_s
 
     def seen(name: str, holds: bool | None, minute: float) -> list[tuple[str, str, bytes]]:
         found = {
-            "rule": "damp", "series": "", "holds": holds, "message": "m", "payload": name.encode(),
+            "rule": "damp", "series": "", "matches": holds, "message": "m", "payload": name.encode(),
             "to_device": "fan", "command_topic": "fan/set",
         }  # fmt: skip
         whole = {"series": "", "metric": None, "value": None}

@@ -60,19 +60,19 @@ def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
         ("alerts: [{name: a, kind: silence, after_minutes: 0}]", "alerts[0].after_minutes (rule a)"),
         (
             "alerts: [{name: a, metric: m, kind: below, limit: 1, over_minutes: 5}]",
-            "alerts[0].over_minutes (rule a): is for falling and rising, take it out",
+            "alerts[0].over_minutes (rule a): is for falling and rising, remove it",
         ),
         ("alerts: [{name: a, metric: m, kind: above, limit: .nan}]", "alerts[0].limit (rule a)"),
         (
             "alerts: [{name: a, kind: silence, after_minutes: 1, cleared_message: '{x}'}]",
             "alerts[0].cleared_message",
         ),
-        ("alerts: {a: 1}", "alerts is no list"),
+        ("alerts: {a: 1}", "alerts is not a list"),
         ("alerts: [{name: a|b, metric: m, kind: below, limit: 1}]", "alerts[0].name"),
         ("alerts: [", "rules file"),
-        ("alerts: []\nreadings: []", "readings: is not read here"),
-        ("[]", "is no mapping with a list alerts"),
-        ("alerts: [{name: a, name: b, kind: silence, after_minutes: 1}]", "name is given twice"),
+        ("alerts: []\nreadings: []", "readings: unknown key"),
+        ("[]", "is not a mapping with a list alerts"),
+        ("alerts: [{name: a, name: b, kind: silence, after_minutes: 1}]", "name is duplicate"),
         ("alerts: [{name: a, kind: sql, condition: x, mesage: y}]", "no such field, did you mean message?"),
         ("alerts: [{name: a, kind: silnce, after_minutes: 1}]", "'sql', not 'silnce'"),
         ("alerts: [{name: a, kind: below, metric: m, limit: low}]", "alerts[0].limit (rule a): Input should"),
@@ -100,7 +100,7 @@ def test_the_examples_that_are_shipped_as_comments_load(tmp_path: Path) -> None:
         ),
         (
             "alerts: [{name: a, kind: silence, after_minutes: 1, payload: '{\"x\": {humidity}}'}]",
-            "alerts[0].payload (rule a): names humidity, there is rule, state",
+            "alerts[0].payload (rule a): unknown field humidity, known: rule, state",
         ),
         (
             "alerts: [{name: a, kind: silence, after_minutes: 1}, {name: a, kind: silence, after_minutes: 1}]",

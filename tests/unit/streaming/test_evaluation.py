@@ -111,7 +111,7 @@ class TestSilence:
             (QUIET,), kept(state), [at(90, 1.0, "new", arrived=130), at(91, 1.0, "b", arrived=131)]
         )
         assert told(alerts) == ["quiet cleared new"]
-        assert alerts[0].message == "d comes again, after 30 minutes"
+        assert alerts[0].message == "d: messages after 30 minutes"
         assert told(silent((QUIET,), state, "d", 141 * MINUTE)[0]) == ["quiet raised b"]
 
     def test_what_came_before_it_does_not_end_it_and_an_old_time_of_the_device_does(self) -> None:
@@ -155,7 +155,7 @@ def test_what_was_kept_for_a_rule_that_is_no_more_goes() -> None:
 
 
 def test_a_state_of_another_version_is_refused() -> None:
-    with pytest.raises(ContractError, match="version 3, this release knows 2 — run the release"):
+    with pytest.raises(ContractError, match="version 3, this release reads 2 — run the release"):
         DeviceState.of_json('{"v":3}', "d")
 
 

@@ -44,7 +44,7 @@ def test_a_flow_whose_server_is_away_when_it_starts_again_waits_for_it(job: _Wai
     with capture_logs() as logs:
         while "t" not in job.queries:
             job._due.clear()
-            job._again("t")
+            job._restart("t")
             assert ("t" in job._due) is (job.tries < 3)
     assert job.tries == 3
     assert [line["log_level"] for line in logs] == ["warning", "warning"]

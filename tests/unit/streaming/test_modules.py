@@ -33,7 +33,7 @@ def test_a_module_of_a_file_declares_and_travels_as_text(tmp_path: Path, monkeyp
     assert list(pipeline.tables) == ["plant"]
     found = sources_of(["json", "plant_module"])
     assert found == (("plant_module", MODULE),)
-    code = f"from streaming.modules import load_again; load_again({found!r}); import plant_module; print(plant_module.limit())"
+    code = f"from streaming.modules import load_sources; load_sources({found!r}); import plant_module; print(plant_module.limit())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "42\n"
 

@@ -128,9 +128,9 @@ def test_a_file_that_is_not_a_suite_is_refused_by_name(text: str, says: str, tmp
 
 
 def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no suite 'readings' in .*, only s — save it"):
+    with pytest.raises(ConfigError, match=r"suite 'readings' does not exist in .*; existing suites: s — save it"):
         written(tmp_path).suite("readings")
-    with pytest.raises(ConfigError, match="no suite 'readings': no folder"):
+    with pytest.raises(ConfigError, match="suite 'readings' does not exist: no folder"):
         Suites(None).suite("readings")
     with pytest.raises(ConfigError, match=r"absent is not a Great Expectations project.*get_context"):
         Suites(tmp_path / "absent").names()

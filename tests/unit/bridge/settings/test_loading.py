@@ -254,7 +254,7 @@ def test_every_setting_can_be_set_by_its_path_to_its_own_default(data: st.DataOb
 def test_qos_2_is_refused_with_the_safe_way(source: tuple[dict[str, object], dict[str, str]]) -> None:
     (line,) = problems(*source)
     assert line.startswith("ingest.qos: must be 0 or 1")
-    assert "Leave it at 1: what devices publish at QoS 2 then arrives at least once" in line
+    assert "Leave it at 1: messages at QoS 2 then arrive at least once" in line
 
 
 @pytest.mark.parametrize(

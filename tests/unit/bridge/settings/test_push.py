@@ -14,6 +14,6 @@ def test_a_silence_that_what_is_noted_can_tell_is_taken(silence_s: int) -> None:
 
 
 def test_a_silence_shorter_than_what_is_noted_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"noted every 30 s .*at least twice that"):
+    with pytest.raises(ConfigError, match=r"records a publishing device every 30 s .*at least twice that"):
         load(None, ["push.silence_s=59"])
     assert load(None, ["push.silence_s=59", "ingest.presence_every_s=20"]).push.silence_s == 59

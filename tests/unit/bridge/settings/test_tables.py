@@ -31,26 +31,26 @@ def test_what_is_no_path_is_refused(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"filter": "a/#/b"}, "'#' stands for all the rest"),
+        ({"filter": "a/#/b"}, "'#' matches all the rest"),
         ({"format": "csv"}, "format csv needs fields"),
         ({"format": "raw"}, "format raw needs fields"),
-        ({"format": "protobuf", "message": "m"}, "format protobuf needs descriptor"),
+        ({"format": "protobuf", "message": "m"}, "format protobuf needs either descriptor"),
         ({"format": "python"}, "format python needs function"),
         ({"format": "avro"}, "format avro needs avro_schema"),
-        ({"separator": ";"}, "separator is for format csv, and this one's is json"),
-        ({"format": "csv", "names": ["a", "A"]}, "each needs a name of its own"),
+        ({"separator": ";"}, "separator is for format csv, and the format is json"),
+        ({"format": "csv", "names": ["a", "A"]}, "must be unique and not empty"),
         ({"format": "csv", "fields": "a int", "elements": "$.x"}, "give $ for a row on each line"),
-        ({"format": "raw", "fields": "a int", "elements": "$"}, "a raw payload gives its rows by itself"),
+        ({"format": "raw", "fields": "a int", "elements": "$"}, "elements: not for format raw"),
         ({"format": "xml"}, "Input should be 'json', 'csv'"),
         ({"compression": "lz4"}, "Input should be 'gzip' or 'zstd'"),
         ({"columns": {"a": "b"}}, "declare fields"),
-        ({"fields": "a int", "columns": {"_a": "a"}}, "does not begin with _"),
-        ({"time_zone": "Europe/Atlantis"}, "there is no time zone"),
+        ({"fields": "a int", "columns": {"_a": "a"}}, "must not be empty or begin with _"),
+        ({"time_zone": "Europe/Atlantis"}, "unknown time zone"),
         ({"time_unit": "minutes"}, "Input should be 'iso', 's'"),
         ({"fields": "a string", "columns": {"b": "CAST(a AS DOUBLE)"}}, "write try_cast"),
         ({"fields": "a string", "columns": {"b": "a::int"}}, "write try_cast"),
         ({"fields": "a string", "where": "cast(a as int) > 1"}, "write try_cast"),
-        ({"format": "none", "fields": "a int"}, "it has a filter and nothing else"),
+        ({"format": "none", "fields": "a int"}, "give only a filter"),
         ({"colour": "red"}, "Extra inputs are not permitted"),
     ],
 )
@@ -69,7 +69,7 @@ def test_an_expression_that_cannot_raise_is_taken() -> None:
     ("filters", "words"),
     [
         (("a/+device", "a/+x"), "two decodings have the filter a/+"),
-        (("a/#", "a/b"), "takes nothing that a/# before it leaves"),
+        (("a/#", "a/b"), "never applies, because a/# before it matches"),
     ],
 )
 def test_a_decoding_that_would_never_be_used_is_an_error(filters: tuple[str, str], words: str) -> None:

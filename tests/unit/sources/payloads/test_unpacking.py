@@ -119,7 +119,7 @@ def test_a_function_gets_payload_and_message_and_gives_any_number_of_rows() -> N
     assert given(b"not a reading").document == "[]"
     assert given(b"none").fault == "python: KeyError: 'speed'"
     assert "more rows than max_elements, 5" in given(b"many").fault
-    assert "gives a str where a row is a mapping" in given(b"text").fault
+    assert "returns a str, a row must be a mapping" in given(b"text").fault
     assert call(b"ff", HERE).fault == (
         "gzip: ValueError: not gzip: Error -3 while decompressing data: incorrect header check"
     )
@@ -137,7 +137,7 @@ def test_avro_is_read_by_its_schema_to_the_last_byte() -> None:
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(AVRO)), {"t": 1.5, "l": [None]})
     assert read(stream.getvalue(), HERE).document == '{"t":1.5,"l":[null]}'
-    assert "1 bytes behind the record" in (read(stream.getvalue() + b"x", HERE).fault or "")
+    assert "1 bytes after the record" in (read(stream.getvalue() + b"x", HERE).fault or "")
     assert read(b"\x00", HERE).fault is not None
 
 
@@ -154,7 +154,7 @@ def test_any_bytes_as_avro_are_a_document_or_a_fault(payload: bytes) -> None:
         ({"format": "python", "function": "no_such_module:f"}, "'no_such_module:f' cannot be imported"),
         ({"format": "python", "function": "json:JSONDecodeErrors"}, "cannot be imported: AttributeError"),
         ({"format": "avro", "avro_schema": '{"type":"nothing"}'}, "refuses the schema"),
-        ({"format": "python", "function": "math:pi"}, "is no function"),
+        ({"format": "python", "function": "math:pi"}, "is not a function"),
         ({"format": "protobuf", "message": "t.Other", "descriptor_set": SET}, "has no message 't.Other'"),
         ({"format": "protobuf", "message": "t.R", "descriptor_set": "AAAA"}, "refuses the descriptor"),
     ],

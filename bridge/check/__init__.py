@@ -1,1 +1,0 @@
-"""``pulsebridge check``: whether every endpoint answers and every package is really ours."""

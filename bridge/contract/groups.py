@@ -1,0 +1,214 @@
+"""A group command and a membership in Pulsar: their validation, encoding and decoding.
+
+The sinks write, push reads, and both use the same validation. Pulsar stores a group command's payload once. Each member
+gets an *index entry* among its own commands, with the position of that payload.
+
+A membership is one message of the compacted topic ``group-members``. Its key is the JSON array ``[group, device]``, its
+payload ``{"v":1}``. A tombstone removes the device from the group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bridge.contract import (
+    C_DEVICE,
+    C_GROUP,
+    C_TOPIC,
+    C_VERSION,
+    COMMAND_VERSION,
+    GROUP_COMMAND_VERSION,
+)
+from bridge.contract.commands import (
+    Command,
+    CommandPosition,
+    GroupRef,
+    Problem,
+    command_problem,
+    encode_command,
+    mqtt_name_problem,
+    publish_topic_problem,
+    read_command,
+)
+from bridge.contract.decoding import checked_text, decodes, json_of_record, json_record
+from bridge.contract.names import MAX_NAME_BYTES, name_problem
+from bridge.errors import ContractError
+
+__all__ = [
+    "DEVICE_MARK",
+    "GROUP_MEMBER_COLUMNS",
+    "MEMBER",
+    "GroupCommand",
+    "decode_group_command",
+    "encode_group_command",
+    "entry_id",
+    "entry_of",
+    "group_problem",
+    "member_key",
+    "member_of",
+    "template_problem",
+]
+
+GROUP_MEMBER_VERSION: Final = 1
+GROUP_MEMBER_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "group": ("string",),
+    "device": ("string",),
+    "member": ("boolean",),
+}
+"""Columns of ``format("pulsebridge_groups")``. ``group`` and ``device`` are required. Only ``member`` false removes the
+device from the group."""
+
+DEVICE_MARK: Final = "{device}"
+MEMBER: Final = json.dumps({"v": GROUP_MEMBER_VERSION}, separators=(",", ":")).encode()
+"""Payload of a membership."""
+
+_ANY: Final = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommand:
+    """One command to all devices of a group. ``mqtt_topic`` is a template with ``{device}``, empty for the setting of
+    push.
+
+    ``expires_at_ms`` and ``emitted_at_us`` are since the epoch, 0 means none.
+    """
+
+    command_id: str
+    group: str
+    mqtt_topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+    expires_at_ms: int = 0
+    emitted_at_us: int = 0
+    cause: str = ""
+
+
+def template_problem(template: str) -> str | None:
+    """Return why a template is not a valid MQTT topic for each device, None if it is."""
+    if DEVICE_MARK not in template:
+        return f"is {template!r}, and the topic of a group command must contain {DEVICE_MARK}"
+    rest = template.replace(DEVICE_MARK, "d")
+    if "{" in rest or "}" in rest:
+        return f"is {template!r}, and braces are allowed in {DEVICE_MARK} only"
+    return publish_topic_problem(rest)
+
+
+def group_problem(command: GroupCommand, max_name_bytes: int = MAX_NAME_BYTES) -> Problem | None:
+    """Return the first reason why the command cannot be stored or expanded, None if it is valid."""
+    if not command.group:
+        return Problem("group", "is empty; it names the group that gets the command")
+    name = mqtt_name_problem(command.group, max_name_bytes)
+    if name is not None:
+        return Problem("group", name)
+    if command.mqtt_topic:
+        problem = template_problem(command.mqtt_topic)
+        if problem is not None:
+            return Problem("mqtt_topic", problem)
+    return command_problem(_as_command(command), max_name_bytes)
+
+
+def _as_command(command: GroupCommand) -> Command:
+    """Return the command as one to a device with the group's name, for common validation."""
+    return Command(
+        command.command_id,
+        command.group,
+        command.mqtt_topic or _ANY,
+        command.payload,
+        command.qos,
+        command.retain,
+        command.expires_at_ms,
+        command.emitted_at_us,
+        command.cause,
+    )
+
+
+def encode_group_command(command: GroupCommand) -> dict[str, str]:
+    """Return the properties of the command's Pulsar message; its payload is the command's, its key the group.
+
+    Raises ContractError if the command is not valid.
+    """
+    problem = group_problem(command)
+    if problem is not None:
+        raise ContractError(f"command {command.command_id!r}: {problem}")
+    properties = encode_command(_as_command(command)) | {C_VERSION: GROUP_COMMAND_VERSION, C_GROUP: command.group}
+    del properties[C_DEVICE]
+    if not command.mqtt_topic:
+        del properties[C_TOPIC]
+    return properties
+
+
+def decode_group_command(
+    properties: Mapping[str, str], payload: bytes, max_name_bytes: int = MAX_NAME_BYTES
+) -> GroupCommand:
+    """Read a group command from its Pulsar message. Raises ContractError with the invalid property."""
+    version = properties.get(C_VERSION)
+    if version != GROUP_COMMAND_VERSION:
+        raise ContractError(
+            f"property {C_VERSION} of a group command is {version!r}, this reads {GROUP_COMMAND_VERSION!r}"
+        )
+    if C_GROUP not in properties:
+        raise ContractError(f"a group command lacks the property {C_GROUP}")
+    plain = {C_TOPIC: _ANY, **properties, C_VERSION: COMMAND_VERSION, C_DEVICE: properties[C_GROUP] or _ANY}
+    found = read_command(plain, payload)
+    command = GroupCommand(
+        found.command_id,
+        properties[C_GROUP],
+        properties.get(C_TOPIC, ""),
+        payload,
+        found.qos,
+        found.retain,
+        found.expires_at_ms,
+        found.emitted_at_us,
+        found.cause,
+    )
+    problem = group_problem(command, max_name_bytes)
+    if problem is not None:
+        raise ContractError(str(problem))
+    return command
+
+
+def entry_id(command_id: str, device: str) -> str:
+    """Return the command id of a device's index entry: the same at each write of any owner."""
+    identity = json.dumps([command_id, device], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return f"g-{hashlib.sha256(identity).hexdigest()[:32]}"
+
+
+def entry_of(command: GroupCommand, device: str, position: CommandPosition, size: int, template: str) -> Command:
+    """Return the index entry of one member. ``position`` and ``size`` are those of the stored payload.
+
+    ``template`` applies if the command names no topic. The entry may be invalid: see ``command_problem``.
+    """
+    made = _as_command(replace(command, payload=b""))
+    return replace(
+        made,
+        command_id=entry_id(command.command_id, device),
+        device=device,
+        mqtt_topic=(command.mqtt_topic or template).replace(DEVICE_MARK, device),
+        ref=GroupRef(command.group, command.command_id, position, size),
+    )
+
+
+def member_key(group: str, device: str) -> str:
+    """Return the key of a membership."""
+    return json.dumps([group, device], separators=(",", ":"), ensure_ascii=False)
+
+
+@decodes("a membership")
+def member_of(key: str, payload: bytes, max_name_bytes: int = MAX_NAME_BYTES) -> tuple[str, str, bool]:
+    """Return group, device and whether the device is a member. ``max_name_bytes`` bounds both names.
+
+    Raises ContractError for an invalid membership.
+    """
+    group, device = map(checked_text, json_of_record(key))
+    if payload:
+        json_record(payload, "membership", [GROUP_MEMBER_VERSION])
+    for what, name in (("group", group), ("device", device)):
+        problem = name_problem(name, max_name_bytes)
+        if problem is not None:
+            raise ContractError(f"the {what} {problem}")
+    return group, device, bool(payload)

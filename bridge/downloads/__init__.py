@@ -1,0 +1,1 @@
+"""Downloads from Maven Central through Ivy, with checksums and a cache."""

@@ -1,0 +1,1 @@
+"""``pulsebridge check``: whether every endpoint answers and every import package belongs to Pulsebridge."""

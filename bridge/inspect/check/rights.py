@@ -1,0 +1,144 @@
+"""Rights check of one tier's credentials, without a write, a read or an acknowledgement.
+
+It tries a subscription in a separate session, which it closes at once; it opens and closes a producer or reader.
+It does not check the right to publish at the MQTT broker, because that requires a publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC
+from bridge.errors import DeniedError, RefusedError
+from bridge.inspect.check.endpoints import Finding, dial_one
+from bridge.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.pulsar.provisioning_plan import Needs
+
+__all__ = ["TIERS", "check_rights"]
+
+TIERS: Final = ("ingest", "source", "sink", "push")
+
+
+def check_rights(settings: Settings, tier: str) -> list[Finding]:
+    """Return a finding for each server that the tier uses; failures are findings, not errors."""
+    pulsar = settings.pulsar
+    found = [_tried("Pulsar rights", pulsar.service_url, lambda: _pulsar(settings, tier))]
+    if tier == "ingest":
+        for name, mqtt in settings.links().items():
+            address = f"{mqtt.host}:{mqtt.port}"
+            label = "MQTT rights" if name == "mqtt" else f"MQTT {name} rights"
+            one = settings.model_copy(update={"mqtt": mqtt})
+            found.append(_tried(label, address, lambda one=one: _filters(one)))  # type: ignore[misc]
+    return found
+
+
+def _tried(name: str, address: str, act: Callable[[], str]) -> Finding:
+    return dial_one(name, address, "the settings named above", act)
+
+
+def _pulsar(settings: Settings, tier: str) -> str:
+    from bridge.pulsar.provisioning import try_reading, try_writing
+    from bridge.pulsar.provisioning_plan import ingest_needs, push_needs
+    from bridge.routing.readings_topics import static_topics
+
+    pulsar = settings.pulsar
+    if tier in ("source", "sink"):
+        return _source(settings) if tier == "source" else _sink(settings)
+    topics = static_topics(settings) if tier == "ingest" else []
+    needs = push_needs(pulsar)
+    if tier == "ingest":
+        presence, resume = settings.ingest.presence_every_s > 0, settings.ingest.resume_topic is not None
+        needs = ingest_needs(pulsar, topics, presence=presence, resume=resume)
+    detail = "not checked: pulsar.provision is off" if pulsar.provision == "off" else _needs(settings, needs)
+    if tier == "ingest":
+        try_writing(pulsar, (pulsar.system_topic(DEAD_LETTERS_TOPIC), *topics))
+    else:
+        try_writing(pulsar, (pulsar.system_topic(RECEIPTS_TOPIC),))
+        try_reading(pulsar, (pulsar.system_topic(CURSORS_TOPIC),))
+    return detail
+
+
+def _source(settings: Settings) -> str:
+    """Try the topics that `pulsebridge stream` reads: their statistics, which plan a batch, and a reader."""
+    from bridge.contract import partition_name
+    from bridge.pulsar.admin import PulsarAdmin
+    from bridge.pulsar.provisioning import try_reading
+    from bridge.routing.readings_topics import topics_to_read
+
+    pulsar = settings.pulsar
+    with PulsarAdmin(pulsar) as admin:
+        topics = topics_to_read(settings, admin.topics)
+        missing = [topic for topic in topics if not admin.exists(topic)]
+        if missing or not topics:
+            raise RefusedError(
+                f"missing topics: {', '.join(missing)}" if missing else "no topic to read exists",
+                remedy="start `pulsebridge ingest` first, or correct streaming.topics",
+            )
+        for topic in topics:
+            admin.internal_stats(partition_name(topic, 0) if admin.partition_count(topic) else topic)
+    try_reading(pulsar, topics)
+    return f"may read {', '.join(topics)}"
+
+
+def _sink(settings: Settings) -> str:
+    """Try the first step of a write of commands, and the producers of its tasks."""
+    from bridge.pulsar.admin import PulsarAdmin
+    from bridge.pulsar.provisioning import commands_ready, try_writing
+
+    pulsar = settings.pulsar
+    commands = pulsar.system_topic(COMMANDS_TOPIC)
+    with PulsarAdmin(pulsar) as admin:
+        if not commands_ready(admin):
+            raise RefusedError(
+                f"{commands} does not exist, or lacks the push tier's subscription",
+                remedy="start `pulsebridge push` once, or let an operator run the commands that `pulsebridge provision "
+                "--dry-run` prints",
+            )
+    try_writing(pulsar, (commands, pulsar.system_topic(DEAD_LETTERS_TOPIC)))
+    return f"may write to {commands}"
+
+
+def _needs(settings: Settings, needs: Needs) -> str:
+    from bridge.pulsar.admin import PulsarAdmin
+    from bridge.pulsar.provisioning import look, verify
+
+    with PulsarAdmin(settings.pulsar) as admin:
+        if settings.pulsar.provision == "verify":
+            unchecked = verify(admin, needs)
+            return "all resources exist" + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
+        found = look(admin, needs)
+    if found.unchecked:
+        raise DeniedError(
+            f"pulsar.provision is create, and this role does not administer the tenant {settings.pulsar.tenant}",
+            remedy="set pulsar.provision=verify, and let an operator run the commands that "
+            "`pulsebridge provision --dry-run` prints",
+        )
+    return (
+        f"{len(found.missing)} resources are missing: {needs.tier} creates them at its start"
+        if found.missing
+        else "all resources exist"
+    )
+
+
+def _filters(settings: Settings) -> str:
+    from bridge.mqtt.device import try_subscribing
+    from bridge.mqtt.refusals import subscriber
+    from bridge.routing.rules import subscriptions, with_resume
+
+    needed = subscriptions(settings.ingest)
+    filters = [f for f in with_resume(needed, settings.ingest) if not f.startswith("$share/")]
+    codes = try_subscribing(settings.mqtt, filters)
+    refused = [f for f, code in zip(filters, codes, strict=True) if code >= 0x80]
+    who = subscriber(settings.mqtt, settings.mqtt.client_id)
+    if any(f in needed for f in refused):
+        raise RefusedError(
+            f"the MQTT broker refuses the subscription to {', '.join(repr(f) for f in refused)}",
+            remedy=f"allow {who} to read it, or remove it from ingest.rules and ingest.filters",
+        )
+    detail = f"may subscribe to {', '.join(f for f in filters if f not in refused)}"
+    if refused:  # the tier runs without it
+        detail += f"; devices cannot resume: allow {who} to read {refused[0]}, or set ingest.resume_topic to null"
+    return detail

@@ -1,0 +1,164 @@
+"""Waiting commands of a partition's devices, from cursors, parked ids, backlog and presence.
+
+A command waits if the device's cursor has not passed it and it is parked or not acknowledged. A command at or below the
+cursor is settled, also before its acknowledgement reaches Pulsar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.presence import PresenceRecord
+from bridge.errors import ContractError
+from bridge.push.cursor import BEFORE_ALL, Cursor, OwnerRecord
+from bridge.push.parked import Parked, ParkedId, decode_segment
+from bridge.push.records import CursorRecords
+
+__all__ = ["DeviceView", "PartitionView", "Waiting"]
+
+
+_CURSOR_KEY: Final = ""
+"""Segment key of the ids that a cursor lists for a retry, whether or not their segment is stored (H26)."""
+
+
+class Waiting(NamedTuple):
+    """A waiting command; ``parked`` is its stored id, None if it is not parked."""
+
+    position: CommandPosition
+    parked: ParkedId | None = None
+    command: Command | None = None
+    """None before it is read."""
+
+
+@dataclass(slots=True)
+class DeviceView:
+    """State of one device. Times are since the epoch, 0 if they are not known."""
+
+    device: str
+    partition: int
+    cursor: CommandPosition = BEFORE_ALL
+    delivered_at_ms: int = 0
+    seen_us: int = 0
+    """Time of its last message to ingest."""
+    parked: int = 0
+    pending: int = 0
+    """Waiting commands, with the parked ones."""
+    oldest: Waiting | None = None
+    oldest_us: int = 0
+    """Time at which the oldest of them was emitted, or published if it has no emit time."""
+
+    def silent(self, silence_us: int, now_us: int) -> bool:
+        """Return whether its last message is at least ``silence_us`` old; never with ``silence_us`` 0."""
+        return bool(silence_us and self.seen_us and now_us - self.seen_us >= silence_us)
+
+
+class PartitionView:
+    """State of one partition. The caller adds all records, then the unacknowledged commands, then queries."""
+
+    def __init__(self, partition: int, *, remembered_ids: int = 0) -> None:
+        """``remembered_ids``: number of settled ids kept of each device; 0 saves memory."""
+        self.partition = partition
+        self._records = CursorRecords(remembered_ids)
+        self._seen: dict[str, int] = {}
+        self._live: dict[str, list[Waiting]] = {}
+        self._parked: dict[str, Parked] = {}
+        self.bad = 0
+        """Number of records that this version cannot read."""
+
+    @property
+    def owner(self) -> OwnerRecord | None:
+        """The last record of an owner."""
+        return self._records.owner
+
+    def take_record(self, key: str, payload: bytes) -> None:
+        """Add the next record of the cursors partition."""
+        try:
+            self.bad += not self._records.take(key, payload)
+        except ContractError:
+            self.bad += 1
+
+    def take_presence(self, device: str, payload: bytes) -> None:
+        """Add the next record of the presence partition; an empty payload deletes the device."""
+        if not payload:
+            self._seen.pop(device, None)
+            return
+        try:
+            self._seen[device] = PresenceRecord.decode(payload).seen_us
+        except ContractError:
+            self.bad += 1
+
+    def take_unacknowledged(self, position: CommandPosition, command: Command, *, keep: bool = False) -> bool:
+        """Add an unacknowledged command, after all records; ``keep`` keeps its payload.
+
+        Return whether it waits and is not parked.
+        """
+        if position <= self.cursor(command.device) or position in self.parked(command.device):
+            return False
+        kept = command if keep else Command(command.command_id, command.device, "", b"")
+        self._live.setdefault(command.device, []).append(Waiting(position, None, kept))
+        return True
+
+    def cursor(self, device: str) -> CommandPosition:
+        """Return the position up to which the device's commands are settled."""
+        found = self._records.by_device.get(device)
+        return BEFORE_ALL if found is None else found.position
+
+    def settled(self, device: str, command_id: str) -> bool:
+        """Return whether the device's cursor contains this command id, after all records."""
+        found = self._whole().get(device)
+        return found is not None and found.knows(command_id)
+
+    def _whole(self) -> dict[str, Cursor]:
+        found = self._records.whole()
+        self.bad += len(self._records.unread_ids)
+        self._records.unread_ids.clear()
+        return found
+
+    def parked(self, device: str) -> Parked:
+        """Return the ids that are parked for a device and still to be pushed."""
+        found = self._parked.get(device)
+        if found is None:
+            cursor = self._records.by_device.get(device)
+            done = BEFORE_ALL if cursor is None else cursor.done
+            segments = {}
+            for key, payload in self._records.parked.get(device, {}).items():
+                try:
+                    segments[key] = decode_segment(payload)
+                except ContractError:
+                    self.bad += 1
+            if cursor is not None and cursor.again:
+                segments[_CURSOR_KEY] = cursor.again
+            found = self._parked[device] = Parked.loaded(segments, done)
+        return found
+
+    def waiting(self, device: str) -> list[Waiting]:
+        """Return the waiting commands of a device, in order."""
+        parked = [Waiting(one.position, one) for one in self.parked(device)]
+        return sorted([*parked, *self._live.get(device, ())], key=lambda one: one.position)
+
+    def device(self, name: str) -> DeviceView:
+        """Return the state of a device; only its name if nothing is known."""
+        cursor = self._records.by_device.get(name)
+        parked, live = self.parked(name), self._live.get(name, [])
+        del self._parked[name]  # bounds the memory: one entry for each device
+        firsts = [Waiting(parked.position(0), parked[0])] if len(parked) else []
+        firsts += live[:1]
+        return DeviceView(
+            name,
+            self.partition,
+            self.cursor(name),
+            0 if cursor is None else cursor.delivered_at_ms,
+            self._seen.get(name, 0),
+            len(parked),
+            len(parked) + len(live),
+            min(firsts, key=lambda one: one.position, default=None),
+        )
+
+    def devices(self) -> Iterator[DeviceView]:
+        """Yield every known device."""
+        names = {**self._records.by_device, **dict.fromkeys(self._records.parked), **self._live, **self._seen}
+        for name in names:
+            yield self.device(name)

@@ -1,0 +1,4 @@
+"""Topic discovery: listens at an MQTT broker, counts messages in bounded memory and proposes rules.
+
+All modules but listening are pure.
+"""

@@ -1,0 +1,117 @@
+"""State of the ingest processes for ``pulsebridge status``: protocols, listeners and topic owners."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bridge.contract import INSTANCES_TOPIC, partition_names
+from bridge.display import markup
+from bridge.errors import PulsebridgeError
+from bridge.protocols.board import read_board
+from bridge.protocols.records import InstanceRecord
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.settings import Settings
+
+__all__ = ["Instances", "look_at_instances", "show_instances"]
+
+_PATIENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """The advertised instances, and the Pulsar broker that owns each partition of their topics."""
+
+    records: list[tuple[InstanceRecord, str]] = field(default_factory=list)
+    """Each record with its state: ``starting``, ``running``, ``stopping`` or ``gone``."""
+    owners: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Topic → partition → the owner's service URL, empty if it is not known."""
+    problem: str = ""
+    """Reason for missing data, empty if the data is complete."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether at least one instance runs."""
+        return any(state != "gone" for _, state in self.records)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for ``--json``."""
+        return {
+            "instances": [
+                asdict(record) | {"state": state, "owners": {t: self.owners.get(t, {}) for t in record.topics}}
+                for record, state in self.records
+            ],
+            "instances_problem": self.problem,
+        }
+
+
+def look_at_instances(settings: Settings) -> Instances:
+    """Read the instances topic, and look up the owners of the topics; ``problem`` contains an error."""
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _PATIENCE_S})
+    try:
+        with PulsarAdmin(pulsar, timeout_s=_PATIENCE_S) as admin:
+            if admin.partition_count(pulsar.system_topic(INSTANCES_TOPIC)) == 0:
+                return Instances()
+            with PulsarClient(pulsar) as client:
+                board = read_board(client)
+            now_ms = time.time_ns() // 1_000_000
+            records = [(record, _state(record, now_ms)) for record in board]
+            owners, problem = _owners(admin, sorted({t for r, state in records if state != "gone" for t in r.topics}))
+    except PulsebridgeError as e:
+        return Instances(problem=e.what)
+    return Instances(records, owners, problem)
+
+
+def _state(record: InstanceRecord, now_ms: int) -> str:
+    here = record.host == socket.gethostname()
+    if record.gone(now_ms) or (here and not psutil.pid_exists(record.pid)):
+        return "gone"
+    return record.state
+
+
+def _owners(admin: PulsarAdmin, topics: list[str]) -> tuple[dict[str, dict[str, str]], str]:
+    found: dict[str, dict[str, str]] = {}
+    try:
+        for topic in topics:
+            count = admin.partition_count(topic)
+            partitions = partition_names(topic, count)
+            found[topic] = {partition: admin.owner(partition) for partition in partitions}
+    except PulsebridgeError as e:
+        return found, e.what
+    return found, ""
+
+
+def show_instances(found: Instances, console: Console) -> None:
+    """Print a line for each instance, and the owners of its topics by broker; nothing without instances."""
+    if found.records:
+        table = Table(title="Instances of ingest", title_justify="left")
+        for column in ("instance", "state", "protocol", "listens on", "ready", "topics"):
+            table.add_column(column)
+        for record, state in found.records:
+            colour = {"running": "green", "gone": "red"}.get(state, "yellow")
+            for number, (name, protocol) in enumerate(sorted(record.protocols.items())):
+                table.add_row(
+                    markup(record.instance) if number == 0 else "",
+                    f"[{colour}]{state}[/]" if number == 0 else "",
+                    markup(name),
+                    "\n".join(map(markup, protocol.listeners)),
+                    "\n".join(markup(f"{part}: {'yes' if ok else 'no'}") for part, ok in protocol.ready.items()),
+                    str(record.topics_count) if number == 0 else "",
+                )
+        console.print(table)
+    by_broker: dict[str, list[str]] = {}
+    for partitions in found.owners.values():
+        for partition, broker in partitions.items():
+            by_broker.setdefault(broker, []).append(partition.split("/", 4)[-1])
+    for broker, names in sorted(by_broker.items()):
+        shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        console.print(f"{markup(broker)} owns {markup(shown)}", soft_wrap=True)
+    if found.problem:
+        console.print(f"Instances: {markup(found.problem)}", soft_wrap=True)

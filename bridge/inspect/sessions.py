@@ -1,0 +1,99 @@
+"""Unserved MQTT sessions for ``pulsebridge status``: an error with a remedy for each (H7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.console import Console
+
+from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.display import markup
+from bridge.errors import PulsebridgeError
+from bridge.ingest.session_memory import SessionMemory
+from bridge.ingest.session_slots import all_slots, read_advertised
+from bridge.inspect.instances import Instances
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.routing.sharding import Remembered, unserved
+from bridge.settings import Settings
+
+__all__ = ["Sessions", "look_at_sessions", "show_sessions"]
+
+_PATIENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """The sessions by name that queue messages which no process reads, and the remedy for each."""
+
+    unserved: dict[str, Remembered] = field(default_factory=dict)
+    remedies: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+    """Reason for missing data, empty if the data is complete."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for ``--json``."""
+        return {
+            "unserved_sessions": [
+                {
+                    "client_id": s.client_id or name,
+                    "broker": s.broker,
+                    "filters": list(s.granted),
+                    "remedy": self.remedies[name],
+                }
+                for name, s in self.unserved.items()
+            ],
+            "sessions_problem": self.problem,
+        }
+
+
+def look_at_sessions(settings: Settings, instances: Instances) -> Sessions:
+    """Read the sessions that ingest recorded, and compare them with the settings and the running processes."""
+    pulsar = settings.pulsar
+    if instances.problem and not instances.records:
+        return Sessions(problem=instances.problem)  # the running processes are not known
+    sessions = all_slots(settings) if "mqtt" in settings.messaging_protocols else []
+    served = {(p.broker, p.client_id(p.name)) for p in sessions}
+    for record, state in instances.records:
+        if state != "gone" and "mqtt" in record.protocols:
+            served |= read_advertised(record.protocols["mqtt"].data)
+    try:
+        with PulsarAdmin(pulsar, timeout_s=_PATIENCE_S) as admin:
+            known = SessionMemory(pulsar).load(admin)
+    except PulsebridgeError as e:
+        return Sessions(problem=e.what)
+    names = unserved(known, {p.name for p in sessions}, served)
+    families = {p.family for p in sessions} | {one for p in sessions for one in p.former}
+    topic = pulsar.system_topic(DEAD_LETTERS_TOPIC)
+    return Sessions(
+        {name: known[name] for name in names},
+        {name: _remedy(name, known[name], mine=known[name].family in families, topic=topic) for name in names},
+    )
+
+
+def _remedy(name: str, session: Remembered, *, mine: bool, topic: str) -> str:
+    if mine:
+        return (
+            "start ingest: with its former number of shards a worker reads it, with these settings the first worker "
+            "drains and deletes it"
+        )
+    prefix = name.removesuffix(session.client_id) if session.client_id else ""
+    client_id = session.family.removeprefix(prefix)
+    return (
+        f"start the deployment that it belongs to; or list {client_id!r} in mqtt.former_client_ids (of that broker) "
+        "and start ingest, which drains and deletes it; or, if its broker no longer exists: pulsar-admin topics "
+        f"remove-properties --key {SessionMemory.key(name)} {topic}"
+    )
+
+
+def show_sessions(found: Sessions, console: Console, *, reported: str = "") -> None:
+    """Print a line for each unserved session, and the problem unless it is ``reported`` already."""
+    for name, session in found.unserved.items():
+        broker = f" at {session.broker}" if session.broker else ""
+        filters = ", ".join(session.granted) or "no filter"
+        line = (
+            f"the MQTT session {session.client_id or name!r}{broker} ({filters}) queues messages that no process reads"
+        )
+        console.print(f"[red]{markup(line)}[/]: {markup(found.remedies[name])}", soft_wrap=True)
+    if found.problem not in ("", reported):
+        console.print(f"MQTT sessions: {markup(found.problem)}", soft_wrap=True)

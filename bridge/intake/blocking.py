@@ -1,0 +1,351 @@
+"""Handles partitions that store nothing: asks Pulsar why, and blocks them if allowed.
+
+With ``ingest.on_blocked: wait``, the default, their messages wait. The link waits too, because acknowledgements leave
+in order of arrival (H4). ``deadletter`` blocks a partition without progress for ``ingest.blocked_s`` while Pulsar
+answered, in this order:
+
+1. Store a note in the dead letter topic, to prove that Pulsar stores messages. If that fails, the count restarts.
+2. Close the partition's producer, so that its unconfirmed messages have failed and cannot arrive later.
+3. Store the block as a property of the topic (``bridge.dead_letters.blocks``), so that it outlives this process.
+4. Send waiting and new messages to the dead letters, in order, until a replay ends the block.
+
+Threads: ``turn`` and the fields of a ``Flow`` belong to the ingest loop. A thread pool calls Pulsar and queues its
+results in a deque.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+
+import structlog
+
+from bridge.contract import (
+    NOTE_PROBE,
+    P_DEAD_NOTE,
+    P_DEAD_REASON,
+    P_DEAD_TOPIC,
+    base_topic,
+    partition_name,
+    partition_number,
+)
+from bridge.dead_letters.blocks import Block, BlockStore
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError
+from bridge.intake.stalls import Stall
+from bridge.pulsar.acks import Entry, ProducerQueue
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import ChunkingProducer, PulsarClient, our_errors
+from bridge.pulsar.wire.producer import BatchProducer
+
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "Producer", "close_producer", "quota_of"]
+
+log = structlog.get_logger("ingest")
+
+Phase = Literal["open", "terminated", "blocking", "blocked", "releasing", "drained"]
+"""Messages of ``terminated`` and ``blocked`` partitions go to the dead letters. ``releasing`` and ``drained`` partitions
+keep theirs until a replay ends the block. A ``blocking`` partition is about to be blocked."""
+
+Producer: TypeAlias = BatchProducer | ChunkingProducer
+"""The producer of a partition: the first type for readings, the second for dead letters."""
+
+_POLL_S: Final = 2.0
+_PROBE_S: Final = 10.0
+_ASKED_AT_ONCE: Final = 8
+
+
+class BlockingPolicy(NamedTuple):
+    """The policy for partitions that store nothing. ``owner`` is the worker's name in its blocks."""
+
+    deadletter: bool = False
+    blocked_s: float = 60.0
+    owner: str = "pulsebridge"
+
+
+WAIT: Final = BlockingPolicy()
+
+
+@dataclass(slots=True)
+class _Note:
+    """A message in the dead letter topic that is not a dead letter."""
+
+    properties: dict[str, str]
+    payload: bytes = b""
+    key: str = "note"
+    event_ms: int = 0
+
+
+class Flow(Protocol):
+    """The messages and the producer of a partition, as ``bridge.intake.partition_producers`` keeps them."""
+
+    partition: str
+    unstored: ProducerQueue
+    producer: Producer | None
+    opening: bool
+    dead_letters: bool
+    phase: Phase
+    diverted: str
+    """The reason why its messages go to the dead letters."""
+    diverting: deque[Entry]
+    """Messages for the dead letters that may not be stored yet."""
+    stall: Stall
+
+
+class Blocking:
+    """The blocked partitions of one worker.
+
+    The loop calls ``retired`` when a partition's producer was removed, ``released`` when it is to be reopened. The
+    pool calls ``remake`` with a topic that may not exist. ``wake`` makes the loop take its next turn.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        admin: PulsarAdmin,
+        policy: BlockingPolicy,
+        *,
+        dead_letter_topic: str,
+        wake: Callable[[], None],
+        retired: Callable[[Any], None],
+        released: Callable[[Any], None],
+        remake: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._store = BlockStore(admin)
+        self._policy = policy
+        self._dead_letter_topic = dead_letter_topic
+        self._wake = wake
+        self._retired = retired
+        self._released = released
+        self._remake = remake
+        self._every_s = max(0.5, min(policy.blocked_s / 4, 5.0))
+        self._results: deque[Callable[[float], None]] = deque()
+        self._blocks: dict[str, Flow] = {}
+        """Partitions with a block."""
+        self._polling = False
+        self._due = 0.0
+        self._poll_due = 0.0
+        self._ending = threading.Event()
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
+
+    # --- on the loop thread ---
+
+    def due(self, now: float) -> bool:
+        """Whether ``turn`` has anything to do."""
+        return bool(self._results) or now >= self._due
+
+    def turn(self, now: float, flows: Iterable[Flow]) -> None:
+        """Apply the pool's results, check each partition, ask Pulsar about those without progress."""
+        while self._results:
+            self._results.popleft()(now)
+        if now < self._due or self._ending.is_set():
+            return
+        self._due = now + 0.5
+        asked = 0
+        for flow in flows:
+            if flow.phase != "open":
+                continue
+            flow.stall.looked(now, waiting=len(flow.unstored) > 0)
+            if (
+                self._policy.deadletter
+                and not flow.dead_letters
+                and flow.stall.blocked(now, self._policy.blocked_s)
+                and not flow.opening
+            ):
+                flow.phase = "blocking"
+                self._pool.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
+            elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, self._every_s):
+                asked += 1
+                self._pool.submit(self._ask, flow)
+        if self._blocks:
+            self._check_blocks(now)
+
+    def restore(self, flow: Flow, block: Block) -> None:
+        """Restore a block that this worker stored before its restart."""
+        flow.diverted = block.why
+        flow.phase = "blocked" if block.state == "blocked" else "releasing"
+        self._blocks[flow.partition] = flow
+        log.warning(
+            "partition is blocked, its messages go to the dead letters. Action: fix the topic, then run "
+            f"pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+            partition=flow.partition,
+            why=block.why,
+        )
+
+    def _check_blocks(self, now: float) -> None:
+        for flow in self._blocks.values():
+            while flow.diverting and flow.diverting[0].stored:
+                flow.diverting.popleft()
+            if flow.phase == "releasing" and not flow.diverting:
+                flow.phase = "drained"
+                self._pool.submit(self._store_release, flow, flow.diverted)
+        if not self._polling and now >= self._poll_due:
+            self._polling = True
+            self._pool.submit(self._poll, list(self._blocks))
+
+    # --- the pool's results, on the loop thread ---
+
+    def _answered(self, flow: Flow, good: bool, why: str, now: float) -> None:
+        flow.stall.answered(now, good=good, why=why)
+
+    def _is_blocked(self, flow: Flow, why: str, failure: str, closed: bool, now: float) -> None:
+        if failure:
+            log.info("partition was not blocked", partition=flow.partition, why=failure)
+            flow.phase = "open"
+            flow.stall.restart()
+            if closed:
+                self._retired(flow)
+                self._released(flow)
+            return
+        flow.phase = "blocked"
+        flow.diverted = why
+        self._blocks[flow.partition] = flow
+        self._retired(flow)
+        log.warning(
+            "partition is blocked, its messages go to the dead letters until a replay. Action: fix the topic, then "
+            f"run pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+            partition=flow.partition,
+            why=why,
+            waiting=len(flow.unstored),
+        )
+
+    def _polled(self, names: list[str], states: dict[str, dict[int, str]], now: float) -> None:
+        self._polling = False
+        self._poll_due = now + _POLL_S
+        for name in names:  # without partitions blocked since the request
+            flow = self._blocks[name]
+            found = states.get(base_topic(name))
+            if found is None:  # Pulsar did not answer: keep the state
+                continue
+            state = found.get(_number(name))
+            if state is None and flow.phase in ("blocked", "drained"):
+                del self._blocks[name]
+                flow.phase, flow.diverted = "open", ""
+                flow.diverting.clear()
+                flow.stall.progressed()
+                log.warning("partition is no longer blocked. Action: none", partition=name)
+                self._released(flow)
+            elif state == "releasing" and flow.phase == "blocked":
+                flow.phase = "releasing"
+            elif state == "releasing" and flow.phase == "drained":
+                self._pool.submit(self._store_release, flow, flow.diverted)  # the property was not stored
+
+    # --- in the pool ---
+
+    def _report(self, outcome: Callable[[float], None]) -> None:
+        self._results.append(outcome)
+        self._wake()
+
+    def _ask(self, flow: Flow) -> None:
+        good, why = True, ""
+        try:
+            used, limit = quota_of(self._admin.stats(flow.partition))
+            if limit > 0 and used >= limit:
+                why = (
+                    f"its backlog quota is used up ({used} of {limit} bytes): let its subscriptions consume, or raise "
+                    "it (pulsar-admin namespaces set-backlog-quota)"
+                )
+        except DeniedError as e:
+            log.debug("the state of a partition may not be read", why=e.what)
+        except RefusedError as e:
+            why = e.what
+            self._remake(base_topic(flow.partition))  # the producer of a deleted topic only waits
+        except PulsebridgeError as e:
+            good, why = False, e.what
+        self._report(partial(self._answered, flow, good, why))
+
+    def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
+        why = why or f"{flow.partition} stored nothing for {self._policy.blocked_s:g} s"
+        failure, closed = "", False
+        try:
+            self._probe(flow.partition, why)
+            self._ending.wait(min(5.0, self._policy.blocked_s))  # late receipts may still come
+            if oldest is None or oldest.stored or self._ending.is_set():
+                failure = "it stores messages"
+            else:
+                closed = True
+                if producer is not None:
+                    close_producer(producer)
+                self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
+        except PulsebridgeError as e:
+            failure = e.what
+        self._report(partial(self._is_blocked, flow, why, failure, closed))
+
+    def _block_of(self, flow: Flow, state: Literal["blocked", "drained"], why: str) -> Block:
+        return Block(_number(flow.partition), self._policy.owner, state, time.time_ns() // 1000, why)
+
+    def _probe(self, partition: str, why: str) -> None:
+        """Store a note in the dead letter topic. Raises PulsebridgeError if Pulsar does not store it."""
+        answered = threading.Event()
+        results: list[Any] = []
+
+        def receipt(result: Any) -> None:
+            results.append(result)
+            answered.set()
+
+        note = _Note({P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why})
+        producer = self._client.chunking_producer(partition_name(self._dead_letter_topic, 0), max_pending=2)
+        try:
+            with our_errors("writing a note to the dead letters"):
+                producer.send([note], receipt)
+            if not answered.wait(_PROBE_S) or results != [None]:
+                raise PulsebridgeError("Pulsar does not store dead letters either")
+        finally:
+            close_producer(producer)
+
+    def _store_release(self, flow: Flow, why: str) -> None:
+        try:
+            self._store.store(base_topic(flow.partition), self._block_of(flow, "drained", why))
+        except PulsebridgeError as e:  # the next poll finds the old state and retries
+            log.debug("the new state of a block could not be stored", why=str(e))
+
+    def _poll(self, names: list[str]) -> None:
+        states: dict[str, dict[int, str]] = {}
+        for topic in sorted({base_topic(name) for name in names}):
+            try:
+                blocks = self._store.load(topic)
+            except PulsebridgeError as e:
+                log.debug("the blocks could not be read", topic=topic, why=str(e))
+                continue
+            states[topic] = {b.partition: b.state for b in blocks if b.client_id == self._policy.owner}
+        self._report(partial(self._polled, names, states))
+
+    def blocks_of(self, topic: str) -> dict[int, Block]:
+        """Return this worker's blocks of a topic, by partition. It calls Pulsar: call it outside the loop."""
+        if not self._policy.deadletter and self._admin.settings.provision == "off":
+            return {}
+        try:
+            found = self._store.load(topic)
+        except DeniedError:
+            if self._policy.deadletter:
+                raise
+            return {}  # without the right to read blocks, this worker has stored none
+        return {b.partition: b for b in found if b.client_id == self._policy.owner}
+
+    def close(self) -> None:
+        """Stop the threads. It waits for Pulsar."""
+        self._ending.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
+    """Return a partition's backlog and its quota, in bytes. A quota of 0 or less means no quota."""
+    return int(stats.get("backlogSize", 0)), int(stats.get("backlogQuotaLimitSize", -1))
+
+
+def _number(partition: str) -> int:
+    return partition_number(partition, without=-1)
+
+
+def close_producer(producer: Producer) -> None:
+    """Close a producer and ignore Pulsar's errors. It waits for Pulsar."""
+    try:
+        producer.close()
+    except PulsebridgeError as e:  # closed either way
+        log.debug("closing a producer", why=e.what)

@@ -1,0 +1,364 @@
+"""The only module that imports Pulsar's client: connections, producers, readers and consumers, and its errors as ours.
+
+It configures clients so that no message is refused without an error (H1). Its callers decide what to write and when
+to acknowledge. Create a client in the process that uses it, never before a fork, because its C++ threads do not
+survive one.
+"""
+
+# ruff: noqa: E402  load_late runs before the imports
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from bridge.pulsar.late_modules import load_late
+
+# The client's schemas, which we do not use, import both: two thirds of its start-up time.
+load_late("fastavro", "google.protobuf.descriptor_pb2")
+
+import pulsar
+
+from bridge.errors import DeniedError, TerminalError, TransientError
+from bridge.loggers import get_logger
+from bridge.pulsar.dial import dial, with_grant
+from bridge.pulsar.errors import NOT_AUTHENTICATED, as_our_error
+from bridge.pulsar.wire.client import WireClient
+from bridge.pulsar.wire.producer import BatchProducer, Identity
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "MAX_BATCH_BYTES",
+    "NO_TEXT",
+    "OK",
+    "ChunkingProducer",
+    "Consumer",
+    "Message",
+    "MessageId",
+    "Producer",
+    "PulsarClient",
+    "Reader",
+    "ReceiveTimeout",
+    "key_of",
+    "message_id",
+    "our_errors",
+    "properties_of",
+    "received",
+]
+
+log = get_logger("pulsar")
+
+Consumer: TypeAlias = pulsar.Consumer
+Message: TypeAlias = pulsar.Message
+MessageId: TypeAlias = pulsar.MessageId
+Producer: TypeAlias = pulsar.Producer
+Reader: TypeAlias = pulsar.Reader
+ReceiveTimeout: TypeAlias = pulsar.Timeout
+
+EARLIEST: Final = pulsar.MessageId.earliest
+LATEST: Final = pulsar.MessageId.latest
+
+OK: Final = pulsar.Result.Ok
+
+NO_TEXT: Final = "its key or one of its properties is not valid UTF-8"
+
+MAX_BATCH_BYTES: Final = 1024 * 1024
+"""Far below the broker's limit, because a larger batch is dropped without an error (H1 b)."""
+
+
+def message_id(partition: int, ledger: int, entry: int, batch_index: int) -> MessageId:
+    """Return the id of a message of one partition; ``batch_index`` is -1 if it was not batched."""
+    return pulsar.MessageId(partition, ledger, entry, batch_index)
+
+
+@contextmanager
+def our_errors(operation: str) -> Iterator[None]:
+    """Convert errors of Pulsar's client to this project's; ``operation`` names the operation and its object."""
+    try:
+        yield
+    except pulsar.PulsarException as e:
+        raise as_our_error(e, operation) from e
+    except RuntimeError as e:  # the C++ client throws it for a URL that it cannot parse
+        raise TerminalError(f"{operation}: {e}") from e
+
+
+def received(receive: Callable[[int], Message], wait_ms: int, operation: str) -> Message | None:
+    """Return the next message of a consumer or reader, None if none arrives in ``wait_ms``. Raises as ``our_errors``."""
+    with our_errors(operation):
+        try:
+            return receive(wait_ms)
+        except ReceiveTimeout:
+            return None
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _client_log(shown: bool) -> object:
+    # A Python logger would take the GIL on the C++ threads and fail while the interpreter shuts down.
+    if shown:
+        return pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+
+
+class Whole(Protocol):
+    """A message for ``ChunkingProducer``. An empty key and an event time of 0 are left out."""
+
+    payload: bytes
+    key: str
+    properties: dict[str, str]
+    event_ms: int
+
+
+class _Answers:
+    """Combines the client's answers to several messages into one receipt."""
+
+    def __init__(self, count: int, receipt: Callable[[Any], None]) -> None:
+        self._left = count
+        self._receipt = receipt
+        self._lock = threading.Lock()
+
+    def answered(self, result: Any, _id: Any) -> None:
+        with self._lock:
+            left, self._left = self._left, 0 if result != OK else self._left - 1
+        if left > 0 and (result != OK or left == 1):
+            self._receipt(None if result == OK else result)
+
+
+class ChunkingProducer:
+    """Writes each message as one entry or in chunks, as its size needs: for rare large messages (H5)."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def send(self, messages: Sequence[Whole], receipt: Callable[[Any], None]) -> None:
+        """Write messages, in order. Each has a callback, the only sign if the client refuses one in the middle (H1).
+
+        ``receipt`` is called once, on any thread: with None if all are stored, with the client's Result if one is not.
+        It must not raise.
+        """
+        answers = _Answers(len(messages), receipt)
+        for message in messages:
+            self._producer.send_async(
+                message.payload,
+                answers.answered,
+                properties=message.properties,
+                partition_key=message.key or None,
+                event_timestamp=message.event_ms or None,
+            )
+
+    def successor(self) -> Identity | None:
+        """None: the next producer needs no state of this one."""
+
+    def close(self) -> None:
+        """Close it. Raises as ``our_errors``."""
+        with our_errors("closing a producer"):
+            self._producer.close()
+
+
+class PulsarClient:
+    """A connection to one Pulsar cluster. Close it, or use it as a context manager.
+
+    Raises TransientError, RefusedError or FencedError from each call, never Pulsar's own exceptions.
+    """
+
+    def __init__(self, settings: PulsarSettings, *, io_threads: int = 1) -> None:
+        self.settings = settings
+        self._authenticated = False  # whether a call of this client has succeeded
+        auth = None
+        if settings.token is not None:
+            # Called at each connect, and if the broker reports that the last token expires.
+            auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
+        elif settings.tls_certificate is not None:
+            auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+        self._wire = WireClient(settings)
+        with our_errors(f"connecting to {settings.service_url}"):
+            self._client = pulsar.Client(
+                settings.service_url,
+                authentication=auth,
+                operation_timeout_seconds=int(settings.operation_timeout_s),
+                io_threads=io_threads,
+                stats_interval_in_seconds=0,
+                tls_trust_certs_file_path=_text(settings.tls_ca),
+                tls_validate_hostname=settings.tls_validate_hostname,
+                # The client reads these files at each connect. With a token, the certificate is for TLS only.
+                tls_certificate_file_path=_text(settings.tls_certificate),
+                tls_private_key_file_path=_text(settings.tls_private_key),
+                connection_timeout_ms=int(settings.connection_timeout_s * 1000),
+                logger=_client_log(settings.client_log),
+            )
+
+    def __enter__(self) -> PulsarClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _errors(self, operation: str, topic: str, action: str) -> Iterator[None]:
+        """As ``our_errors``, with Pulsar's reason to refuse us, which its client does not report (see ``dial``).
+
+        The error is Transient if the credentials were accepted before, because a rotation of their file can restore
+        access. ``action`` is the right that the call needs on the topic's namespace.
+        """
+        try:
+            with our_errors(operation):
+                yield
+        except TransientError:
+            if not self._authenticated:
+                self._explain()
+            raise
+        except DeniedError as e:
+            if self._authenticated and e.what.endswith(NOT_AUTHENTICATED):
+                raise TransientError(e.what, remedy=e.remedy) from e
+            raise with_grant(e, self.settings, topic, action) from e
+        self._authenticated = True
+
+    def _explain(self) -> None:
+        try:
+            dial(self.settings, self.settings.connection_timeout_s)
+        except TransientError as e:
+            log.debug("the direct connection to Pulsar failed", why=e.what)
+
+    def partitions(self, topic: str) -> list[str]:
+        """Return the names of the topic's partitions; the topic's own name if it is not partitioned.
+
+        For a missing topic: no name, or its own name if Pulsar creates topics automatically.
+        """
+        with self._errors(f"looking up the partitions of {topic}", topic, "produce"):
+            try:
+                return list(self._client.get_topic_partitions(topic))
+            except pulsar.TopicNotFound:
+                return []
+
+    def partitioned(self, topic: str) -> list[str]:
+        """Return the names of the topic's partitions; none if it is not partitioned or does not exist."""
+        found = self.partitions(topic)
+        return [] if found == [topic] else found
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        batching: bool = True,
+        max_pending: int = 10_000,
+        max_delay_ms: int = 2,
+        chunking: bool = False,
+        exclusive: bool = False,
+        name: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Producer:
+        """Make a producer that waits for Pulsar without a limit (send timeout 0).
+
+        ``max_pending`` must exceed the number of messages that its caller has in flight. A full queue refuses
+        messages that were sent without a callback, and the caller gets no error (H1 a). ``exclusive`` waits for
+        exclusive access with fencing, the base of ownership (H23). Raises TransientError, RefusedError or
+        FencedError.
+        """
+        access = pulsar.ProducerAccessMode.WaitForExclusive if exclusive else pulsar.ProducerAccessMode.Shared
+        with self._errors(f"making a producer on {topic}", topic, "produce"):
+            return self._client.create_producer(
+                topic,
+                producer_name=name,
+                send_timeout_millis=0,
+                max_pending_messages=max_pending,
+                block_if_queue_full=False,
+                batching_enabled=batching,
+                batching_max_messages=1000,
+                batching_max_allowed_size_in_bytes=MAX_BATCH_BYTES,
+                batching_max_publish_delay_ms=max_delay_ms,
+                chunking_enabled=chunking,
+                access_mode=access,
+                properties=dict(properties or {}),
+            )
+
+    def chunking_producer(self, topic: str, *, max_pending: int) -> ChunkingProducer:
+        """Make a producer of large messages, with a queue of ``max_pending``. Raises as ``producer`` does."""
+        return ChunkingProducer(self.producer(topic, batching=False, chunking=True, max_pending=max_pending))
+
+    def batch_producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
+        """Make a producer of ``bridge.pulsar.wire`` on one partition: many small messages at low cost.
+
+        ``identity`` is the result of its predecessor's ``successor``. Raises TransientError, RefusedError or FencedError.
+        """
+        with self._errors(f"making a producer on {partition}", partition, "produce"):
+            return self._wire.producer(partition, identity)
+
+    def reader(
+        self,
+        topic: str,
+        start: MessageId | Any,
+        *,
+        queue: int = 1000,
+        inclusive: bool = True,
+        compacted: bool = False,
+        name: str | None = None,
+    ) -> Reader:
+        """Make a reader of one partition from ``start`` on. Raises TransientError or RefusedError.
+
+        ``compacted`` skips messages that a later one of the same key has replaced, as far as compaction has run.
+        """
+        with self._errors(f"reading {topic}", topic, "consume"):
+            return self._client.create_reader(
+                topic,
+                start,
+                receiver_queue_size=queue,
+                reader_name=name,
+                start_message_id_inclusive=inclusive,
+                is_read_compacted=compacted,
+            )
+
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        kind: str = "Exclusive",
+        queue: int = 1000,
+        from_earliest: bool = True,
+        name: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Consumer:
+        """Subscribe durably to one topic or partition. ``kind`` is a name of Pulsar's ConsumerType.
+
+        Raises FencedError if an exclusive subscription already has a consumer, else TransientError or RefusedError.
+        """
+        start = pulsar.InitialPosition.Earliest if from_earliest else pulsar.InitialPosition.Latest
+        with self._errors(f"subscribing to {topic} as {subscription}", topic, "consume"):
+            return self._client.subscribe(
+                topic,
+                subscription,
+                consumer_type=getattr(pulsar.ConsumerType, kind),
+                consumer_name=name,
+                receiver_queue_size=queue,
+                initial_position=start,
+                properties=dict(properties or {}),
+            )
+
+    def close(self) -> None:
+        """Close the connection and all that was made from it. Queued messages that are not flushed are lost (H9)."""
+        self._wire.close()
+        with our_errors("closing the connection"):
+            self._client.close()
+
+
+def key_of(message: Message) -> str | None:
+    """Return the key of a message, None if it is not valid UTF-8: Pulsar's client cannot return that."""
+    try:
+        return str(message.partition_key())
+    except UnicodeDecodeError:
+        return None
+
+
+def properties_of(message: Message) -> dict[str, str] | None:
+    """Return the properties of a message, None if one is not valid UTF-8."""
+    try:
+        return dict(message.properties())
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,192 @@
+"""Dials Pulsar's binary port: TLS, CONNECT, and the broker's answer, CONNECTED or ERROR with its reason.
+
+Pulsar's own client retries until its timeout and then reports Timeout for any answer of the broker. This module
+reports why the broker refuses us. It requests no topic, so it needs no right except to authenticate.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import ssl
+import time
+from typing import Final
+from urllib.parse import urlsplit
+
+from bridge.contract import namespace_of
+from bridge.errors import ConfigError, DeniedError, RefusedError, TransientError
+from bridge.pulsar.errors import NOT_ALLOWED
+from bridge.pulsar.tokens import expiry_of, role_of
+from bridge.pulsar.wire import commands
+from bridge.settings.pulsar import PulsarSettings
+from bridge.tls import client_context, handshake_problem
+
+__all__ = [
+    "addresses",
+    "credentials",
+    "credentials_remedy",
+    "dial",
+    "grant_remedy",
+    "open_connection",
+    "whom",
+    "with_grant",
+]
+
+_MAX_ANSWER: Final = 1 << 20
+
+
+def dial(settings: PulsarSettings, timeout_s: float) -> str:
+    """Connect to the first address that answers and return the broker's version text.
+
+    Raises DeniedError if TLS or the credentials are not accepted, TransientError if no server answers. Raises
+    RefusedError if the server is not a Pulsar broker.
+    """
+    unreachable: TransientError | None = None
+    for host, port in addresses(settings.service_url):
+        try:
+            sock, answer = open_connection(settings, host, port, timeout_s)
+            sock.close()
+            return answer.text(1)
+        except TransientError as e:
+            unreachable = e
+    assert unreachable is not None
+    raise unreachable
+
+
+def addresses(service_url: str) -> list[tuple[str, int]]:
+    """Return host and port of each broker of ``pulsar://a:6650,b:6650``. Raises ConfigError for anything else."""
+    parts = urlsplit(service_url)
+    usual = {"pulsar": 6650, "pulsar+ssl": 6651}.get(parts.scheme)
+    found = []
+    for one in parts.netloc.split(","):
+        try:
+            address = urlsplit(f"//{one}")
+            if address.hostname and usual is not None:
+                found.append((address.hostname, address.port or usual))
+        except ValueError:
+            continue
+    if not found:
+        raise ConfigError(
+            f"pulsar.service_url: {service_url!r} names no broker",
+            remedy="give pulsar://host:6650 or pulsar+ssl://host:6651; several with commas",
+        )
+    return found
+
+
+def credentials_remedy(settings: PulsarSettings) -> str:
+    """Return what to check if our credentials are not accepted."""
+    if settings.token is None and settings.tls_certificate is None:
+        return "it requires credentials: set pulsar.token (or token_file), or a client certificate"
+    expiry = None if settings.token is None else expiry_of(settings.token.get_secret_value())
+    if expiry is not None and expiry <= time.time():
+        return f"pulsar.token (or token_file) expired {time.time() - expiry:.0f} s ago: give a new one"
+    if settings.token is not None:
+        return "check pulsar.token (or token_file): is it this cluster's, and signed with its current key?"
+    return "check pulsar.tls_certificate: does the cluster accept certificates, and trust its signer?"
+
+
+def whom(settings: PulsarSettings) -> str:
+    """Return Pulsar's name of our role, for a request for rights. A token's subject is not secret."""
+    role = None if settings.token is None else role_of(settings.token.get_secret_value())
+    return "this role" if role is None else f"the role {role!r}"
+
+
+def grant_remedy(settings: PulsarSettings, topic: str, *actions: str) -> str:
+    """Return the operator's command that grants us ``actions`` on the namespace of a topic."""
+    role = None if settings.token is None else role_of(settings.token.get_secret_value())
+    namespace = namespace_of(topic)
+    command = ("namespaces", "grant-permission", namespace, "--role", role or "ROLE", "--actions")
+    return (
+        f"let an operator run: {shlex.join(('pulsar-admin', *command, ','.join(actions)))} (a grant replaces the earlier "
+        "one: include the role's existing actions)"
+    )
+
+
+def with_grant(error: DeniedError, settings: PulsarSettings, topic: str, *actions: str) -> DeniedError:
+    """Return a refusal with our role and the command that grants ``actions`` on the topic's namespace.
+
+    A refusal for another reason than a missing right is returned unchanged.
+    """
+    if not error.what.endswith(NOT_ALLOWED):
+        return error
+    return DeniedError(f"{error.what} to {whom(settings)}", remedy=grant_remedy(settings, topic, *actions))
+
+
+def credentials(settings: PulsarSettings) -> tuple[str, bytes]:
+    """Return the method and the data of our current credentials."""
+    if settings.token is not None:
+        return "token", settings.token.get_secret_value().encode()
+    return ("tls", b"") if settings.tls_certificate is not None else ("", b"")
+
+
+def open_connection(
+    settings: PulsarSettings, host: str, port: int, timeout_s: float, *, proxy_to: str = ""
+) -> tuple[socket.socket, commands.Answer]:
+    """Return a connection that the broker has accepted, and its CONNECTED.
+
+    ``proxy_to`` is the address of the broker to which a proxy at this address forwards. Raises as ``dial``.
+    """
+    where = f"Pulsar at {host}:{port}"
+    secure = settings.service_url.startswith("pulsar+ssl:")
+    link: socket.socket | None = None
+    try:
+        link = socket.create_connection((host, port), timeout=timeout_s)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if secure:
+            context = client_context(settings, "pulsar", check_hostname=settings.tls_validate_hostname)
+            link = context.wrap_socket(link, server_hostname=host)
+        return link, _talk(link, settings, where, proxy_to)
+    except BaseException as e:
+        if link is not None:
+            link.close()
+        if isinstance(e, OSError | UnicodeError):  # UnicodeError: a host name that is not valid in DNS
+            raise _problem(e, settings, where) from e
+        raise
+
+
+def _problem(error: OSError | UnicodeError, settings: PulsarSettings, where: str) -> Exception:
+    if isinstance(error, ssl.SSLEOFError):
+        return TransientError(f"{where} closed the connection during the TLS handshake; is that its TLS port?")
+    problem = handshake_problem(error, settings, "pulsar", where)
+    if problem is not None:
+        return problem
+    if isinstance(error, ssl.SSLError):
+        return RefusedError(f"{where}: {error}", remedy="check pulsar.service_url and pulsar.tls_ca")
+    return TransientError(f"{where} cannot be reached: {error}")
+
+
+def _talk(link: socket.socket, settings: PulsarSettings, where: str, proxy_to: str) -> commands.Answer:
+    link.sendall(commands.connect(*credentials(settings), proxy_to=proxy_to))
+    head = _exactly(link, 8)
+    if not head:
+        hint = "" if isinstance(link, ssl.SSLSocket) else "; is that its TLS port, which needs pulsar+ssl://?"
+        raise TransientError(f"{where} closed the connection without an answer{hint}")
+    size = int.from_bytes(head[4:], "big")
+    if len(head) < 8 or head[0] != 0 or size > _MAX_ANSWER:
+        raise RefusedError(
+            f"{where} does not answer in Pulsar's protocol",
+            remedy="check pulsar.service_url: the TLS port needs pulsar+ssl://, the other pulsar://",
+        )
+    answer = commands.parse(_exactly(link, size))
+    if answer.kind == commands.Kind.CONNECTED:
+        return answer
+    if answer.kind == commands.Kind.ERROR:
+        error = answer.error(2, 3)
+        if error.name == "AuthenticationError":
+            raise DeniedError(
+                f"{where} does not accept our credentials: {error.text}",
+                remedy=credentials_remedy(settings),
+            )
+        raise RefusedError(f"{where} refused the connection: {error.text}")
+    raise TransientError(f"{where} answered CONNECT with a command of type {answer.kind}")
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    """Return ``count`` bytes, fewer if the connection is closed before."""
+    found = b""
+    while len(found) < count:
+        more = link.recv(count - len(found))
+        if not more:
+            break
+        found += more
+    return found

@@ -1,0 +1,191 @@
+"""Requests to Pulsar's admin REST with the current token and certificates.
+
+Token and certificates are re-read when their files change. A broker that does not own a topic answers 307 with the
+owner's address. The token is sent to that address too, as Pulsar's own tools do, but never from https to http.
+"""
+
+# ruff: noqa: E402  load_late runs before the imports
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.pulsar.late_modules import load_late
+
+# httpx imports them only for its command line: half of its start-up time.
+load_late("pygments.lexers", "pygments.util")
+load_late("rich.console", "rich.markup", "rich.progress", "rich.syntax", "rich.table")
+
+import httpx
+
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError, UnreachableError
+from bridge.pulsar.dial import credentials_remedy, grant_remedy, whom
+from bridge.settings.pulsar import PulsarSettings
+from bridge.tls import client_context, handshake_problem
+
+__all__ = ["AdminHttp"]
+
+_REDIRECTS: Final = 5
+_BY_CONSUME: Final = frozenset(
+    {
+        "CONSUME",
+        "SUBSCRIBE",
+        "UNSUBSCRIBE",
+        "GET_SUBSCRIPTIONS",
+        "PEEK_MESSAGES",
+        "RESET_CURSOR",
+        "GET_BACKLOG_SIZE",
+    }
+)
+_BY_EITHER: Final = frozenset({"LOOKUP", "GET_STATS", "GET_METADATA", "GET_TOPICS"})
+"""Admin operations that Pulsar allows to a role with that action on the namespace."""
+
+
+class AdminHttp:
+    """The connections to one admin URL. Any thread may use it. Close it."""
+
+    def __init__(self, settings: PulsarSettings, *, timeout_s: float) -> None:
+        """Raises ConfigError when a PEM file cannot be used."""
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._files = self._marks()
+        self._http = self._client()
+        self._former: httpx.Client | None = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for client in (self._http, self._former):
+                if client is not None:
+                    client.close()
+
+    def send(self, method: str, path: str, *, body: Any = None) -> httpx.Response:
+        """Send one request below ``/admin/v2`` and return the whole answer, with any status."""
+        with self.stream(method, path, body=body) as answer:
+            answer.read()
+            return answer
+
+    @contextmanager
+    def stream(self, method: str, path: str, *, body: Any = None) -> Iterator[httpx.Response]:
+        """Send one request and yield the answer before its body is read.
+
+        Raises UnreachableError if the server cannot be reached, DeniedError if its certificate or ours is not accepted.
+        """
+        where = self._settings.admin_url
+        client = self._current()
+        request = client.build_request(method, path, json=body, headers=self._headers())
+        try:
+            for _ in range(_REDIRECTS):
+                answer = client.send(request, stream=True)
+                following = self._following(client, request, answer)
+                if following is None:
+                    break
+                answer.close()
+                request = following
+            try:
+                yield answer
+            finally:
+                answer.close()
+        except httpx.HTTPError as e:
+            problem = handshake_problem(e, self._settings, "pulsar", f"Pulsar's admin {where}")
+            if problem is not None:
+                raise problem from e
+            hint = "; is that its TLS port? Then set https://" if isinstance(e, httpx.RemoteProtocolError) else ""
+            raise UnreachableError(f"Pulsar's admin at {where} cannot be reached: {e}{hint}") from e
+
+    def refusal(self, method: str, path: str, answer: httpx.Response) -> PulsebridgeError:
+        """Return our error for an answer with a status of 400 or more."""
+        status, why = answer.status_code, _why(answer)
+        if status >= 500:
+            return TransientError(f"Pulsar's admin answered {status} to {method} {path}: {why}")
+        if status not in (401, 403):
+            return RefusedError(f"Pulsar's admin refused {method} {path} with {status}: {why}")
+        if status == 401 and "Unauthorized" not in why:
+            return DeniedError(
+                f"Pulsar's admin at {self._settings.admin_url} does not accept our credentials: {why}",
+                remedy=credentials_remedy(self._settings),
+            )
+        return DeniedError(
+            f"Pulsar's admin does not allow {whom(self._settings)} to {method} {path}: {why}",
+            remedy=self._rights(path, why),
+        )
+
+    def _rights(self, path: str, why: str) -> str:
+        """Return the remedy. Pulsar names the operation, but not the action that includes it."""
+        operation = re.search(r"operation \[(\w+)\]", why)
+        if path.startswith("/persistent/") and operation is not None and operation.group(1) in _BY_CONSUME:
+            tenant, namespace = path.split("/")[2:4]
+            return grant_remedy(self._settings, f"persistent://{tenant}/{namespace}/", "consume")
+        if path.startswith("/persistent/") and operation is not None and operation.group(1) in _BY_EITHER:
+            return "it needs produce or consume on the namespace: see `pulsebridge provision --dry-run`"
+        return (
+            "only an administrator of the tenant may: let one run what `pulsebridge provision --dry-run` prints, "
+            "and set pulsar.provision=verify"
+        )
+
+    # --- inside ---
+
+    def _headers(self) -> dict[str, str]:
+        token = self._settings.token
+        return {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
+
+    def _following(self, client: httpx.Client, request: httpx.Request, answer: httpx.Response) -> httpx.Request | None:
+        """Return the redirected request, None if the answer is not a redirect that we follow."""
+        if answer.status_code not in (301, 302, 307, 308) or "location" not in answer.headers:
+            return None
+        url = request.url.join(answer.headers["location"])
+        if request.url.scheme == "https" and url.scheme != "https":
+            return None
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
+        return client.build_request(request.method, url, content=request.content, headers=headers)
+
+    def _current(self) -> httpx.Client:
+        with self._lock:
+            marks = self._marks()
+            if marks != self._files:
+                # Other threads may still use the last client, so it is closed at the next change.
+                fresh = self._client()
+                if self._former is not None:
+                    self._former.close()
+                self._former, self._http, self._files = self._http, fresh, marks
+            return self._http
+
+    def _client(self) -> httpx.Client:
+        s = self._settings
+        verify: Any = False
+        if s.admin_url.startswith("https:"):
+            verify = client_context(s, "pulsar", check_hostname=s.tls_validate_hostname)
+        return httpx.Client(
+            base_url=f"{s.admin_url.rstrip('/')}/admin/v2",
+            verify=verify,
+            timeout=self._timeout_s,
+            trust_env=False,
+        )
+
+    def _marks(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Return marks that change if a TLS file is replaced or rewritten."""
+        s = self._settings
+        return tuple(_mark(path) for path in (s.tls_ca, s.tls_certificate, s.tls_private_key))
+
+
+def _mark(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _why(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json().get("reason", answer.text))[:300].strip()
+    except (ValueError, AttributeError):
+        title = re.search(r"<title>(.*?)</title>", answer.text, re.DOTALL)  # Jetty's page
+        return " ".join((title.group(1) if title else answer.text).split())[:300]

@@ -1,0 +1,220 @@
+"""The connections of one process to Pulsar's brokers, and the lookup of a partition's broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final, Generic, Protocol, TypeVar
+
+from bridge.errors import DeniedError, FencedError, TransientError
+from bridge.loggers import get_logger
+from bridge.pulsar.dial import addresses, credentials, open_connection, with_grant
+from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.wire import commands
+from bridge.pulsar.wire.accepted import Accepted
+from bridge.pulsar.wire.commands import Answer, Redirect, WireError
+from bridge.pulsar.wire.connection import BrokerConnection
+from bridge.pulsar.wire.link import BrokerLink, read_any
+from bridge.pulsar.wire.producer import BatchProducer, Identity
+from bridge.pulsar.wire.reader import EntryReader
+from bridge.settings.pulsar import PulsarSettings
+
+__all__ = ["Brokers", "WireClient", "WireReaders"]
+
+log = get_logger("pulsar")
+
+_REDIRECTS: Final = 20
+_DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024
+"""The limit of a broker that does not report its own."""
+
+
+class Link(Protocol):
+    """A connection to a broker: ``BrokerConnection``, or ``BrokerLink``."""
+
+    def __init__(self, accepted: Accepted) -> None: ...
+
+    @property
+    def ended(self) -> WireError | None:
+        """The error that ended the connection, None while it is open."""
+
+    def number(self) -> int:
+        """Return a number for a request, a producer or a reader."""
+
+    def request(self, number: int, frame: bytes, timeout_s: float) -> Answer | WireError:
+        """Send ``frame``, the request ``number``, and return the answer, or the error instead of it."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+L = TypeVar("L", bound=Link)
+
+
+class Brokers(Generic[L]):
+    """One connection of the type ``kind`` to each broker, dialled on demand, redialled after a loss.
+
+    Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout_s``. Any thread may call.
+    """
+
+    def __init__(self, settings: PulsarSettings, kind: type[L]) -> None:
+        self._settings = settings
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._connections: dict[tuple[str, int, str], L] = {}
+        self._dialling: dict[tuple[str, int, str], threading.Lock] = {}
+        self._tls = settings.service_url.startswith("pulsar+ssl:")
+        self._authenticated = False
+        self._closed = False
+
+    def owner(self, partition: str, operation: str, until: float) -> L:
+        """Return a connection to the broker that serves the partition."""
+        connection = self._service()
+        authoritative = False
+        for _ in range(_REDIRECTS):
+            request = connection.number()
+            asked = commands.lookup(partition, request, authoritative=authoritative)
+            answer = connection.request(request, asked, _left(until))
+            if not isinstance(answer, WireError) and answer.kind != commands.Kind.LOOKUP_RESPONSE:
+                answer = WireError("UnknownError", f"a command of type {answer.kind} as the answer to a lookup")
+            found: Redirect | WireError = WireError("UnknownError")
+            if isinstance(answer, WireError):
+                found = answer
+            else:
+                found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
+            if isinstance(found, WireError):
+                error = as_our_error(found, operation)
+                # A busy topic is an answer to a producer or a consumer; as the answer to a lookup it has no meaning.
+                raise TransientError(error.what) if isinstance(error, FencedError) else error
+            ((host, port),) = addresses(found.url)
+            if found.proxied and (host, port) not in addresses(self._settings.service_url):
+                connection = self._service(proxy_to=f"{host}:{port}")
+            else:
+                connection = self._connection(host, port)
+            if found.final:
+                return connection
+            authoritative = found.authoritative
+        raise TransientError(f"{operation}: the brokers redirected us {_REDIRECTS} times")
+
+    def _service(self, proxy_to: str = "") -> L:
+        """Return a connection to the first address of the service URL that answers."""
+        unreachable: TransientError | None = None
+        for host, port in addresses(self._settings.service_url):
+            try:
+                return self._connection(host, port, proxy_to)
+            except TransientError as e:
+                unreachable = e
+        assert unreachable is not None
+        raise unreachable
+
+    def _connection(self, host: str, port: int, proxy_to: str = "") -> L:
+        key = (host, port, proxy_to)
+        with self._lock:
+            dialling = self._dialling.setdefault(key, threading.Lock())
+        with dialling:  # one thread dials, the others wait for it
+            found = self._connections.get(key)
+            if found is None or found.ended is not None:
+                found = self._connections[key] = self._dial(host, port, proxy_to)
+            return found
+
+    def _dial(self, host: str, port: int, proxy_to: str) -> L:
+        settings = self._settings
+        if self._closed:
+            raise TransientError("the client was closed")
+        try:
+            sock, connected = open_connection(settings, host, port, settings.connection_timeout_s, proxy_to=proxy_to)
+        except DeniedError as e:
+            if self._authenticated:  # a rotation of the file can restore access
+                raise TransientError(e.what, remedy=e.remedy) from e
+            raise
+        self._authenticated = True
+        name = f"{host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
+        log.debug("connected to Pulsar", broker=name, version=connected.text(1))
+        return self._kind(
+            Accepted(
+                sock,
+                name,
+                max_message_bytes=connected.number(3) or _DEFAULT_MESSAGE_BYTES,
+                credentials=lambda: commands.auth_response(*credentials(settings)),
+            )
+        )
+
+    def connected(self) -> list[L]:
+        """Return the connections made so far, including those that have ended."""
+        return list(self._connections.values())
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.close()
+
+
+class WireClient:
+    """Makes producers; each connection has its own thread. Blocks, and may be called, as ``Brokers``."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._brokers = Brokers(settings, BrokerConnection)
+        self._timeout_s = settings.operation_timeout_s
+
+    def producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
+        """Make a producer on one partition, or on a topic without partitions.
+
+        ``identity`` is the result of its predecessor's ``successor``. Raises TransientError, RefusedError,
+        DeniedError or FencedError.
+        """
+        operation = f"making a producer on {partition}"
+        until = time.monotonic() + self._timeout_s
+        connection = self._brokers.owner(partition, operation, until)
+        number, request = connection.number(), connection.number()
+        before = identity or Identity()
+        made = BatchProducer(connection, number)
+        asked = commands.producer(partition, number, request, name=before.name, epoch=before.epoch)
+        answer = connection.request(request, asked, _left(until))
+        if isinstance(answer, WireError):
+            if answer.name == "Timeout":
+                made.close()
+            else:
+                connection.ignore(number)
+            if answer.name == "ProducerBusy" and before.name:
+                raise TransientError(f"{operation}: the broker has not yet closed the lost connection")
+            raise as_our_error(answer, operation)
+        last = answer.number(3, -1)
+        last = last if last < 1 << 63 else -1  # an int64 below zero
+        made.opened(Identity(answer.text(2), before.epoch, max(before.sequence, last + 1)))
+        return made
+
+    def close(self) -> None:
+        """Close every connection. Messages without a receipt fail."""
+        self._brokers.close()
+
+
+class WireReaders:
+    """Makes readers for one thread, which also reads their connections."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._settings = settings
+        self._brokers = Brokers(settings, BrokerLink)
+        self._timeout_s = settings.operation_timeout_s
+
+    def reader(self, partition: str, ledger: int, entry: int, *, permits: int) -> EntryReader:
+        """Read a partition from an entry on; see ``EntryReader``. Raises TransientError, RefusedError or DeniedError."""
+        until = time.monotonic() + self._timeout_s
+        try:
+            link = self._brokers.owner(partition, f"reading {partition}", until)
+            return EntryReader(link, partition, ledger, entry, permits=permits, timeout_s=_left(until))
+        except DeniedError as e:
+            raise with_grant(e, self._settings, partition, "consume") from e
+
+    def read(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for data of the readers, and store it for ``at_hand``: at most a megabyte from each
+        connection.
+        """
+        read_any(self._brokers.connected(), timeout_s)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._brokers.close()
+
+
+def _left(until: float) -> float:
+    return max(0.1, until - time.monotonic())

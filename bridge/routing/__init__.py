@@ -1,0 +1,1 @@
+"""Maps an MQTT topic to a Pulsar topic, a key and a device. Pure."""

@@ -1,0 +1,1 @@
+"""Code that both Spark tiers share. It does not import pyspark."""

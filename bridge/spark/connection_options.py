@@ -1,0 +1,175 @@
+"""Pulsar's connection options of Spark's source and sinks: typed access, and conversion to settings.
+
+Names are those of the StreamNative connector, compared without case. Each tier defines its other options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.secret_file import SecretFile
+from bridge.spark.java_authentication import TOKEN_CLASS, identity_of
+
+__all__ = ["CONNECTION_OPTIONS", "OptionReader", "connection_options", "pulsar_settings"]
+
+CONNECTION_OPTIONS: Final[Mapping[str, str]] = {
+    "service.url": "Pulsar's binary service URL, pulsar:// or pulsar+ssl://; required.",
+    "admin.url": "Pulsar's admin REST URL, http:// or https://; default: port 8080 (with TLS 8443) of the first host of service.url.",
+    "pulsar.client.token": "Token for both URLs.",
+    "pulsar.client.authPluginClassName": "Java class name of an authentication plug-in, or its short name: AuthenticationToken, AuthenticationTls, AuthenticationDisabled.",
+    "pulsar.client.authParams": "Its parameters: token:…, file:///… (the file is read at each use, so a token can rotate), or tlsCertFile:…,tlsKeyFile:…; also as JSON.",
+    "pulsar.client.authParamMap": "The same, as JSON.",
+    "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates.",
+    "pulsar.client.tlsCertificateFilePath": "PEM file of this client's certificate.",
+    "pulsar.client.tlsKeyFilePath": "PEM file of this client's private key.",
+    "pulsar.client.tlsHostnameVerificationEnable": "Whether a broker's certificate must name its host (default true; the Java client's is false).",
+    "pulsar.client.useTls": "True only with a service.url of pulsar+ssl://, which turns TLS on.",
+    "pulsar.client.operationTimeoutMs": "Maximum time of a lookup or a subscribe, in ms (default 30000).",
+    "pulsar.client.connectionTimeoutMs": "Maximum time of a TCP connect, in ms (default 5000).",
+}
+"""Each option with the text in the documentation of source and sinks."""
+
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Units of a time, as in Spark's own options; a bare number is ms."""
+
+
+def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
+    """Return a query's connection options for these settings; secrets included."""
+    found = {"service.url": pulsar.service_url, "admin.url": pulsar.admin_url}
+    if isinstance(pulsar.token, SecretFile):  # each user of the token reads the file, also the executors
+        found["pulsar.client.authPluginClassName"] = TOKEN_CLASS
+        found["pulsar.client.authParams"] = pulsar.token.path.absolute().as_uri()
+    elif pulsar.token is not None:
+        found["pulsar.client.token"] = pulsar.token.get_secret_value()
+    for name, value in (
+        ("tlsTrustCertsFilePath", pulsar.tls_ca),
+        ("tlsCertificateFilePath", pulsar.tls_certificate),
+        ("tlsKeyFilePath", pulsar.tls_private_key),
+    ):
+        if value is not None:
+            found[f"pulsar.client.{name}"] = str(value)
+    if not pulsar.tls_validate_hostname:
+        found["pulsar.client.tlsHostnameVerificationEnable"] = "false"
+    return found
+
+
+class OptionReader:
+    """Typed access to options whose names are in lower case; problems are collected."""
+
+    def __init__(self, options: Mapping[str, str], problems: list[str]) -> None:
+        self.options = options
+        self.problems = problems
+
+    def text(self, name: str) -> str | None:
+        """Return the text of an option, None if it is not set."""
+        return self.options.get(name.lower())
+
+    def integer(self, name: str, *, least: int) -> int | None:
+        """Return a whole number of at least ``least``, None if the option is not set."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            self.problems.append(f"{name}={text!r} is not a whole number")
+            return None
+        if value < least:
+            self.problems.append(f"{name}={text!r} is below {least}")
+        return value
+
+    def seconds(self, name: str, default: float) -> float:
+        """Return a time in seconds; a bare number is ms."""
+        text = self.text(name)
+        if text is None:
+            return default
+        found = _DURATION.fullmatch(text.strip().lower())
+        if found is None:
+            self.problems.append(f"{name}={text!r} is not a valid time: give a number with ms, s, m, min, h or d")
+            return default
+        return int(found[1]) * _SECONDS[found[2] or "ms"]
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            self.problems.append(f"{name}={text!r} is neither true nor false")
+        return text.strip().lower() == "true"
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return the option's word in lower case; the first of ``choices`` is the default."""
+        text = (self.text(name) or choices[0]).strip().lower()
+        if text not in choices:
+            self.problems.append(f"{name}={text!r}: give {', '.join(choices[:-1])} or {choices[-1]}")
+            return choices[0]
+        return text
+
+
+def pulsar_settings(reader: OptionReader, **more: object) -> PulsarSettings | None:
+    """Return the settings for the connection's options, with ``more`` of them by name.
+
+    Returns None if they are not valid; the reader then has the problems.
+    """
+    values: dict[str, Any] = dict(more)
+    for name, schemes, default in (
+        ("service.url", ("pulsar://", "pulsar+ssl://"), None),
+        ("admin.url", ("http://", "https://"), _default_admin(reader.text("service.url") or "")),
+    ):
+        text = reader.text(name) or default
+        if text is None:
+            reader.problems.append(f"{name} is required: {CONNECTION_OPTIONS[name]}")
+        elif not text.startswith(schemes):
+            reader.problems.append(f"{name}={_shown(text)!r} does not begin with {' or '.join(schemes)}")
+        values[name.replace(".", "_")] = text or ""
+    if reader.flag("pulsar.client.useTls", False) and values["service_url"].startswith("pulsar://"):
+        reader.problems.append("pulsar.client.useTls=true: give service.url as pulsar+ssl://, with the port for TLS")
+    identity = identity_of(lambda name: reader.text(f"pulsar.client.{name}"), reader.problems)
+    ca = reader.text("pulsar.client.tlsTrustCertsFilePath")
+    values |= {
+        "token": identity.token,
+        "tls_ca": None if ca is None else Path(ca),
+        "tls_certificate": None if identity.certificate is None else Path(identity.certificate),
+        "tls_private_key": None if identity.key is None else Path(identity.key),
+        "tls_validate_hostname": reader.flag("pulsar.client.tlsHostnameVerificationEnable", True),
+    }
+    for name, setting in (
+        ("operationTimeoutMs", "operation_timeout_s"),
+        ("connectionTimeoutMs", "connection_timeout_s"),
+    ):
+        ms = reader.integer(f"pulsar.client.{name}", least=1)
+        if ms is not None:
+            values[setting] = ms / 1000
+    try:
+        return PulsarSettings(**values)
+    except ValidationError as e:
+        reader.problems.extend(str(error["msg"]) for error in e.errors())
+        return None
+
+
+def _shown(url: str) -> str:
+    """Return a URL without its user and password."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def _default_admin(service_url: str) -> str | None:
+    """Return the default admin URL, on the host of the first broker; None without a valid service URL."""
+    parts = urlsplit(service_url)
+    try:
+        host = urlsplit(f"//{parts.netloc.split(',')[0]}").hostname
+    except ValueError:
+        return None
+    if not host or parts.scheme not in ("pulsar", "pulsar+ssl"):
+        return None
+    host = f"[{host}]" if ":" in host else host
+    return f"https://{host}:8443" if parts.scheme == "pulsar+ssl" else f"http://{host}:8080"

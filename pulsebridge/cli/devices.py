@@ -1,0 +1,163 @@
+"""The commands ``pulsebridge devices list`` and ``show``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge.display import json_text
+from bridge.settings.loading import settings_from
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+
+if TYPE_CHECKING:
+    from bridge.inspect.devices.reading import PushTopics
+    from bridge.inspect.devices.view import DeviceView, PartitionView
+    from bridge.settings import Settings
+
+__all__ = ["push_topics", "register"]
+
+_Backlog = Annotated[
+    int,
+    typer.Option(min=0, help="Most unacknowledged messages to read, over all partitions."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    devices = typer.Typer(help="Waiting commands of the devices.", no_args_is_help=True)
+    devices.command("list")(_list)
+    devices.command("show")(_show)
+    app.add_typer(devices, name="devices")
+
+
+@contextmanager
+def push_topics(settings: Settings) -> Iterator[PushTopics]:
+    """Yield push's topics, with separate readers and with progress on a terminal."""
+    from bridge.inspect.devices.progress import reading_shown
+    from bridge.inspect.devices.reading import PushTopics
+    from bridge.pulsar.admin import PulsarAdmin
+    from bridge.pulsar.client import PulsarClient
+
+    with (
+        PulsarAdmin(settings.pulsar, timeout_s=30) as admin,
+        PulsarClient(settings.pulsar) as client,
+        reading_shown() as progress,
+    ):
+        yield PushTopics(client, admin, progress)
+
+
+def _list(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    absent: Annotated[
+        bool,
+        typer.Option("--absent", help="Devices with parked commands, or silent for push.silence_s."),
+    ] = False,
+    pending: Annotated[bool, typer.Option("--pending", help="Devices with waiting commands.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="How many to show, the most pending first; 0: all.")] = 50,
+    backlog: _Backlog = 100_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Show presence, number and age of waiting commands, and last delivery of each device.
+
+    The data comes from Pulsar, whether or not push runs. The command reads all compacted cursors and presence records
+    and the unacknowledged commands (--backlog). It also reads the oldest waiting command of each shown device (of 1,000
+    at most).
+
+    Examples:
+
+      pulsebridge devices list --absent --pending
+
+      pulsebridge devices list --limit 0 --json
+    """
+    from bridge.inspect.devices.overview import Overview, Selection
+    from bridge.inspect.devices.reading import Budget
+    from bridge.inspect.devices.showing import overview_json, overview_text
+
+    settings = settings_from(config, sets)
+    now_us = time.time_ns() // 1000
+    overview = Overview(Selection.of(settings, absent=absent, pending=pending), limit, now_us)
+    budget = Budget(backlog)
+    with push_topics(settings) as topics:
+        for partition in range(topics.partitions):
+            view = topics.records(partition)
+            oldest = _backlog_of(topics, view, budget)
+            for device in view.devices():
+                _set_oldest(device, oldest)
+                overview.add(device)
+        topics.oldest(overview.lines)
+    read = {"partitions": topics.partitions} | budget.as_dict()
+    if as_json:
+        typer.echo(json_text(overview_json(overview, now_us, read), indent=2))
+    else:
+        typer.echo(overview_text(overview, now_us, read))
+
+
+def _backlog_of(topics: PushTopics, view: PartitionView, budget: Any) -> dict[str, int]:
+    """Add the unacknowledged commands to ``view``; return the emit time of the first one of each device."""
+    from bridge.inspect.devices.reading import emitted_us
+
+    oldest: dict[str, int] = {}
+    for position, command, published_ms in topics.unacknowledged(view.partition, budget):
+        if view.take_unacknowledged(position, command):
+            oldest.setdefault(command.device, emitted_us(command, published_ms))
+    return oldest
+
+
+def _set_oldest(device: DeviceView, oldest: dict[str, int]) -> None:
+    if device.pending > device.parked == 0:
+        device.oldest_us = oldest.get(device.device, 0)
+
+
+def _show(
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Name of the device, as in the rules.")],
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many waiting commands to show; 0: all.")] = 100,
+    receipts: Annotated[int, typer.Option(min=0, help="How many of its last receipts to show.")] = 10,
+    backlog: _Backlog = 100_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the waiting commands of a device in order, its cursor, last receipts and push process.
+
+    A parked command is marked "maybe seen" if push stored that the device may have received it. The search for receipts
+    covers the last 100,000 entries of their partition.
+
+    Example: pulsebridge devices show press-7
+    """
+    from itertools import islice
+
+    from bridge.inspect.devices.overview import Selection
+    from bridge.inspect.devices.reading import Budget, emitted_us, waiting_command
+    from bridge.inspect.devices.showing import device_of, device_text, pending_json
+
+    settings = settings_from(config, sets)
+    now_us = time.time_ns() // 1000
+    budget = Budget(backlog)
+    with push_topics(settings) as topics:
+        partition = topics.partition_of(device)
+        view = topics.records(partition)
+        for position, command, _published_ms in topics.unacknowledged(partition, budget):
+            if command.device == device:
+                view.take_unacknowledged(position, command)
+        waiting = list(islice(view.waiting(device), limit or None))
+        commands: list[dict[str, Any]] = []
+        found = view.device(device)
+        for one, message in topics.read(partition, waiting):
+            command_ = waiting_command(message)
+            at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
+            found.oldest_us = found.oldest_us or at_us
+            commands.append(pending_json(one, command_, at_us, partition))
+        shown = device_of(
+            found,
+            presence=Selection.of(settings).presence(found, now_us),
+            owner=topics.owner(view),
+            commands=commands,
+            receipts=topics.last_receipts(device, receipts),
+            read=budget.as_dict(),
+        )
+    typer.echo(json_text(shown, indent=2) if as_json else device_text(shown))

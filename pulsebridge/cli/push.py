@@ -1,0 +1,88 @@
+"""The command ``pulsebridge push``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bridge.errors import ConfigError
+from bridge.settings.loading import settings_from
+from pulsebridge.cli.devices import register as register_devices
+from pulsebridge.cli.options import ConfigOption, SetOption
+from pulsebridge.cli.resend import register as register_resend
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the tier's commands to ``app``: push, devices and commands."""
+    app.command("push", short_help="Push commands from Pulsar to the devices over MQTT.")(_push)
+    register_devices(app)
+    register_resend(app)
+
+
+def _push(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            "--partitions",
+            metavar="0,1,…",
+            help="Partitions that this process may own; default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        str,
+        typer.Option(
+            metavar="ID|DEVICE|all",
+            help="Log each step of a command, of a device's commands, or of all.",
+            show_default=False,
+        ),
+    ] = "",
+) -> None:
+    """Push commands from Pulsar to the devices over MQTT, in order per device, with a receipt for each.
+
+    Start several processes for a standby: one process owns each partition; if it dies, another one takes over. SIGTERM
+    or Ctrl-C stops it cleanly, a second one at once.
+
+    --trace logs each step of a command in a line, with its time and the milliseconds since the step before. The steps
+    are notified (an arrival), matched (to a device, which is live, parked or replaying), pulled (by its position),
+    pushed; then puback, answered, cursor, receipt, acked.
+
+    Examples:
+
+        pulsebridge push --set mqtt.host=broker.example --set pulsar.service_url=pulsar://pulsar.example:6650
+
+        pulsebridge push --trace press-7
+    """
+    import threading
+
+    from bridge.collector import reduce_collections
+    from bridge.health import Health
+    from bridge.metrics import serving
+    from bridge.push.worker import PushWorker
+    from bridge.stopping import CLOSE_S, stopping_on_signals
+
+    settings = settings_from(config, sets)
+    if trace and settings.log.level not in ("debug", "info"):
+        raise ConfigError(
+            f"--trace logs at level info, but log.level is {settings.log.level}", remedy="add --set log.level=info"
+        )
+    health = Health(settings.metrics.stuck_s)
+    reduce_collections()
+    stopping = threading.Event()
+    with (
+        stopping_on_signals("push", stopping.set, settings.push.drain_s + CLOSE_S),
+        serving(settings.metrics, health),
+    ):
+        PushWorker(settings, _numbers(partitions), health=health, stopping=stopping, trace=trace).run()
+
+
+def _numbers(text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError as e:
+        raise ConfigError(f"--partitions {text}: not a list of numbers", remedy="for example --partitions 0,1") from e

@@ -1,0 +1,129 @@
+"""Configuration and command line of Pulsar standalone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pulsebridge.local.jvm_flags import flags
+from pulsebridge.local.sizes import Sizes
+
+__all__ = ["pulsar_command", "pulsar_overrides", "render_properties"]
+
+# Packages that bin/pulsar opens to Netty, BookKeeper and RocksDB.
+_OPENS = (
+    "java.base/java.io",
+    "java.base/java.util.zip",
+    "java.base/java.nio",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.platform",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+)
+
+
+def render_properties(text: str, overrides: Mapping[str, str]) -> str:
+    """Return a Java properties file with the given keys: existing ones in their line, others at the end."""
+    rest = dict(overrides)
+    lines = []
+    for line in text.splitlines():
+        match = re.match(r"([A-Za-z0-9_.]+)\s*=", line)
+        if match and match.group(1) in overrides:
+            key = match.group(1)
+            if key in rest:
+                lines.append(f"{key}={rest.pop(key)}")
+        else:
+            lines.append(line)
+    lines += [f"{key}={value}" for key, value in rest.items()]
+    return "\n".join(lines) + "\n"
+
+
+def pulsar_overrides(*, pulsar_port: int, admin_port: int, loopback: str, sizes: Sizes, fsync: bool) -> dict[str, str]:
+    """Return the keys of ``standalone.conf`` that the local stack sets. ``loopback`` names the interface (lo)."""
+    return {
+        "brokerServicePort": str(pulsar_port),
+        "webServicePort": str(admin_port),
+        "bindAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        # Without this key the embedded bookie listens on every address.
+        "listeningInterface": loopback,
+        "allowLoopback": "true",
+        # Allows a configured bookie port; else the bookie uses an ephemeral port of the system.
+        "allowEphemeralPorts": "true",
+        # Only this key controls fsync; without fsync a killed process loses no data, but a power cut may.
+        "journalSyncData": str(fsync).lower(),
+        "webSocketServiceEnabled": "false",
+        "transactionCoordinatorEnabled": "false",
+        "functionsWorkerEnabled": "false",
+        "loadBalancerEnabled": "false",
+        # Writes of a subscription's position per second; with the default, once in ten seconds, Pulsar redelivers up
+        # to ten seconds of messages after a kill.
+        "managedLedgerDefaultMarkDeleteRateLimit": "10",
+        "managedLedgerCursorPositionFlushSeconds": "1",
+        "managedLedgerCacheSizeMB": str(sizes.pulsar_entry_cache),
+        "dbStorage_writeCacheMaxSizeMb": str(sizes.pulsar_write_cache),
+        "dbStorage_readAheadCacheMaxSizeMb": str(sizes.pulsar_read_cache),
+        "dbStorage_rocksDB_blockCacheSize": str(16 * 1024 * 1024),
+        "diskUsageThreshold": "0.99",
+        "diskUsageWarnThreshold": "0.98",
+        "brokerShutdownTimeoutMs": "3000",
+        "numHttpServerThreads": "8",
+    }
+
+
+def pulsar_command(
+    *,
+    java: Path,
+    home: Path,
+    config: Path,
+    data: Path,
+    logs: Path,
+    bookie_port: int,
+    sizes: Sizes,
+    quick: bool,
+) -> list[str]:
+    """Return the command line of the standalone.
+
+    It is the command of ``bin/pulsar standalone -nss -nfw``, without the ``java -version`` runs of its shell scripts,
+    which last half a second. ``quick`` disables the second compiler, which uses half of the CPU until Pulsar is ready
+    (see ``jvm_flags``).
+    """
+    command = [
+        str(java / "bin/java"),
+        "-cp",
+        f"{home / 'conf'}:{home / 'lib'}/*",
+        *(word for name in _OPENS for word in ("--add-opens", f"{name}=ALL-UNNAMED")),
+        "--enable-native-access=ALL-UNNAMED",
+        f"-Xms{sizes.pulsar_heap // 2}m",
+        f"-Xmx{sizes.pulsar_heap}m",
+        f"-XX:MaxDirectMemorySize={sizes.pulsar_direct}m",
+        "-XX:+PerfDisableSharedMem",
+        "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError",
+        *flags(quick=quick),
+    ]
+    properties = {
+        "log4j.shutdownHookEnabled": "false",
+        "log4j2.is.webapp": "false",
+        "log4j.configurationFile": "log4j2.yaml",
+        "java.net.preferIPv4Stack": "true",
+        "java.io.tmpdir": str(logs),
+        "io.netty.tryReflectionSetAccessible": "true",
+        "org.apache.pulsar.shade.io.netty.tryReflectionSetAccessible": "true",
+        "io.netty.recycler.maxCapacityPerThread": "4096",
+        "pulsar.allocator.exit_on_oom": "true",
+        "pulsar.log.dir": str(logs),
+        "pulsar.log.appender": "Console",
+        "pulsar.log.level": "info",
+        "pulsar.log.root.level": "info",
+        "pulsar.config.file": str(config),
+        "bookkeeper.metadata.bookie.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
+        "bookkeeper.metadata.client.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
+    }
+    command += [f"-D{name}={value}" for name, value in properties.items()]
+    command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nss", "-nfw"]
+    command += ["--config", str(config)]
+    command += ["--bookkeeper-port", str(bookie_port)]
+    command += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
+    return command
