@@ -14,9 +14,12 @@ import pytest
 
 from bridge.ingest.service import IngestService
 from bridge.mqtt.device import DeviceClient
+from bridge.settings import MetricsSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.local.ports import free_ports
 from pulsebridge.local.stack import LocalStack
+from tests.support.endpoint import Endpoint
 from tests.support.fleet import Fleet
 from tests.support.ingest import (
     device,
@@ -121,6 +124,9 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
     mqtt = mqtt_settings(stack, protocol="3.1.1")
     rule = TopicRule(name="fleet", filter=f"{mqtt.client_id}/+device", topic="fleet", device="{device}")
     settings = ingest_settings(mqtt, namespaces, rules=(rule,), drain_s=2, stall_s=1)
+    (port,) = free_ports(1)
+    settings = settings.model_copy(update={"metrics": MetricsSettings(port=port)})
+    endpoint = Endpoint(port)
     confirmed: list[str] = []
     log = tmp_path / "ingest.log"
     with device(mqtt, "dev", window=1) as dev:
@@ -132,6 +138,8 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
                 assert dev.flush(60)
                 poll_for(lambda: "Pulsar does not confirm" in log.read_text(), 30, "the watchdog")
                 assert namespaces.readings_topic("fleet") in log.read_text()
+                # The watchdog speaks after a second, perhaps before ingest has all that the MQTT broker has.
+                poll_for(lambda: endpoint.total("pulsebridge_ingest_received_total") == 300, 60, "all at ingest")
                 process.terminate()
                 assert process.wait(patient(60)) == 0, log.read_text()
         assert "unstored=250" in log.read_text()

@@ -122,6 +122,9 @@ def test_upkeep_beside_traffic_leaves_each_row_once_though_the_job_is_killed(
 
                 poll_for(lambda there=there: len(there()) >= len(every), 180, f"all rows of {name}")  # type: ignore[misc]
                 assert there() == sorted(every)
+                # Of the batch that wrote its table by the former rule and was cut, some rows may be in quarantine still.
+                asking = Upkeep(House(spark, root, 5, more).job, patience_s=1000)
+                asking.settle(asking.ask("replay", name))
                 assert {row[0] for row in house.rows(name).selectExpr("concat(device, ' ', id)").collect()} == good
             means = {f"a {traffic.sent}", f"b {len(good) - traffic.sent}"}
             poll_for(
