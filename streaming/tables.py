@@ -6,12 +6,14 @@ A table is given as a name (``catalog.schema.table``), a path or URI, or a plain
 
 from __future__ import annotations
 
+import random
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError
 from streaming.sql import ddl_of, literal, quoted, same
@@ -49,6 +51,7 @@ PROPERTIES: Final[Mapping[str, str]] = {
 many small commits, so log checkpoints are rarer than by default, and small files are merged as they accumulate.
 """
 
+_ATTEMPTS: Final = 10
 _COMMITS: Final = 100
 """Commits of a table's history that are read first to find the last batch of a query."""
 _STATS: Final = "delta.dataSkippingStatsColumns"
@@ -137,6 +140,18 @@ class Table:
         statement = f"MERGE INTO {self.sql} t USING {{rows}} s ON {same(keys)} {' '.join(clauses)}"
         rows.sparkSession.sql(statement, rows=rows).collect()
 
+    def change(self, spark: SparkSession, statement: str, **frames: Any) -> list[Row]:
+        """Run a statement on it that may be repeated, again while the commit of another writer is in its way."""
+        attempts = 0
+        while True:
+            try:
+                return list(spark.sql(statement, **frames).collect())
+            except Exception as e:
+                attempts += 1
+                if "DELTA_CONCURRENT" not in str(e) or attempts == _ATTEMPTS:
+                    raise
+            time.sleep(random.random())
+
     def overwrite(self, rows: DataFrame) -> None:
         """Replace rows and columns in one commit, and create the table if missing."""
         writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
@@ -166,9 +181,8 @@ class Appends:
         """Whether the table has the batch; None if the history is too short to decide."""
         if self._last is None:
             for limit in (f"LIMIT {_COMMITS}", ""):
-                rows = (
-                    spark.sql(f"DESCRIBE HISTORY {self.table.sql} {limit}").select("version", "userMetadata").collect()
-                )
+                history = spark.sql(f"DESCRIBE HISTORY {self.table.sql} {limit}")
+                rows = history.select("version", "userMetadata").collect()
                 last = [row[1].rpartition(":") for row in rows if row[1]]
                 none = -1 if any(row[0] == 0 for row in rows) else None
                 self._last = next((int(n) for name, _, n in last if name == self.name), none)

@@ -341,12 +341,13 @@ class Upkeep:
         if ledgers is not None and ledgers[0] is not None:  # literals let Delta skip files
             condition += f" AND t._position.ledger BETWEEN {ledgers[0]} AND {ledgers[1]}"
         names = [quoted(name) for name in rows.columns]
-        self._spark.sql(
+        target.change(
+            self._spark,
             f"MERGE INTO {target.sql} t USING {{source}} s ON s._gone AND {condition} AND {on} WHEN MATCHED THEN DELETE "
             f"WHEN NOT MATCHED AND NOT s._gone THEN INSERT ({', '.join(names)}) "
             f"VALUES ({', '.join('s.' + name for name in names)})",
             source=source,
-        ).collect()
+        )
 
     def _whole(self, flow: Flow) -> None:
         """Recompute all rows of a view, or of a newest-rows table, in one commit."""
@@ -392,9 +393,8 @@ class Upkeep:
     def _delete(self, device: str) -> dict[str, int]:
         from pyspark.sql import functions as F
 
-        columns = {name: t.device_column or "" for name, t in self._job.pipeline.tables.items()} | {
-            QUARANTINE: "device"
-        }
+        columns = {name: t.device_column or "" for name, t in self._job.pipeline.tables.items()}
+        columns[QUARANTINE] = "device"
         found = {name: (table, self._read(name)) for name, table in self._tables().items()}
         its = {name: (table, rows.where(F.col(quoted(columns[name])) == device))
                for name, (table, rows) in found.items() if columns.get(name) in rows.columns}  # fmt: skip
@@ -406,15 +406,16 @@ class Upkeep:
             if target in its and gave:
                 fields = {c: c if target == _BRONZE else f"_position.{name}" for c, name in _MESSAGE_KEY.items()}
                 on = " AND ".join(f"t.{at} = s.{column}" for column, at in fields.items())
-                self._spark.sql(
+                its[target][0].change(
+                    self._spark,
                     f"MERGE INTO {its[target][0].sql} t USING {{s}} s ON {on} AND {condition} WHEN MATCHED THEN DELETE",
                     s=reduce(lambda a, b: a.unionByName(b), gave).distinct(),
-                ).collect()
+                )
                 reach("upkeep.deleted")
         deleted = {}
         for name, (table, _) in its.items():
             statement = f"DELETE FROM {table.sql} WHERE {quoted(columns[name])} = {{device}}"
-            deleted[name] = int(self._spark.sql(statement, device=device).collect()[0][0])
+            deleted[name] = int(table.change(self._spark, statement, device=device)[0][0])
             # A deletion vector alone leaves the rows in files that the table still needs.
             self._spark.sql(f"REORG TABLE {table.sql} APPLY (PURGE)").collect()
             reach("upkeep.deleted")
@@ -434,9 +435,8 @@ class Upkeep:
         return f"optimised: {', '.join(chosen)}"
 
     def _vacuum(self, table: Table, retain: str = "") -> None:
-        with configured(
-            self._spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"} if retain else {}
-        ):
+        unchecked = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"} if retain else {}
+        with configured(self._spark, unchecked):
             self._spark.sql(f"VACUUM {table.sql}{retain}").collect()
 
     def _tables(self, *more: str) -> dict[str, Table]:

@@ -154,17 +154,10 @@ class Log:
     def forget_arguments(self) -> None:
         """Delete the arguments of finished requests, because they may name a deleted device."""
         settled = ", ".join(f"'{r.id}'" for r in self.read().requests.values() if r.kind and not r.open)
-        while settled:
-            try:
-                with self._lock:
-                    self._spark.sql(
-                        f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({settled})"
-                    ).collect()
-            except Exception as e:
-                if "Concurrent" not in str(e):  # another process added an event
-                    raise
-            else:
-                return
+        if settled:
+            statement = f"DELETE FROM {self.table.sql} WHERE event = 'asked' AND id IN ({settled})"
+            with self._lock:
+                self.table.change(self._spark, statement)
 
     def remove_if_dead(self, now: Standing) -> None:
         """Wait a moment. Remove the processes in the log if it has not changed for long."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,12 +17,13 @@ from bridge.errors import TerminalError
 from bridge.killpoints import TABLE_KILL_POINTS
 from bridge.settings.tables import Decoding
 from streaming import pipelines as dp
-from streaming import writing
+from streaming import tables, writing
 from streaming.reading import Reader
 from streaming.tables import Appends, Table, configured, create, struct_of
 from tests.support import killed_batches
 from tests.support.pipelines import PipelineWorld
 from tests.support.source_messages import ARRIVAL, frame, sent
+from tests.support.waiting import poll_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -309,3 +312,40 @@ def test_too_many_bad_rows_stop_the_job_before_anything_of_the_batch_is_written(
     assert world.rows("measured", "n") == [] == world.rows("quarantine", "row")
     world.run(declared(limit=8))
     assert len(world.rows("measured", "n")) == 9
+
+
+@pytest.mark.parametrize("attempts", [1, 10])
+def test_h18_a_change_of_upkeep_is_repeated_where_another_writer_commits_in_between(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    from pyspark.sql import functions as F
+
+    monkeypatch.setattr(tables, "_ATTEMPTS", attempts)
+    table = Table(str(tmp_path / "table"), False)
+    create(spark, table, struct_of("n int, writer string"))
+    table.append(numbers(spark, 1, 2).withColumn("writer", F.lit("before")))
+    begun, committed = tmp_path / "begun", tmp_path / "committed"
+
+    def slow(n: int) -> int:
+        begun.touch()
+        while not committed.exists():
+            time.sleep(0.05)
+        return n
+
+    rows = numbers(spark, 1, 3).withColumn("n", F.udf(slow, "int")("n"))
+    merge = (
+        f"MERGE INTO {table.sql} t USING {{rows}} s ON t.n = s.n WHEN MATCHED THEN DELETE "
+        "WHEN NOT MATCHED THEN INSERT (n, writer) VALUES (s.n, 'merge')"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(table.change, spark, merge, rows=rows)
+        poll_for(begun.exists, 60, "the merge to read the table")
+        spark.sql(f"UPDATE {table.sql} SET writer = 'update' WHERE n = 2").collect()
+        committed.touch()
+        if attempts == 1:
+            with pytest.raises(Exception, match="DELTA_CONCURRENT"):
+                change.result()
+        else:
+            change.result()
+    merged = {1: "before"} if attempts == 1 else {3: "merge"}
+    assert dict(table.read(spark).collect()) == {2: "update", **merged}
