@@ -30,7 +30,7 @@ from pulsebridge.plots import Chart, data_docs, plot_commands, show_both
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pulsebridge.cli.lab import CommandDesk
+    from pulsebridge.command_desk import CommandDesk
     from pulsebridge.demo.recordings import VirtualDevice
     from pulsebridge.local.stack import LocalStack
     from pulsebridge.processes import Child
@@ -153,9 +153,9 @@ class Lab:
 
     @property
     def desk(self) -> CommandDesk:
-        """The command path, started at its first use (see ``pulsebridge.cli.lab``)."""
+        """The command path, started at its first use (see ``pulsebridge.command_desk``)."""
         if self._desk is None:
-            from pulsebridge.cli.lab import CommandDesk
+            from pulsebridge.command_desk import CommandDesk
 
             desk = CommandDesk(self.settings, self._file, _environment(), lambda: self.spark, self._options)
             try:
@@ -223,7 +223,7 @@ class Lab:
     # --- the parts of the lab ---
 
     def _own_settings(self) -> dict[str, dict[str, Any]]:
-        from pulsebridge.cli.lab import PRESENCE
+        from pulsebridge.command_desk import PRESENCE
 
         file = conf_path("demo/pulsebridge.yaml") if self._config is None else Path(self._config)
         body: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
@@ -294,23 +294,11 @@ class Lab:
             self._stack.check()
 
     def _feed(self, messages: Iterable[tuple[str, bytes]], rate: float = 0) -> Feed:
-        self._await_ingest()
+        if self._ingest is not None:  # what is published before ingest has subscribed does not reach it
+            self._ingest.await_log("subscribed", _WAIT_S, check=self._check_servers)
         feed = Feed(self.settings, messages, rate)
         self._feeds.append(feed)
         return feed
-
-    def _await_ingest(self) -> None:
-        """Wait until ingest has subscribed, because it does not receive earlier publishes."""
-        if self._ingest is None:
-            return
-        deadline = time.monotonic() + _WAIT_S
-        while "subscribed" not in self._ingest.logged():
-            self._check_servers()
-            if self._ingest.ended:
-                raise self._ingest.failure()
-            if time.monotonic() > deadline:
-                raise TransientError("ingest has not subscribed", remedy=f"see {self.folder}/ingest.log")
-            time.sleep(0.1)
 
 
 class Feed:

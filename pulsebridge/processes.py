@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -56,6 +56,22 @@ class Child:
     def logged(self) -> str:
         """Return its log so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def await_log(
+        self, line: str, timeout_s: float, *, times: int = 1, check: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait until its log contains ``line``, so many times; ``check`` is called in between.
+
+        Raises TransientError if it ends before, or if that takes longer than ``timeout_s``, in seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.logged().count(line) < times:
+            check()
+            if self.ended:
+                raise self.failure()
+            if time.monotonic() > deadline:
+                raise TransientError(f"{self.name} is not ready after {timeout_s:.0f} s", remedy=f"see {self.log}")
+            time.sleep(0.1)
 
     def failure(self) -> TransientError:
         """Return the error of an ended process: its exit code and last log lines."""

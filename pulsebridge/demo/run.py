@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bridge.display import markup
-from bridge.errors import EXIT_INTERRUPTED, PulsebridgeError, TransientError
+from bridge.errors import EXIT_INTERRUPTED, PulsebridgeError
 from bridge.settings import Settings
 from bridge.stopping import stopping_on_signals
 from pulsebridge.audit.measures import PARTS
@@ -147,14 +147,8 @@ class Demo:
             self._children[name].start()
         with self.folder.stage("ingest, Spark and devices ready"):
             fleet.connect()
-            deadline = time.monotonic() + READY_S
             for name, line in _READY.items():
-                while line not in self._children[name].logged():
-                    if time.monotonic() > deadline:
-                        raise TransientError(
-                            f"the {PARTS[name]} is not ready", remedy=f"see {self._children[name].log}"
-                        )
-                    self._look(counters)
+                self._children[name].await_log(line, READY_S, check=lambda: self._look(counters))
         replay = threading.Thread(target=fleet.replay, args=(sends, self._stop), name="replay")
         self._threads.append(replay)
         replay.start()

@@ -139,14 +139,7 @@ class CommandDesk:
     def start(self) -> None:
         """Start push and wait until it serves all partitions. Raises TransientError if it does not."""
         self._push.start()
-        partitions = self._settings.pulsar.command_partitions
-        deadline = time.monotonic() + _WAIT_S
-        while self._log.read_text(encoding="utf-8").count("partition is ours") < partitions:
-            if self._push.ended:
-                raise self._push.failure()
-            if time.monotonic() > deadline:
-                raise TransientError("push does not serve its devices", remedy=f"see {self._log}")
-            time.sleep(0.1)
+        self._push.await_log("partition is ours", _WAIT_S, times=self._settings.pulsar.command_partitions)
 
     def close(self) -> None:
         """Disconnect the devices, and stop push."""
