@@ -1,1 +1,1 @@
-"""The user's entry: the demo, the audit of its records, and the notebooks' classes."""
+"""The front door: the command line, the local servers, the demo, the audit, and the notebooks' classes."""

@@ -1,1 +1,1 @@
-"""The Spark jobs: bronze, silver and quarantine tables in Delta Lake, and alert rules."""
+"""The pipeline in Spark: declared tables in Delta Lake, views, quarantine, suites, alerts and upkeep."""

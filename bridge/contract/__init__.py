@@ -224,7 +224,7 @@ COMMAND_REPEAT_PROPERTY: Final = "repeat"
 # --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
 
 RECEIPT_STATES: Final = "delivered", "answered", "expired", "rejected", "overflowed", "duplicate", "expanded"
-"""``expanded``: a command to a group; each of its ``members`` devices has an index entry."""
+"""README.md has their meaning, CONTRIBUTING.md the steps to add one. A reader takes an unknown state as text."""
 
 RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("v", "string"),

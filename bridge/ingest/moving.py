@@ -11,6 +11,8 @@ others wait until nothing is left to move. Each step may be repeated after a cra
 A marker on a separate topic shows when a session is drained. Brokers with one queue for each session deliver the marker
 after all messages queued before. Others (Artemis) have a queue for each subscription. For these, acknowledgements are
 withheld for a while. The session is drained when the broker still has credit, but delivers only a second marker.
+If Artemis delivers less than ``_CREDIT`` messages in ``_WITHHOLD_S``, a backlog looks like live messages. Its rest is
+then lost with the subscription.
 """
 
 from __future__ import annotations

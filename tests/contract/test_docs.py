@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 
+from bridge.contract import RECEIPT_STATES
 from bridge.pulsar.provisioning_plan import RIGHTS
 from bridge.settings.alert_rules import load_rules
 from bridge.settings.loading import load_with_origins
@@ -186,3 +187,16 @@ def test_the_least_rights_are_those_that_are_granted() -> None:
         if len(row) == 4
     }
     assert told == {tier: set(rights) for tier, rights in RIGHTS.items()}
+
+
+def test_the_readme_has_the_meaning_of_every_receipt_state() -> None:
+    table = text("README.md").split("| state | meaning |\n")[1].split("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RECEIPT_STATES
+
+
+def test_the_architecture_is_short_and_has_every_package_of_the_bridge() -> None:
+    document = text("ARCHITECTURE.md")
+    assert len(document.encode()) < 20_000
+    table = document.split("The packages of `bridge`")[1].split("|---|---|\n")[1].split("\n\n")[0]
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == {path.parent.name for path in (ROOT / "bridge").glob("*/__init__.py")}

@@ -39,7 +39,7 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         sys.modules.pop("line_protocol", None)
 
 
-@pytest.fixture(params=["mqtt", "http", "line"])
+@pytest.fixture(params=list(PEERS))
 def peer(request: pytest.FixtureRequest, stack: LocalStack) -> Peer:
     """The devices of one protocol, and a topic ``fleet`` of one partition to write to."""
     if request.param == "line":

@@ -75,7 +75,7 @@ def test_rows_arrive_whole_and_in_order_and_bad_ones_on_the_dead_letter_topic(
     rows = [message for message in got if message.topic == f"{prefix}/d"]
     wanted = [n for n in range(60) if n not in (7, 9)]
     assert sorted(int(m.payload) for m in rows) == wanted
-    if broker is not stack:  # Artemis may route publishes in flight out of order (ARCHITECTURE.md)
+    if broker is not stack:  # Artemis may route publishes in flight out of order (pulsebridge.local.mqtt_servers)
         once = [int(m.payload) for m in rows if m.payload != b"20"]  # order holds within a QoS (MQTT 5, 4.6)
         assert once == [n for n in wanted if n != 20]
     told = next(m for m in rows if m.payload == b"1").properties
