@@ -154,7 +154,7 @@ def test_a_rule_of_one_s_own_replaces_the_preset_s() -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValidationError, match="no preset 'zigbee'; known: chirpstack, homie"):
+    with pytest.raises(ValidationError, match="unknown preset 'zigbee'; known: chirpstack, homie"):
         IngestSettings(presets=("zigbee",))
 
 
