@@ -220,7 +220,7 @@ def test_h13_a_backlog_of_half_its_quota_is_told_while_the_query_goes_on(topic: 
             at = query.latest_offset(at, options.limits)
     (line,) = [line for line in logs if "quota" in line["event"]]
     assert (line["log_level"], line["partition"], line["quota"]) == ("warning", topic.partition(0), 100_000)
-    assert 60_000 <= line["held"] <= 70_000
+    assert 60_000 <= line["backlog_bytes"] <= 70_000
 
 
 def test_h13_what_expires_under_the_hold_fails_the_query_with_the_remedy(topic: TestTopic) -> None:
