@@ -443,7 +443,7 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
         if isinstance(e, PulsebridgeError) or not stop.is_set():
             raise  # else the JVM ended first: the next start goes on as after a kill
     finally:
-        with suppress(Exception):
+        with suppress(Exception) if stop.is_set() else nullcontext():
             spark.stop()
     return 0
 

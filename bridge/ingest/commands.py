@@ -98,8 +98,8 @@ def _explain(
 
     properties = [(name, value) for name, _, value in (text.partition("=") for text in user or ())]
     body = None if payload is None else payload.encode("utf-8", "surrogateescape")
-    told = explanation_of(settings_from(config, sets), topic, body, properties)
-    typer.echo(json_text(told, indent=2) if as_json else explanation_text(told))
+    explained = explanation_of(settings_from(config, sets), topic, body, properties)
+    typer.echo(json_text(explained, indent=2) if as_json else explanation_text(explained))
 
 
 def _discover(

@@ -43,7 +43,7 @@ def explanation_of(
     levels = mqtt_topic.split("/")
     filters = with_resume(subscriptions(settings.ingest), settings.ingest)
     subscribed = [f for f in filters if Filter.parse(f).match(levels) is not None]
-    told: dict[str, Any] = {
+    explained: dict[str, Any] = {
         "mqtt_topic": mqtt_topic,
         "subscribed_by": subscribed,
         "rule": None if rule is None else rule.name,
@@ -54,10 +54,10 @@ def explanation_of(
     }
     outcome = found.outcome
     if not subscribed and isinstance(outcome, Route | PerMessage):  # the default rule; it subscribes to nothing here
-        told |= {"outcome": "not received", "rule": None, "captures": {}}
+        explained |= {"outcome": "not received", "rule": None, "captures": {}}
     elif isinstance(outcome, Route):
         partitions = settings.pulsar.partitions
-        told |= {
+        explained |= {
             "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
             "partition": partition_of(outcome.key, partitions),
             "partitions": partitions,
@@ -67,7 +67,7 @@ def explanation_of(
         }
     elif isinstance(outcome, PerMessage):
         assert rule is not None
-        told |= {
+        explained |= {
             "outcome": "written, key and device by what each message says",
             "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
             "key": rule.key.text,
@@ -75,48 +75,50 @@ def explanation_of(
             "command_topic": None if rule.command_topic is None else rule.command_topic.text,
         }
     elif isinstance(outcome, ResumeAsked):
-        told |= {
+        explained |= {
             "outcome": "written for push: the device asks for its commands after a position",
             "pulsar_topic": settings.pulsar.system_topic(RESUME_TOPIC),
         }
     elif isinstance(outcome, NoRoute):
-        told |= {
+        explained |= {
             "outcome": "dead letter",
             "why": outcome.reason,
             "pulsar_topic": settings.pulsar.system_topic(DEAD_LETTERS_TOPIC),
         }
     else:
-        told |= {"outcome": "left out", "why": _LEFT_OUT[outcome.reason], "rule": outcome.rule or None}
+        explained |= {"outcome": "left out", "why": _LEFT_OUT[outcome.reason], "rule": outcome.rule or None}
     given = next((r for r in settings.ingest.all_rules if rule is not None and r.name == rule.name), None)
-    if given is not None and "key" in told:
-        told |= {"reading_id": given.reading_id, "reading_time": given.reading_time}
-    return told
+    if given is not None and "key" in explained:
+        explained |= {"reading_id": given.reading_id, "reading_time": given.reading_time}
+    return explained
 
 
-def explanation_text(told: dict[str, Any]) -> str:
+def explanation_text(explained: dict[str, Any]) -> str:
     """Return the explanation for people."""
-    lines = [("MQTT topic", told["mqtt_topic"])]
-    lines.append(("subscribed by", ", ".join(told["subscribed_by"]) or "no filter"))
-    lines.append(("outcome", told["outcome"] + (f", {told['why']}" if "why" in told else "")))
-    if told["rule"]:
-        lines.append(("rule", told["rule"] + (f" ({told['filter']})" if told["filter"] else "")))
-    if told.get("preset"):
-        lines.append(("preset", told["preset"]))
-    if told["captures"]:
-        lines.append(("captures", ", ".join(f"{name} = {value}" for name, value in told["captures"].items())))
-    if "pulsar_topic" in told:
-        lines.append(("Pulsar topic", told["pulsar_topic"]))
-    if "partition" in told:
+    lines = [("MQTT topic", explained["mqtt_topic"])]
+    lines.append(("subscribed by", ", ".join(explained["subscribed_by"]) or "no filter"))
+    lines.append(("outcome", explained["outcome"] + (f", {explained['why']}" if "why" in explained else "")))
+    if explained["rule"]:
+        lines.append(("rule", explained["rule"] + (f" ({explained['filter']})" if explained["filter"] else "")))
+    if explained.get("preset"):
+        lines.append(("preset", explained["preset"]))
+    if explained["captures"]:
+        lines.append(("captures", ", ".join(f"{name} = {value}" for name, value in explained["captures"].items())))
+    if "pulsar_topic" in explained:
+        lines.append(("Pulsar topic", explained["pulsar_topic"]))
+    if "partition" in explained:
         lines.append(
             (
                 "partition",
-                f"{told['partition']} of {told['partitions']}, if the topic is made by this configuration",
+                f"{explained['partition']} of {explained['partitions']}, if the topic is made by this configuration",
             )
         )
-    if "key" in told:
-        lines.append(("key", told["key"]))
-        lines.append(("device", told["device"] or "none: no rule names one"))
-        lines.append(("command topic", told["command_topic"] or "none"))
-    lines += [(name.replace("_", " "), told[name]) for name in ("reading_id", "reading_time") if told.get(name)]
+    if "key" in explained:
+        lines.append(("key", explained["key"]))
+        lines.append(("device", explained["device"] or "none: no rule names one"))
+        lines.append(("command topic", explained["command_topic"] or "none"))
+    lines += [
+        (name.replace("_", " "), explained[name]) for name in ("reading_id", "reading_time") if explained.get(name)
+    ]
     width = max(len(name) for name, _ in lines)
     return text_of(f"{name:<{width}}  {value}" for name, value in lines)

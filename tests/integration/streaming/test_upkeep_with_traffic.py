@@ -14,7 +14,6 @@ import pytest
 
 from bridge.settings.pulsar import PulsarSettings
 from streaming.upkeep import Upkeep
-from streaming.writing import EARLIER
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.upkeep_world import House, job_killed_at
 from tests.support.waiting import patient, poll_for
@@ -114,24 +113,20 @@ def test_upkeep_beside_traffic_leaves_each_row_once_though_the_job_is_killed(
             good = {f"{device} {n}" for n in range(traffic.sent) for device in "ab" if device == "a" or n % 20 >= 5}
             for name in ("plain", "keyed"):
 
-                def valid(name: str = name) -> list[str]:
-                    return [row[0] for row in house.rows(name).selectExpr("concat(device, ' ', id)").collect()]
-
-                def held(condition: str, name: str = name) -> list[str]:
-                    rows = house.rows("quarantine").where(f"`table` = '{name}' AND {condition}")
+                def there(name: str = name) -> list[str]:
+                    rows = house.rows(name).selectExpr("concat(device, ' ', id)").collect()
+                    held = house.rows("quarantine").where(f"`table` = '{name}'")
                     each = "get_json_object(CAST(payload AS STRING), concat('$[', _position.element, ']."
-                    return [row[0] for row in rows.selectExpr(f"concat({each}device')), ' ', {each}id')))").collect()]
-
-                def there(valid: Any = valid, held: Any = held) -> list[str]:
-                    return sorted([*valid(), *held("true")])
+                    rows += held.selectExpr(f"concat({each}device')), ' ', {each}id')))").collect()
+                    return sorted(row[0] for row in rows)
 
                 poll_for(lambda there=there: len(there()) >= len(every), 180, f"all rows of {name}")  # type: ignore[misc]
                 assert there() == sorted(every)
-                # The job was stopped after a batch had written the table by the former rule; bronze was not as far.
-                earlier = held(f"array_contains(failed_rules, '{EARLIER}')")
-                assert set(valid()) | set(earlier) == good
-                if name == "plain":
-                    means = {f"a {traffic.sent}", f"b {len(good) - len(earlier) - traffic.sent}"}
+                # Of the batch that wrote its table by the former rule and was cut, some rows may be in quarantine still.
+                asking = Upkeep(House(spark, root, 5, more).job, patience_s=1000)
+                asking.settle(asking.ask("replay", name))
+                assert {row[0] for row in house.rows(name).selectExpr("concat(device, ' ', id)").collect()} == good
+            means = {f"a {traffic.sent}", f"b {len(good) - traffic.sent}"}
             poll_for(
                 lambda: {f"{row[0]} {row[1]}" for row in house.rows("means").select("device", "n").collect()} == means,
                 60, "the view to have followed",
