@@ -332,7 +332,7 @@ def test_h18_a_change_of_upkeep_is_repeated_where_another_writer_commits_in_betw
             time.sleep(0.05)
         return n
 
-    rows = numbers(spark, 1, 3).withColumn("n", F.udf(slow, "int")("n"))
+    rows = numbers(spark, 1, 3).withColumn("n", F.udf(lambda n: slow(n), "int")("n"))
     merge = (
         f"MERGE INTO {table.sql} t USING {{rows}} s ON t.n = s.n WHEN MATCHED THEN DELETE "
         "WHEN NOT MATCHED THEN INSERT (n, writer) VALUES (s.n, 'merge')"
