@@ -101,7 +101,7 @@ def test_every_kind_of_entry_gives_what_the_client_gives(
         assert mine == reference
 
 
-def test_a_reader_leaves_nothing_behind_and_a_second_begins_where_it_is_told(
+def test_a_reader_leaves_no_subscription_and_a_second_starts_at_the_requested_position(
     namespaces: PulsarSettings, topic: TestTopic
 ) -> None:
     topic.publish([b"%d" % n for n in range(10)], "unbatched")

@@ -129,7 +129,7 @@ def test_the_mark_of_a_topic_goes_with_it(topic: TestTopic) -> None:
     assert catalog.incarnations([topic.name], mark=True)[topic.name] not in ("", first)
 
 
-def test_h15_the_admin_tells_what_an_entry_is(topic: TestTopic) -> None:
+def test_h15_the_admin_reports_what_an_entry_is(topic: TestTopic) -> None:
     topic.publish([b"1", b"2"], "batched")
     topic.publish([bytes(6 * 1024 * 1024)], "chunked")
     ledger = topic.ledgers()[0]

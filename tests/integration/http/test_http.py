@@ -212,7 +212,7 @@ def test_a_stop_answers_what_it_took_and_refuses_the_rest(pulsar: PulsarSettings
     assert payloads(pulsar) == [b"first", b"taken"]
 
 
-def test_each_request_must_bear_one_of_the_tokens_and_they_are_read_anew(
+def test_each_request_needs_one_of_the_tokens_and_the_file_is_reloaded(
     pulsar: PulsarSettings, tmp_path: Path
 ) -> None:
     from bridge.settings.secret_file import SecretFile

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.stack
 MiB = 1024 * 1024
 
 
-def test_h35_a_device_name_of_a_megabyte_is_a_dead_letter_and_holds_nobody(
+def test_h35_a_device_name_of_a_megabyte_is_a_dead_letter_and_blocks_no_other_device(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     mqtt = mqtt_settings(stack)

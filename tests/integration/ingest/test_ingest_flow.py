@@ -301,7 +301,7 @@ def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
     assert_in_order(namespaces)
 
 
-def test_topics_explain_tells_where_a_topic_goes(tmp_path: Path) -> None:
+def test_topics_explain_shows_where_a_topic_goes(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
         "ingest: {rules: [{name: w, filter: wearables/+device/+m, device: '{device}', command_topic: 'd/{device}/c'}]}"

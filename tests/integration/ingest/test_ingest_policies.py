@@ -41,7 +41,7 @@ def write(settings: PulsarSettings, partition: str, count: int, size: int = 10) 
     client.close()
 
 
-def test_h11_a_topic_made_on_the_fly_keeps_what_nobody_has_subscribed_to_yet(stack: LocalStack) -> None:
+def test_h11_a_topic_created_on_the_fly_keeps_messages_without_a_subscription(stack: LocalStack) -> None:
     """With Pulsar's own defaults such messages are gone at the next ledger; in our namespaces they stay."""
     ours = provisioned(stack, partitions=1)
     with PulsarAdmin(ours, timeout_s=30) as admin:
@@ -95,7 +95,7 @@ def test_h13_a_policy_that_consumes_what_is_held_is_an_error_with_its_command(
         verify_policies(admin)
 
 
-def test_h13_a_topic_s_own_policy_stops_the_start_with_the_command_that_mends_it(
+def test_h13_a_topic_s_own_policy_stops_the_start_with_the_command_that_fixes_it(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     mqtt = mqtt_settings(stack)
@@ -160,7 +160,7 @@ def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack) -> None:
 
 
 @pytest.mark.parametrize("partitions", [3, 0])
-def test_h11_a_topic_deleted_under_load_is_made_anew_and_keeps_all_that_is_acknowledged_since(
+def test_h11_a_topic_deleted_under_load_is_re_created_and_keeps_all_messages_acknowledged_since(
     stack: LocalStack, namespaces: PulsarSettings, partitions: int
 ) -> None:
     """Made as it was: with the partitions that it had, not those of the settings, or with none."""
@@ -194,7 +194,7 @@ def test_h11_a_topic_deleted_under_load_is_made_anew_and_keeps_all_that_is_ackno
         assert kept == late[number::8]
 
 
-def test_h11_a_deleted_dead_letter_topic_is_made_anew_before_anything_is_acknowledged(
+def test_h11_a_deleted_dead_letter_topic_is_re_created_before_any_message_is_acknowledged(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     mqtt = mqtt_settings(stack)

@@ -106,7 +106,7 @@ def assert_nothing_vouched_that_is_missing(one: World, settings: PulsarSettings)
     assert [p for p in one.stored if p not in held] == []
 
 
-def test_h1_a_full_queue_refuses_in_silence_and_lanes_have_none(
+def test_h1_a_full_queue_refuses_silently_and_partition_producers_have_no_queue(
     one_partition: PulsarSettings,
 ) -> None:
     """(a) The hazard with the bare client; then lanes with a turn that is larger than their bound: none is refused."""

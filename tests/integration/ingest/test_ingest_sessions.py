@@ -46,7 +46,7 @@ def await_running(settings: Settings, count: int) -> None:
     )
 
 
-def test_h7_a_session_that_nobody_serves_is_an_error_in_status_until_it_is_drained(
+def test_h7_a_session_that_no_worker_serves_is_an_error_in_status_until_it_is_drained(
     broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1")

@@ -66,7 +66,7 @@ def told(messages: list[Stored]) -> list[str]:
     return [m.properties[contract.P_TOPIC] for m in messages]
 
 
-def test_every_topic_is_stored_and_told_unchanged(broker: LocalStack, namespaces: PulsarSettings) -> None:
+def test_every_topic_is_stored_and_returned_unchanged(broker: LocalStack, namespaces: PulsarSettings) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     rule = TopicRule(name="any", filter=f"{root}/#", topic=root, key="one")  # a name has 1 KiB, a topic 64
@@ -115,7 +115,7 @@ def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(broker: LocalStac
         assert bad[message.properties[contract.P_TOPIC]] in message.properties[contract.P_DEAD_REASON]
 
 
-def test_devices_of_a_gateway_are_told_apart_by_what_each_message_says(
+def test_devices_of_a_gateway_are_identified_by_fields_of_each_message(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     mqtt = mqtt_settings(stack)

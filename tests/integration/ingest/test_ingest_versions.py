@@ -87,7 +87,7 @@ def test_what_is_published_at_qos_2_survives_a_killed_ingest(
             )
 
 
-def test_a_session_that_somebody_subscribed_at_qos_2_is_taken_over(
+def test_a_session_that_another_client_subscribed_at_qos_2_is_taken_over(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
     """What it has queued is handed over at QoS 2; ingest takes it, subscribes at QoS 1, and goes on."""

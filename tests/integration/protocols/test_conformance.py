@@ -168,7 +168,7 @@ def test_what_cannot_be_written_is_a_dead_letter_and_then_acknowledged(peer: Pee
     assert "ingest.max_topics is 1" in reasons[b"one topic"]
 
 
-def test_the_envelope_tells_where_a_message_came_from(peer: Peer) -> None:
+def test_the_envelope_names_the_origin_of_a_message(peer: Peer) -> None:
     with flowing(peer):
         peer.send(f"{peer.root}/w-1/glucose", b"\x00\xffbinary")
         poll_for(lambda: peer.acked == 2, 30, "the acknowledgement")

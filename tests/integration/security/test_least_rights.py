@@ -197,7 +197,7 @@ def test_push_that_may_not_publish_says_so_and_goes_on_trying(
     assert "mqtt.username 'push'" in said
 
 
-def test_push_that_may_not_ask_whether_anybody_is_subscribed_says_so_and_delivers(
+def test_push_that_may_not_probe_for_absent_subscribers_warns_and_delivers(
     pulsar: SecuredPulsar,
     artemis: SecuredArtemis,
     capsys: pytest.CaptureFixture[str],

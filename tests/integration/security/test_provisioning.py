@@ -132,7 +132,7 @@ def test_the_command_does_what_it_prints_twice_without_harm(pulsar: SecuredPulsa
     assert "let an operator run: pulsar-admin" in refused.stderr
 
 
-def test_verify_lists_the_commands_for_all_that_is_missing_and_they_mend_it(pulsar: SecuredPulsar) -> None:
+def test_verify_lists_the_commands_that_create_everything_missing(pulsar: SecuredPulsar) -> None:
     settings = pulsar.namespaces("admin", partitions=1, command_partitions=1, provision="verify")
     with PulsarAdmin(settings, timeout_s=30) as rest:
         with pytest.raises(TerminalError) as caught:
@@ -169,7 +169,7 @@ def test_off_asks_the_admin_for_nothing(pulsar: SecuredPulsar, artemis: SecuredA
     assert existing_commands(lonely) == 1
 
 
-def test_a_topic_that_nobody_made_is_a_dead_letter_with_the_command_and_the_rest_flows(
+def test_messages_for_a_missing_topic_are_dead_letters_with_the_command_and_the_rest_flows(
     pulsar: SecuredPulsar, artemis: SecuredArtemis
 ) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge"})

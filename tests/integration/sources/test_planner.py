@@ -107,7 +107,7 @@ def test_a_large_range_is_split_by_bytes_and_read_once(topic: TestTopic) -> None
     assert read == payloads
 
 
-def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: TestTopic) -> None:
+def test_a_deleted_topic_fails_the_query_or_is_skipped_as_configured(topic: TestTopic) -> None:
     with topic_of(topic.settings) as other:
         other.publish(names(3), "unbatched")
         topic.publish(names(2), "unbatched")
@@ -137,7 +137,7 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: 
         assert len(warned) == 1, warned
 
 
-def test_a_topic_that_is_made_anew_under_a_running_query_is_not_taken_for_the_former_one(
+def test_a_topic_re_created_under_a_running_query_is_not_mistaken_for_the_former_one(
     topic: TestTopic,
 ) -> None:
     """Pulsar's client subscribes to the new one by itself, and then it looks as if all before had been trimmed."""
@@ -208,7 +208,7 @@ def test_h13_a_query_does_not_begin_where_what_it_holds_would_be_deleted(topic: 
     assert [line["log_level"] for line in logs if "command" in line] == ["warning"]
 
 
-def test_h13_a_backlog_of_half_its_quota_is_told_while_the_query_goes_on(topic: TestTopic) -> None:
+def test_h13_a_backlog_of_half_its_quota_is_reported_while_the_query_continues(topic: TestTopic) -> None:
     path = f"/namespaces/{topic.settings.tenant}/{topic.settings.namespace}/backlogQuota"
     quota = {"limitSize": 100_000, "policy": "producer_request_hold"}
     topic.admin.request("POST", f"{path}?backlogQuotaType=destination_storage", body=quota)

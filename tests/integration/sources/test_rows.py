@@ -76,7 +76,7 @@ def test_keys_and_payloads_are_the_bytes_that_were_stored(spark: SparkSession, t
     assert as_bytes[0]["__key"] == "ключ".encode()
 
 
-def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession, topic: TestTopic) -> None:
+def test_binary_keys_are_read_as_bytes_with_the_option(spark: SparkSession, topic: TestTopic) -> None:
     keys = [b"\x00\xff", bytes(range(200))]
     for key in keys:
         store_raw(topic.settings, topic.partition(), b"v", key=base64.b64encode(key), as_base64=True)
@@ -97,7 +97,7 @@ def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession,
     ],
     ids=["no zlib", "an unknown type", "no batch"],
 )
-def test_h44_an_entry_that_nobody_can_read_is_named_and_left_out_only_if_loss_is_allowed(
+def test_h44_an_unreadable_entry_is_reported_and_skipped_only_if_loss_is_allowed(
     spark: SparkSession, topic: TestTopic, said: bytes, why: str
 ) -> None:
     """Whoever may write to the topic can store it. Before, the query tried it again for ever."""

@@ -320,7 +320,7 @@ def test_data_trimmed_before_it_was_read_fails_the_query_with_the_remedy(query: 
 
 
 @pytest.mark.long
-def test_a_topic_made_anew_is_refused_with_the_remedy(query: Query) -> None:
+def test_a_re_created_topic_is_refused_with_the_remedy(query: Query) -> None:
     query.topic.publish(names("a", 5))
     query.run()
     query.topic.delete()

@@ -103,7 +103,7 @@ def test_h15_what_cannot_be_classified_fails_the_task_for_another_try(topic: Tes
         values(cut(task, 0, 2))  # the second entry does not exist yet: neither there nor gone
 
 
-def test_trimmed_entries_fail_the_task_with_the_remedy_unless_told_otherwise(topic: TestTopic) -> None:
+def test_trimmed_entries_fail_the_task_with_the_remedy_unless_loss_is_allowed(topic: TestTopic) -> None:
     topic.publish([b"1", b"2"], "unbatched")
     topic.roll_over()
     topic.publish([b"3"], "unbatched")

@@ -109,7 +109,7 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
 
 
 @pytest.mark.parametrize("world", [THRESHOLD], indirect=True)
-def test_silence_is_told_though_nothing_comes_of_the_device_and_a_batch_run_again_tells_it_again(
+def test_silence_is_reported_without_a_message_of_the_device_and_a_repeated_batch_reports_it_again(
     world: AlertsWorld,
 ) -> None:
     world.arrive("a", "a-1", 0, metric="glucose", value=100)

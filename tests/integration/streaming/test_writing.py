@@ -129,7 +129,7 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
     assert sorted(good + bad) == list(range(10)), (good, bad)
 
 
-def test_h18_a_batch_is_appended_once_by_whoever_runs_it_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_h18_a_repeated_batch_is_appended_once_by_any_query(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(str(tmp_path / "table"), False)
     create(spark, table, struct_of("n int"))
     drivers = [Appends(table, "query"), Appends(table, "query")]

@@ -20,13 +20,13 @@ def test_another_distribution_that_writes_into_our_folder_is_named() -> None:
     assert line == "the package streaming is also installed by mosaicml-streaming"
 
 
-def test_a_package_from_another_folder_is_told_with_both_folders() -> None:
+def test_a_package_from_another_folder_is_reported_with_both_folders() -> None:
     (line,) = shadowed(OURS | {"sources": Path("/elsewhere/sources")}, {})
     assert "/elsewhere/sources" in line
     assert str(HOME) in line
 
 
-def test_a_package_that_is_not_found_is_told() -> None:
+def test_a_missing_package_is_reported() -> None:
     assert shadowed(OURS | {"sinks": None}, {}) == ["the package sinks is not found"]
 
 

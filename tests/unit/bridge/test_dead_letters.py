@@ -70,7 +70,7 @@ def test_what_is_no_id_is_refused_with_an_example(text: str) -> None:
 
 
 @given(st.lists(places, max_size=20))
-def test_a_note_tells_what_was_replayed(found: list[LetterPosition]) -> None:
+def test_a_note_records_what_was_replayed(found: list[LetterPosition]) -> None:
     payload, properties = replayed_note(found)
     note = note_of(properties, payload)
     assert note is not None
@@ -108,7 +108,7 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
     assert why in planned.why
 
 
-def test_what_mqtt_calls_malformed_is_not_mapped_anew() -> None:
+def test_a_message_malformed_for_mqtt_is_not_mapped_again() -> None:
     """Its payload is not what the device meant."""
     mapper = Mapper(IngestSettings(rules=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
     told = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
@@ -145,7 +145,7 @@ def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alon
     assert f"to w-1 alone: pulsebridge commands resend {entry.command_id} --device w-1" in planned.why
 
 
-def test_a_command_to_a_group_that_nobody_was_given_goes_to_the_group() -> None:
+def test_a_group_command_without_a_delivery_is_replayed_to_the_group() -> None:
     refused = encode_group_command(GroupCommand("c 1", "presses", "", b"open"))
     for topic in ("group-commands-partition-0", "group-commands"):  # given up by push, or a row of the sink
         told = told_of_command(refused, PULSAR.system_topic(topic))

@@ -68,7 +68,7 @@ def test_lines_for_people_have_no_colours_beside_a_terminal(capsys: pytest.Captu
     assert "some.library" in second
 
 
-def test_below_the_level_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_line_is_logged_below_the_level(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogSettings(level="warning"))
     structlog.get_logger("push").info("healthy")
     structlog.get_logger("push").error("broken")

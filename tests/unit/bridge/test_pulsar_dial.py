@@ -49,7 +49,7 @@ def test_connected_gives_the_brokers_name() -> None:
         assert dial(found, 5) == "Pulsar x"
 
 
-def test_an_error_is_told_with_the_brokers_reason() -> None:
+def test_an_error_names_the_brokers_reason() -> None:
     # type 14 (ERROR), error { request_id: 0, error: 3 (AuthenticationError), message: "bad" }
     with (
         answering(frame(b"\x08\x0e\x72\x09\x08\x00\x10\x03\x1a\x03bad")) as found,
@@ -80,7 +80,7 @@ def test_a_port_that_closes_without_a_word_may_do_better_later() -> None:
         dial(found, 5)
 
 
-def test_nobody_there_is_transient_and_every_address_is_tried() -> None:
+def test_a_closed_port_is_transient_and_every_address_is_tried() -> None:
     (port,) = free_ports(1)
     with pytest.raises(TransientError, match="cannot be reached"):
         dial(PulsarSettings(service_url=f"pulsar://127.0.0.1:{port}"), 5)
@@ -97,7 +97,7 @@ def test_addresses() -> None:
             addresses(wrong)
 
 
-def test_who_we_are_and_what_we_lack_is_said_without_the_token() -> None:
+def test_role_and_missing_rights_are_named_without_the_token() -> None:
     token = jwt.encode({"sub": "bridge", "exp": 1}, b"k" * 32)
     mine = PulsarSettings(token=SecretStr(token))
     said = [whom(mine), credentials_remedy(mine), grant_remedy(mine, "persistent://t/ns/x", "produce")]

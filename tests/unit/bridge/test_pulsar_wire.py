@@ -145,7 +145,7 @@ def test_a_number_below_zero_is_read_as_protobuf_writes_it() -> None:
     numbers=st.lists(st.tuples(st.integers(1, 2000), st.integers(0, (1 << 64) - 1)), min_size=1, max_size=5),
     data=st.data(),
 )
-def test_a_message_that_was_cut_tells_the_fields_before_the_cut(
+def test_a_truncated_message_yields_the_fields_before_the_cut(
     numbers: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     parts = [part for field, value in numbers for part in (number(field, value), text(field, b"x" * (value % 200)))]

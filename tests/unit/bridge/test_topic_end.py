@@ -173,7 +173,7 @@ def test_h48_a_broker_that_denies_what_is_there_does_not_end_a_reading(
     assert [message.data() for message in found] == [b"%d" % entry for entry in range(read)]
 
 
-def test_h48_where_nobody_tells_the_end_a_reading_does_not_pass_for_complete(
+def test_h48_a_read_without_a_known_end_does_not_count_as_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown(monkeypatch, TransientError("the admin does not answer"))

@@ -19,7 +19,7 @@ TOPIC = "persistent://a/b/t"
 
 
 @given(topic=st.text(min_size=1), number=st.integers(0, 10_000))
-def test_a_partition_tells_its_topic_and_its_number(topic: str, number: int) -> None:
+def test_a_partition_name_yields_its_topic_and_its_number(topic: str, number: int) -> None:
     name = partition_name(topic, number)
     assert (base_topic(name), partition_number(name)) == (topic, number)
 
@@ -36,7 +36,7 @@ def test_a_topic_has_the_names_of_its_partitions_or_its_own(topic: str, count: i
     assert [partition_number(name) for name in names] == list(range(count)) if count else names == [topic]
 
 
-def test_a_topic_s_namespace_is_told_with_its_tenant() -> None:
+def test_a_topic_s_namespace_includes_its_tenant() -> None:
     assert namespace_of(TOPIC) == namespace_of(partition_name(TOPIC, 3)) == "a/b"
 
 

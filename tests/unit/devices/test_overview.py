@@ -56,7 +56,7 @@ def test_absent_is_whose_commands_are_parked_or_who_is_silent(selection: Selecti
     assert [one.device for one in overview.lines] == names
 
 
-def test_a_device_is_there_when_it_was_heard_of_lately_and_else_nobody_knows() -> None:
+def test_a_device_is_online_after_a_recent_sign_and_otherwise_unknown() -> None:
     now, before = device("d", seen_us=NOW - 20 * SECOND), device("e", seen_us=NOW - 3600 * SECOND)
     assert [Selection().presence(one, NOW) for one in (now, before, device("f"))] == [
         "present", "unknown", "unknown",

@@ -44,7 +44,7 @@ def view_of(world: PushWorld) -> PartitionView:
     st.booleans(),
     st.booleans(),
 )
-def test_what_nobody_settled_waits_and_what_waits_is_not_settled(
+def test_an_unsettled_command_waits_and_a_waiting_command_is_unsettled(
     played: list[tuple[str, int]], answers: bool, ends: bool
 ) -> None:
     world = PushWorld(replace(LIMITS, answers=answers))
@@ -71,7 +71,7 @@ def test_what_nobody_settled_waits_and_what_waits_is_not_settled(
         assert known or position in waiting[command.device] or position <= view.cursor(command.device)
 
 
-def test_a_device_is_told_with_all_that_is_known_of_it() -> None:
+def test_a_device_is_shown_with_everything_known_about_it() -> None:
     view = PartitionView(3)
     view.take_record(OWNER_KEY, OwnerRecord("host/17/x", 1).encode())
     cursor = Cursor(8)

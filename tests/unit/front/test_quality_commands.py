@@ -10,7 +10,7 @@ from pathlib import Path
 COMFORT = Path(__file__).resolve().parents[3] / "examples" / "comfort.py"
 
 
-def test_rules_tells_what_splits_rows_with_expectations_of_the_users_own(tmp_path: Path) -> None:
+def test_rules_shows_what_splits_rows_with_the_users_own_expectations(tmp_path: Path) -> None:
     kinds = ("expect_column_values_to_be_whole", "expect_column_mean_to_be_between")
     kwargs = ({}, {"max_value": 60})
     entries = [

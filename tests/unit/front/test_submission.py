@@ -34,7 +34,7 @@ def test_the_whole_line_names_python_jars_properties_job_and_settings(target: Ta
     assert ("cluster" in words) is (target is not Target.standalone)
 
 
-def test_what_was_not_tested_is_said() -> None:
+def test_untested_versions_are_named() -> None:
     assert not any("not tested" in note for note in notes(Target.standalone))
     assert all(any("not tested" in n for n in notes(t)) for t in Target if t is not Target.standalone)
 

@@ -38,7 +38,7 @@ def told(of: Message, route: Route | None = ROUTE, *, mark: bool = True) -> dict
     return envelope.of(of, envelope.of_topic(of.topic, route))
 
 
-def test_a_plain_publish_tells_what_is_usual_once() -> None:
+def test_a_plain_publish_stores_usual_values_once() -> None:
     assert told(message()) == {
         contract.P_INGEST: INGEST,
         contract.P_TOPIC: "wearables/w-1/g",
@@ -109,13 +109,13 @@ def test_a_replayed_retained_message_is_marked() -> None:
     assert told(message(retain=True), mark=False)[contract.P_RETAIN] == "1"
 
 
-def test_a_topic_that_is_not_utf8_is_told_with_its_bytes() -> None:
+def test_a_topic_that_is_not_utf8_is_stored_with_its_bytes() -> None:
     assert told(message(topic="a/\udcff"), None)[contract.P_TOPIC] == r"a/\xff"
     assert told(message(topic="a/\ud800"), None)[contract.P_TOPIC] == r"a/\ud800"
 
 
 @pytest.mark.parametrize(("given", "kept"), [("\udcff", r"\xff"), ("a\ud800", r"a\ud800")])
-def test_user_properties_that_are_not_utf8_are_told_with_their_bytes_and_read_back(given: str, kept: str) -> None:
+def test_user_properties_that_are_not_utf8_are_stored_with_their_bytes_and_read_back(given: str, kept: str) -> None:
     stored = told(message(properties=PublishProperties(user=((given, given), ("b", "c")))))
     again = message_of(b"", stored).properties
     assert again is not None

@@ -204,7 +204,7 @@ def test_any_envelope_is_read_back_or_refused(payload: bytes, told: dict[str, st
 
 @FUZZ
 @given(messages())
-def test_what_is_told_is_read_back(message: Message) -> None:
+def test_a_stored_envelope_is_read_back(message: Message) -> None:
     assume(all(text.encode("utf-8", "replace").decode() == text for text in [message.topic, *_texts(message)]))
     route = Route("r", "l", "k", None, None)
     told = ENVELOPE.of(message, ENVELOPE.of_topic(message.topic, route))

@@ -171,7 +171,7 @@ def test_a_return_code_is_the_reason_that_paho_gives(protocol: str, code: int) -
         assert said.reason == {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}[code]
 
 
-def test_connack_tells_what_the_broker_takes() -> None:
+def test_connack_names_the_limits_of_the_broker() -> None:
     body = (
         b"\1\0"
         + bytes([27])

@@ -47,7 +47,7 @@ def test_any_bytes_are_a_sign_of_life() -> None:
     assert not keepalive.dead(200.0)
 
 
-def test_h3_silence_is_not_judged_while_we_do_not_read() -> None:
+def test_h3_silence_is_not_evaluated_while_we_do_not_read() -> None:
     keepalive = opened()
     keepalive.pinged(105.0)
     for second in range(106, 400):
@@ -91,7 +91,7 @@ def test_h3_pings_go_on_while_we_do_not_read() -> None:
     assert all(b - a <= 5 for a, b in itertools.pairwise(pings))
 
 
-def test_without_a_keep_alive_nothing_is_sent_or_judged() -> None:
+def test_without_a_keep_alive_no_ping_is_sent_and_silence_is_not_evaluated() -> None:
     keepalive = opened(0.0)
     assert not keepalive.ping_due(1e6)
     assert not keepalive.dead(1e6)

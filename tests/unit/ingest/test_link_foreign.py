@@ -119,7 +119,7 @@ def playing(
         b"\x90\xff\xff\xff\x7f",  # a SUBACK of 256 MB
     ],
 )
-def test_h33_bytes_of_the_broker_that_nobody_can_read_are_called_so(protocol: str, sent: bytes) -> None:
+def test_h33_unreadable_bytes_of_the_broker_are_reported_as_unreadable(protocol: str, sent: bytes) -> None:
     """Not a close by the peer: so neither a takeover nor evidence against a command (H34, H50)."""
     with playing(protocol, max_packet_bytes=1 << 20) as (_, handler, accept):
         peer = accept()

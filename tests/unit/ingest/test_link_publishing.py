@@ -85,7 +85,7 @@ def test_connack_says_what_the_broker_takes() -> None:
         assert link.granted == Connected(1, False, 65535, 0, 2, True)
 
 
-def test_a_connection_that_is_dropped_is_told_of_and_made_anew() -> None:
+def test_a_dropped_connection_is_reported_and_re_created() -> None:
     with RawBroker(lambda _: 0) as broker, linked(broker) as (link, events):
         link.drop("because")
         turns(link, lambda: link.connected)

@@ -113,7 +113,7 @@ def test_presets_pass_the_checks_alone_and_beside_each_other() -> None:
             assert mapping_problems(IngestSettings(presets=names, allow_loopback=loopback)) == [], names
 
 
-def test_h8_homie_4_and_5_share_topics_and_are_told_so() -> None:
+def test_h8_homie_4_and_5_share_topics_and_the_error_names_the_rule() -> None:
     # homie/5/a/b/set: a value of the Homie 5 device a, or a command to the Homie 4 device 5
     problems = mapping_problems(IngestSettings(presets=("homie", "homie4")))
     assert any("matches command topics of rule homie4" in p for p in problems)

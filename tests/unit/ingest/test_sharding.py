@@ -192,14 +192,14 @@ def test_h7_a_filter_that_goes_elsewhere_is_drained_and_not_unsubscribed_at_once
     assert plan_move("pb", known, wanted) is None  # drained: its worker unsubscribes
 
 
-def test_h7_sessions_that_neither_the_settings_nor_a_living_process_name_are_told() -> None:
+def test_h7_sessions_in_neither_the_settings_nor_a_running_process_are_reported() -> None:
     known = remembered(pb=("a/#",), gone=("b/#", "c"))
     known["a.served"] = Remembered("a.served", {"d": 1}, (), "mqtt://h:1", "served")
     assert unserved(known, {"pb"}, {("mqtt://h:1", "served")}) == ["gone"]
     assert unserved(known, {"pb"}, {("mqtt://other:1", "served")}) == ["a.served", "gone"]
 
 
-def test_a_worker_that_dies_is_tried_again_later_each_time_and_anew_once_it_has_settled() -> None:
+def test_a_worker_that_dies_restarts_after_growing_delays_that_reset_once_it_is_stable() -> None:
     restarts = Restarts()
     restarts.started(0, 0.0)
     waits = [restarts.ended(0, -9, 1.0) for _ in range(8)]

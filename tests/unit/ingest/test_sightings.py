@@ -23,16 +23,16 @@ def told(times: Iterable[float], seen: Sighting | None = None) -> list[float]:
     return found
 
 
-def test_a_device_that_goes_on_publishing_is_told_once_in_the_interval() -> None:
+def test_a_device_that_keeps_publishing_is_reported_once_in_the_interval() -> None:
     assert told(n / 10 for n in range(1000)) == [0, 30, 60, 90]
 
 
-def test_h31_the_first_message_after_a_silence_is_told_at_once() -> None:
+def test_h31_the_first_message_after_a_silence_is_reported_at_once() -> None:
     before, after = [n / 10 for n in range(50)], [12 + n / 10 for n in range(50)]
     assert told([*before, *after]) == [0, 12]
 
 
-def test_a_device_that_speaks_seldom_is_not_told_at_each_message() -> None:
+def test_a_device_that_rarely_publishes_is_not_reported_at_each_message() -> None:
     times = [10.0 * n for n in range(60)]
     assert len(told(times)) <= 30
     assert told([*times, 650.0])[-1] == 650.0  # and its absence is
@@ -66,7 +66,7 @@ def test_it_is_never_longer_than_an_interval_and_a_gap_untold(gaps: list[float])
         assert any(at - EVERY <= one <= at for one in found)
 
 
-def test_h10_devices_are_bounded_and_a_forgotten_one_is_told_again() -> None:
+def test_h10_devices_are_bounded_and_an_evicted_one_is_reported_again() -> None:
     sightings = Sightings(EVERY, most_bytes=900)
     first = sightings.of("a")
     assert sightings.record_due(first, 0.0)

@@ -81,13 +81,13 @@ def test_python_versions(version: tuple[int, int, int], ok: bool) -> None:
     assert check_python(version).ok is ok
 
 
-def test_memory_is_judged_and_unknown_passes() -> None:
+def test_memory_is_checked_and_unknown_memory_passes() -> None:
     assert check_memory(8 * 1024**3).ok
     assert not check_memory(2 * 1024**3).ok
     assert check_memory(0).ok
 
 
-def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+def test_a_missing_folder_is_checked_by_its_parent(tmp_path: Path) -> None:
     finding = check_disk(tmp_path / "not/yet/there", needed=1, max_share=1.0)
     assert finding.ok
     assert str(tmp_path) in finding.found

@@ -140,7 +140,7 @@ def test_settings_become_options_that_say_the_same() -> None:
     assert parse(options | {"topic": "t"}, streaming=False).pulsar == settings
 
 
-def test_the_admin_is_where_it_usually_is_unless_told() -> None:
+def test_the_admin_url_has_a_default() -> None:
     def admin(service: str) -> str:
         given = {"service.url": service, "topic": "t"}
         return parse(given, streaming=False).pulsar.admin_url

@@ -21,7 +21,7 @@ def views(held: int) -> dict[str, PartitionView]:
     }
 
 
-def test_h13_half_a_quota_is_told_once_and_the_quotas_are_asked_for_once_a_minute() -> None:
+def test_h13_half_a_quota_is_reported_once_and_the_quotas_are_read_once_a_minute() -> None:
     now, asked = [0.0], []
 
     def limits(topics: object) -> dict[str, int]:

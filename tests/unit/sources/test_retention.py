@@ -48,7 +48,7 @@ class Consumer:
         self._pulsar.attached.remove(self._partition)
 
 
-def test_h16_a_commit_is_told_again_once_pulsar_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h16_a_commit_is_sent_again_once_pulsar_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(
         "sources.retention.time",

@@ -65,7 +65,7 @@ class TestThreshold:
         values = [(0, 69.0), (5, 75.0), (10, 69.0), (15, 80.0), (20, 75.0), (25, 69.0)]
         assert fired(values, rule) == ["low raised d-0", "low cleared d-15", "low raised d-25"]
 
-    def test_above_must_last_and_a_dip_begins_it_anew(self) -> None:
+    def test_above_must_last_and_a_dip_restarts_the_time(self) -> None:
         values = [(0, 181.0), (5, 170.0), (10, 200.0), (15, 200.0), (20, 200.0), (25, 170.0), (30, 160.0)]
         assert fired(values, HIGH) == ["high raised d-20", "high cleared d-30"]
 
@@ -82,7 +82,7 @@ class TestRate:
     def test_falling_does_not_compare_over_a_long_gap(self) -> None:
         assert fired([(0, 400.0), (16, 100.0)], FALL) == []
 
-    def test_over_a_time_it_is_told_once_until_it_is_slower_than_clear(self) -> None:
+    def test_over_a_time_it_is_reported_once_until_it_is_slower_than_clear(self) -> None:
         values = [(0, 100.0), (5, 130.0), (10, 125.0), (15, 140.0), (20, 150.0), (25, 155.0), (30, 145.0)]
         alerts, _ = evaluate((STEEP,), DeviceState(), [at(m, v) for m, v in values])
         # after 5 minutes less than half of the 20 is known; after 10 it rises by 2.5, at the end since 10 by 1
@@ -98,7 +98,7 @@ class TestRate:
 
 
 class TestSilence:
-    def test_it_is_told_once_and_again_when_the_device_speaks(self) -> None:
+    def test_it_is_reported_once_and_again_when_the_device_publishes(self) -> None:
         _, state = evaluate((QUIET,), DeviceState(), [at(0, 1.0, arrived=100)])
         assert due_us((QUIET,), state, 1000 * MINUTE) == 110 * MINUTE
         assert silent((QUIET,), state, "d", 110 * MINUTE - 1)[0] == []
@@ -211,7 +211,7 @@ def test_a_lasting_alert_is_raised_and_over_in_turn(rows: list[Reading]) -> None
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 100))
-def test_silence_is_told_once_for_each_gap_that_is_long_enough(gaps: list[int], after: int) -> None:
+def test_silence_is_reported_once_for_each_gap_that_is_long_enough(gaps: list[int], after: int) -> None:
     state, now, alerts = DeviceState(), 0, []
     expected = []
     for n, gap in enumerate([*gaps, after]):

@@ -90,7 +90,7 @@ def test_the_origin_names_the_alias_and_stronger_layers_win() -> None:
         ({"mqttServiceport": 1}, "mqttServiceport: unknown setting"),
     ],
 )
-def test_what_means_no_broker_or_is_said_twice_is_refused(given: dict[str, Any], why: str) -> None:
+def test_a_setting_without_a_broker_or_given_twice_is_refused(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(given)
     assert why in str(caught.value)
