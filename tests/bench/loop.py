@@ -181,8 +181,8 @@ class _Way:
         elif now - self._moved > HOP_S:
             self._note()
             lacks = next((hop for hop, count in counts.items() if not count), "the device receives")
-            said = ", ".join(f"{hop} {count:.0f}" for hop, count in counts.items())
-            raise TimeoutError(f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({said})")
+            progress = ", ".join(f"{hop} {count:.0f}" for hop, count in counts.items())
+            raise TimeoutError(f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({progress})")
 
     def _metric(self, part: str, name: str, **labels: str) -> float:
         try:

@@ -253,13 +253,13 @@ def _bare_rate(at: Place, fleet: DeviceProcesses) -> float:
 
 
 def _publish(client: paho.Client, one: Command) -> None:
-    told = Properties(PacketTypes.PUBLISH)
-    told.UserProperty = [
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.UserProperty = [
         (ORIGIN_PROPERTY, ORIGIN_PUSH),
         (COMMAND_ID_PROPERTY, one.command_id),
         (COMMAND_POSITION_PROPERTY, "0.0.0.0.0"),
     ]
-    client.publish(one.mqtt_topic, one.payload, 1, properties=told)
+    client.publish(one.mqtt_topic, one.payload, 1, properties=properties)
 
 
 def _idle(at: Place, fleet: DeviceProcesses, process: psutil.Process, devices: int) -> float:

@@ -219,7 +219,7 @@ def install_line_protocol(target: Path) -> None:
 def held(namespaces: PulsarSettings) -> Iterator[None]:
     """Make Pulsar hold back every producer of the topic ``fleet`` in the block: it neither stores nor refuses.
 
-    A backlog quota that is reached, with the policy that ingest provisions; nobody else's topics are touched. The
+    A backlog quota that is reached, with the policy that ingest provisions; no other topics are touched. The
     topic must hold a message.
     """
     quota = f"/namespaces/{namespaces.tenant}/{namespaces.namespace}/backlogQuota?backlogQuotaType=destination_storage"

@@ -1,4 +1,4 @@
-"""Topics for tests of the source: written by the bare client, rolled over, trimmed and made anew by the admin."""
+"""Topics for tests of the source: written by the bare client, rolled over, trimmed and re-created by the admin."""
 
 from __future__ import annotations
 

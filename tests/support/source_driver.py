@@ -32,7 +32,7 @@ def run(
     kill_at_end: bool = False,
 ) -> None:
     """Run the query to the present end. After batch ``fail_in`` was written the query fails, after batch ``kill_in``
-    this driver and its JVM are killed; at the end, when all is committed, before the query is told to stop.
+    this driver and its JVM are killed; at the end, when all is committed, before the query gets the order to stop.
     """
 
     def kill() -> None:

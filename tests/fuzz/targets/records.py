@@ -1,4 +1,4 @@
-"""Records of the compacted topics, whoever wrote them: decoders, and the state that push makes of a partition's records."""
+"""Records of the compacted topics, from any writer: decoders, and the state that push makes of a partition's records."""
 
 from __future__ import annotations
 

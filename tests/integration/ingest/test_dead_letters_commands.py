@@ -55,13 +55,13 @@ def write_dead(settings: PulsarSettings, letters: list[tuple[str, bytes]], **cha
             "key": f"key of {device}",
             "whole_bytes": 32 * MEGABYTE,
         }
-        kept, told = dead_letter(payload, **(fields | changes))
+        kept, properties = dead_letter(payload, **(fields | changes))
         partition = partition_of(device, count)
         if partition not in producers:
             producers[partition] = client.create_producer(
                 contract.partition_name(dead_topic, partition), batching_enabled=False, chunking_enabled=True
             )
-        producers[partition].send(kept, properties=told, partition_key=device, event_timestamp=77)
+        producers[partition].send(kept, properties=properties, partition_key=device, event_timestamp=77)
     client.close()
 
 
@@ -111,17 +111,17 @@ def test_list_and_show_tell_what_is_there_and_why(
     large = bytes(range(256)) * 4 * 7 * 1024  # in chunks
     write_dead(namespaces, [*letters, ("w-9", large)])
     write_dead(namespaces, [("w-8", b"y" * (HEAD_BYTES + 1000))], whole_bytes=1000, reason="too large", topic="")
-    told = asked(namespaces, "list", "--limit", "100")
-    assert (told["total"], told["replayed"], told["truncated"]) == (32, 0, 1)
-    assert told["reasons"] == {"the topic is terminated": 31, "too large": 1}
-    assert told["topics"][namespaces.readings_topic("fleet")] == 31
+    report = asked(namespaces, "list", "--limit", "100")
+    assert (report["total"], report["replayed"], report["truncated"]) == (32, 0, 1)
+    assert report["reasons"] == {"the topic is terminated": 31, "too large": 1}
+    assert report["topics"][namespaces.readings_topic("fleet")] == 31
     assert asked(namespaces, "list", "--device", "w-1")["total"] == 10
     assert asked(namespaces, "list", "--reason", "LARGE")["total"] == 1
     assert asked(namespaces, "list", "--topic", "fleet/w-9/#")["total"] == 1
     assert asked(namespaces, "list", "--since", "1h")["total"] == 0
     assert "32 dead letters, 0 of them replayed, 1 with only the payload's head" in run(namespaces, "list").stdout
 
-    ids = {row["device"]: row["id"] for row in told["letters"]}
+    ids = {row["device"]: row["id"] for row in report["letters"]}
     shown = run(namespaces, "show", ids["w-9"], "--bytes", "32", "--out", str(tmp_path / "payload"))
     assert "00000010  10 11 12" in shown.stdout
     assert f"{len(large) - 32} more bytes" in shown.stdout
@@ -146,12 +146,12 @@ def test_foreign_messages_among_the_dead_letters_are_named_and_the_others_go_on(
         properties={name.encode(): value.encode() for name, value in odd.items()},
     )  # fmt: skip
     write_dead(namespaces, [("w-1", b"behind")])
-    told = asked(namespaces, "list")
-    assert told["total"] == 6
+    report = asked(namespaces, "list")
+    assert report["total"] == 6
     foreign = "it is not a valid dead letter of Pulsebridge: its key or one of its properties is not valid UTF-8"
-    assert told["reasons"][foreign] == 3
+    assert report["reasons"][foreign] == 3
     assert foreign in run(namespaces, "list").stdout
-    one = next(row["id"] for row in told["letters"] if "UTF-8" in row["reason"])
+    one = next(row["id"] for row in report["letters"] if "UTF-8" in row["reason"])
     shown = asked(namespaces, "show", one, "--out", str(tmp_path / "payload"))
     assert "not a valid dead letter of Pulsebridge" in shown["why"]
     assert (tmp_path / "payload").read_bytes() == b"foreign"
@@ -231,7 +231,7 @@ def test_a_replay_killed_at_each_step_loses_nothing_and_repeats_are_marked(
     copies: dict[bytes, set[str]] = {}
     for message in found:
         copies.setdefault(message.payload, set()).add(message.properties[contract.P_REPLAYED])
-    assert all(len(marks) == 1 for marks in copies.values())  # the same mark tells that they are one message
+    assert all(len(marks) == 1 for marks in copies.values())  # the same mark shows that they are one message
     assert len(dead_letters(namespaces)) > 500  # and the notes
     assert asked(namespaces, "replay", "--all")["replayed"] == {}
 
@@ -246,7 +246,7 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
     replay += arguments_of(namespaces, "replay", "--all")
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)
-        store, block = BlockStore(admin), Block(0, "nobody", "blocked", 1, "a test")
+        store, block = BlockStore(admin), Block(0, "a-device", "blocked", 1, "a test")
         store.store(topic, block)
         first = subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:

@@ -77,17 +77,17 @@ def test_the_command_prints_json_at_ctrl_c_and_needs_no_pulsar(stack: LocalStack
         "pulsar.admin_url=http://127.0.0.1:9",
     )
     topics = (f"{root}/w-0/glucose", f"{root}/w-1/glucose")
-    out = told_of_twenty(process, mqtt, f"{root}/#", topics, b'{"glucose": 90}')
-    told = json.loads(out)
-    assert 0 < told["messages"] <= 20
-    assert told["rules"][0]["filter"].startswith(f"{root}/+device")
-    assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(told["yaml"])["ingest"])) == []
-    assert told["tree"][0]["level"] == root
-    (table,) = Settings.model_validate(yaml.safe_load(told["yaml"])).streaming.tables
+    out = output_after_twenty_messages(process, mqtt, f"{root}/#", topics, b'{"glucose": 90}')
+    report = json.loads(out)
+    assert 0 < report["messages"] <= 20
+    assert report["rules"][0]["filter"].startswith(f"{root}/+device")
+    assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(report["yaml"])["ingest"])) == []
+    assert report["tree"][0]["level"] == root
+    (table,) = Settings.model_validate(yaml.safe_load(report["yaml"])).streaming.tables
     assert [one.fields for one in table.decoding] == ["glucose bigint"]
 
 
-def told_of_twenty(
+def output_after_twenty_messages(
     process: subprocess.Popen[str], mqtt: MqttSettings, watched: str, topics: tuple[str, str], payload: bytes
 ) -> str:
     """Publish to the topics in turn, then press Ctrl+C. Returns what the command printed."""
@@ -139,7 +139,7 @@ def test_h38_a_newline_in_a_topic_level_stays_within_the_comment(stack: LocalSta
     root = f"x\x1b[2J\n{listener}\nmqtt:\n  client_id: |\n   "  # which swallows the rest of the line
     process = discovering(mqtt, "--for", "10m", "--filter", f"+/{ours}/#")
     topics = (f"{root}/{ours}/set", f"{root}/{ours}/state")
-    out = told_of_twenty(process, mqtt, f"+/{ours}/#", topics, b"1")
+    out = output_after_twenty_messages(process, mqtt, f"+/{ours}/#", topics, b"1")
     assert all(line.isprintable() for line in out.split("\n"))
     assert "has a level 'set'" in out
     pasted = yaml.safe_load("#" + out.partition("# proposed settings")[2])

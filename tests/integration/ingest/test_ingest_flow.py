@@ -67,23 +67,27 @@ def test_a_message_has_its_topic_key_and_envelope(
         message, empty = wait_for(namespaces, 2)
     assert (message.payload, message.key) == (b"\x00\x01binary", "w-1")
     assert message.partition == partition_of("w-1", namespaces.partitions)
-    told = message.properties
-    assert told[contract.P_TOPIC] == f"{root}/w-1/glucose"
-    assert (told[contract.P_RULE], told[contract.P_DEVICE], told[contract.P_LINK]) == (
+    envelope = message.properties
+    assert envelope[contract.P_TOPIC] == f"{root}/w-1/glucose"
+    assert (envelope[contract.P_RULE], envelope[contract.P_DEVICE], envelope[contract.P_LINK]) == (
         "fleet",
         "w-1",
         mqtt.client_id,
     )
-    assert told[contract.P_COMMAND_TOPIC] == f"{root}-commands/w-1"
-    assert (told[contract.P_QOS], told[contract.P_RETAIN], told[contract.P_PROTOCOL]) == ("1", "0", protocol)
+    assert envelope[contract.P_COMMAND_TOPIC] == f"{root}-commands/w-1"
+    assert (envelope[contract.P_QOS], envelope[contract.P_RETAIN], envelope[contract.P_PROTOCOL]) == (
+        "1",
+        "0",
+        protocol,
+    )
     assert message.event_ms > 1_600_000_000_000
     assert (empty.payload, empty.properties[contract.P_QOS]) == (b"", "0")
     if protocol == "5":
-        assert contract.decode_user_properties(told[contract.P_USER]) == list(user)
-        assert contract.decode_correlation(told[contract.P_CORRELATION]) == b"\x00\xff"
-        assert told[contract.P_CONTENT_TYPE] == "application/json"
-        assert told[contract.P_RESPONSE_TOPIC] == "answers/here"
-        assert 0 < int(told[contract.P_EXPIRY]) <= 600
+        assert contract.decode_user_properties(envelope[contract.P_USER]) == list(user)
+        assert contract.decode_correlation(envelope[contract.P_CORRELATION]) == b"\x00\xff"
+        assert envelope[contract.P_CONTENT_TYPE] == "application/json"
+        assert envelope[contract.P_RESPONSE_TOPIC] == "answers/here"
+        assert 0 < int(envelope[contract.P_EXPIRY]) <= 600
 
 
 def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
@@ -115,14 +119,14 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
         dead = poll_for(lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters")
         for name, expected in (("received", 6), ("stored", 6), ("acked", 6), ("dead_letters", 3)):
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
-    reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
+    reasons = {m.payload[:9]: m.envelope[contract.P_DEAD_REASON] for m in dead}
     assert "bytes, the limit is" in reasons[b"x" * 9]
     assert "ingest.max_topics is 1" in reasons[b"one topic"]
     assert "no text for its key" in reasons[b"no device"]
     large = next(m for m in dead if m.payload[:1] == b"x")
     assert (large.key, len(large.payload)) == ("w-1", 100_000)
-    assert large.properties[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
-    assert large.properties[contract.P_TOPIC] == f"{root}/w-1/glucose"
+    assert large.envelope[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
+    assert large.envelope[contract.P_TOPIC] == f"{root}/w-1/glucose"
 
 
 def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_is(
@@ -146,8 +150,8 @@ def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_i
     assert contract.P_DEAD_LENGTH not in whole.properties
     assert head.payload == far_above[: len(head.payload)]
     assert len(head.payload) == HEAD_BYTES
-    assert head.properties[contract.P_DEAD_LENGTH] == str(len(far_above))
-    assert head.properties[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
+    assert head.envelope[contract.P_DEAD_LENGTH] == str(len(far_above))
+    assert head.envelope[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
     assert whole.key == head.key == "w-1"
     assert "error" in capsys.readouterr().out.split("only its head is kept")[0].rsplit("\n", 1)[-1]
 
@@ -179,10 +183,10 @@ def test_h6_retained_messages_come_once_over_restarts(
         assert dev.flush()
     found = stored(namespaces, "fleet")
     replayed = [m for m in found if m.properties.get(contract.P_RETAINED) == "1"]
-    assert sorted(m.properties[contract.P_TOPIC] for m in replayed) == sorted(topics)
+    assert sorted(m.envelope[contract.P_TOPIC] for m in replayed) == sorted(topics)
     assert [m.payload for m in found if m not in replayed] == [b"live"] * 4
     (deep,) = stored(namespaces, "more")
-    assert deep.properties[contract.P_RETAINED] == "1"
+    assert deep.envelope[contract.P_RETAINED] == "1"
 
 
 def test_retained_messages_can_be_skipped_and_live_ones_never_are(
@@ -313,9 +317,9 @@ def test_topics_explain_shows_where_a_topic_goes(tmp_path: Path) -> None:
             [*command, "-c", str(config), *more], capture_output=True, text=True, check=True, timeout=60
         ).stdout
 
-    told = json.loads(explain("wearables/w-1/glucose", "--json"))
-    assert told["pulsar_topic"] == "persistent://public/pulsebridge/wearables"
-    assert (told["key"], told["device"], told["command_topic"]) == ("w-1", "w-1", "d/w-1/c")
-    assert told["captures"] == {"device": "w-1", "m": "glucose"}
+    properties = json.loads(explain("wearables/w-1/glucose", "--json"))
+    assert properties["pulsar_topic"] == "persistent://public/pulsebridge/wearables"
+    assert (properties["key"], properties["device"], properties["command_topic"]) == ("w-1", "w-1", "d/w-1/c")
+    assert properties["captures"] == {"device": "w-1", "m": "glucose"}
     assert json.loads(explain("d/w-1/c", "--json"))["outcome"] == "left out"
     assert "not received" in explain("elsewhere/x")

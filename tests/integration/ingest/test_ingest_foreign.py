@@ -34,9 +34,9 @@ def test_h33_a_byte_order_mark_in_a_property_is_stored_and_ingest_goes_on(
         assert service.worker is not None
         assert service.worker.link.epoch == 1
     assert [m.payload for m in found] == [b"marked", b"honest"]
-    told = found[0].properties
-    assert contract.decode_user_properties(told[contract.P_USER]) == [("\ufeffk", "v\ufeff")]
-    assert told[contract.P_CONTENT_TYPE] == "\ufefftext/plain"
+    properties = found[0].properties
+    assert contract.decode_user_properties(properties[contract.P_USER]) == [("\ufeffk", "v\ufeff")]
+    assert properties[contract.P_CONTENT_TYPE] == "\ufefftext/plain"
 
 
 def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(stack: LocalStack, namespaces: PulsarSettings) -> None:

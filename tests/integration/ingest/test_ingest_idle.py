@@ -1,4 +1,4 @@
-"""Producers of partitions that nobody writes to any more: closed, and opened again by the next message (H10)."""
+"""Producers of idle partitions are closed, and the next message opens them again (H10)."""
 
 from __future__ import annotations
 

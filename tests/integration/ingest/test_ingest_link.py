@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 
 
 class Recorder(LinkHandler):
-    """Keeps what happens; acknowledges only what it is told to, on the loop thread."""
+    """Records events; acknowledges only on request, on the loop thread."""
 
     def __init__(self) -> None:
         self.link: Link | None = None

@@ -1,4 +1,4 @@
-"""What Pulsar does by itself with messages that nobody has read yet, and what ingest says about it, on a real Pulsar."""
+"""What Pulsar does by itself with unread messages, and what ingest reports about it, on a real Pulsar."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_h11_a_topic_created_on_the_fly_keeps_messages_without_a_subscription(st
                 admin.request("POST", f"/{path}/trim", accept=(404, 405, 409, 412))
             return len(stored(bare, "new")) <= 1
 
-        poll_for(dropped, 60, "the hazard: Pulsar to drop what nobody held", every=0.5)
+        poll_for(dropped, 60, "the hazard: Pulsar to drop messages without a subscription", every=0.5)
         assert len(stored(ours, "new")) == 11
         admin.request("DELETE", f"/namespaces/{bare.tenant}/{bare.namespace}?force=true", accept=(405, 409, 412))
 
@@ -91,7 +91,7 @@ def test_h13_a_policy_that_consumes_what_is_held_is_an_error_with_its_command(
             provision(verifying)
         found = PolicyWatch(admin, dict).look()  # while it runs: a WARNING, for a stop would lose nothing less
         assert any(command in line for line in found)
-        provision(admin)  # with pulsar.provision: create the start mends it
+        provision(admin)  # with pulsar.provision: create the start fixes it
         verify_policies(admin)
 
 

@@ -51,16 +51,16 @@ class World:
 
     def __init__(self, client: PulsarClient, admin: PulsarAdmin, *, max_pending: int = 100_000) -> None:
         settings = admin.settings
-        self.topic = settings.readings_topic("lane")
+        self.topic = settings.readings_topic("parts")
         self.woken = threading.Event()
         self.stored: list[bytes] = []
         self.refused: list[tuple[bytes, str]] = []
-        self.lanes = PartitionProducers(
+        self.producers = PartitionProducers(
             client,
             admin,
             max_pending=max_pending,
             dead_letter_topic=settings.system_topic(DEAD_LETTERS_TOPIC),
-            metrics=LinkMetrics("lanes"),
+            metrics=LinkMetrics("parts"),
             wake=self.woken.set,
             on_refused=lambda reading, why: self.refused.append((reading.payload[:20], why)),
         )
@@ -70,13 +70,13 @@ class World:
         reading = Reading(1, 1, 0.0)
         reading.topic, reading.payload, reading.key, reading.event_ms = self.topic, payload, "k", 1
         reading.head = head_of("k", {})
-        self.lanes.put(reading)
+        self.producers.put(reading)
 
     def turn(self) -> None:
         self.woken.wait(0.1)
         self.woken.clear()
         self.clock += 1.0  # waits before another try are over at once
-        self.stored += [r.payload for r in self.lanes.turn(self.clock)]
+        self.stored += [r.payload for r in self.producers.turn(self.clock)]
 
     def until(self, condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
         def turned() -> bool:
@@ -93,12 +93,12 @@ def world(client: PulsarClient, settings: PulsarSettings, **options: Any) -> Ite
         try:
             yield made
         finally:
-            made.lanes.close()
+            made.producers.close()
             client.close()
 
 
 def in_pulsar(settings: PulsarSettings) -> list[bytes]:
-    return [m.payload for m in stored(settings, "lane")]
+    return [m.payload for m in stored(settings, "parts")]
 
 
 def assert_nothing_vouched_that_is_missing(one: World, settings: PulsarSettings) -> None:
@@ -109,7 +109,7 @@ def assert_nothing_vouched_that_is_missing(one: World, settings: PulsarSettings)
 def test_h1_a_full_queue_refuses_silently_and_partition_producers_have_no_queue(
     one_partition: PulsarSettings,
 ) -> None:
-    """(a) The hazard with the bare client; then lanes with a turn that is larger than their bound: none is refused."""
+    """(a) The hazard with the bare client; then partition producers with a turn above their bound: none is refused."""
     with PulsarAdmin(one_partition) as admin:
         admin.create_partitioned(one_partition.readings_topic("bare"), 1)
     answers: list[Any] = []
@@ -125,7 +125,7 @@ def test_h1_a_full_queue_refuses_silently_and_partition_producers_have_no_queue(
         producer.send_async(b"last", lambda result, _id: answers.append(result))
         producer.flush()
     assert answers == [pulsar.Result.Ok]
-    assert len(stored(one_partition, "bare")) < 2001  # refused without a voice, and the last receipt said Ok
+    assert len(stored(one_partition, "bare")) < 2001  # refused silently, and the last receipt is Ok
 
     with world(PulsarClient(one_partition), one_partition, max_pending=100) as one:
         for number in range(2000):
@@ -186,7 +186,7 @@ def test_h1_a_quota_that_raises_exceptions_loses_nothing_that_was_vouched_for(
         for number in range(100, 200):
             one.put(b"%04d" % number)
             one.turn()
-        one.until(lambda: bool(list(one.lanes.blocked())), "messages that Pulsar does not take", 30)
+        one.until(lambda: bool(list(one.producers.blocked())), "messages that Pulsar does not take", 30)
         assert_nothing_vouched_that_is_missing(one, s)
 
         provision(admin)
@@ -217,7 +217,7 @@ def test_h1_a_batch_that_was_damaged_on_its_way_is_refused_and_sent_again(
         one.until(lambda: one.stored == [b"0-1"], "the first")
         for number in (2, 3):
             one.put(b"%d-%d" % (number, number))
-            one.lanes.turn(one.clock)  # a batch of its own; no receipt is looked at in between
+            one.producers.turn(one.clock)  # a batch of its own; no receipt is read in between
         one.until(lambda: len(one.stored) == 3, "all of them")
         assert one.stored == [b"0-1", b"2-2", b"3-3"]
     assert len(damaged) == 1

@@ -62,8 +62,8 @@ def test_h7_a_session_that_no_worker_serves_is_an_error_in_status_until_it_is_dr
             dev.publish(f"{old}/press/heat", b"x")
             assert dev.flush()
         code, text = status(renamed, tmp_path, "--json")
-        told: dict[str, Any] = json.loads(text)
-        (one,) = told["unserved_sessions"]
+        report: dict[str, Any] = json.loads(text)
+        (one,) = report["unserved_sessions"]
         assert (code, one["client_id"], one["broker"]) == (1, old, mqtt.address)
         assert one["filters"] == [f"{old}/+/+"]
         code, text = status(renamed, tmp_path)

@@ -173,13 +173,17 @@ def test_the_envelope_names_the_origin_of_a_message(peer: Peer) -> None:
         peer.send(f"{peer.root}/w-1/glucose", b"\x00\xffbinary")
         poll_for(lambda: peer.acked == 2, 30, "the acknowledgement")
     (found,) = readings(peer)
-    told = found.properties
+    properties = found.properties
     assert (found.payload, found.key) == (b"\x00\xffbinary", "w-1")
-    assert told[contract.P_VERSION] == contract.ENVELOPE_VERSION
-    assert told[contract.P_TOPIC] == f"{peer.root}/w-1/glucose"
-    assert (told[contract.P_RULE], told[contract.P_DEVICE], told[contract.P_QOS]) == ("fleet", "w-1", "1")
-    assert told[contract.P_PROTOCOL] == {"mqtt": "3.1.1"}.get(peer.protocol, peer.protocol)
-    assert told[contract.P_LINK] == {"mqtt": peer.root}.get(peer.protocol, peer.protocol)
+    assert properties[contract.P_VERSION] == contract.ENVELOPE_VERSION
+    assert properties[contract.P_TOPIC] == f"{peer.root}/w-1/glucose"
+    assert (properties[contract.P_RULE], properties[contract.P_DEVICE], properties[contract.P_QOS]) == (
+        "fleet",
+        "w-1",
+        "1",
+    )
+    assert properties[contract.P_PROTOCOL] == {"mqtt": "3.1.1"}.get(peer.protocol, peer.protocol)
+    assert properties[contract.P_LINK] == {"mqtt": peer.root}.get(peer.protocol, peer.protocol)
 
 
 def test_a_third_party_s_handler_is_found_and_lives_through_its_phases_once(

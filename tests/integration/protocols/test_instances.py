@@ -71,11 +71,11 @@ def test_status_lists_protocols_listeners_and_owners_and_a_clean_stop_removes_th
         assert dev.flush()
         topic = namespaces.readings_topic("fleet")
 
-        def told() -> dict[str, Any] | None:
+        def found_record() -> dict[str, Any] | None:
             (one,) = look_at_instances(settings).as_dict()["instances"] or [None]
             return one if one and one["topics"] == [topic] and one["state"] == "running" else None
 
-        poll_for(told, 30, "the record with its topic")
+        poll_for(found_record, 30, "the record with its topic")
         code, body = status(settings, tmp_path)
         assert (code, body["up"], body["instances_problem"]) == (0, False, "")
         (one,) = body["instances"]

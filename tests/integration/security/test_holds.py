@@ -1,4 +1,4 @@
-"""The holds of compacted topics follow the compaction where nobody may ask, or is to ask, Pulsar's admin."""
+"""Retention subscriptions of compacted topics follow the compaction without access to Pulsar's admin."""
 
 from __future__ import annotations
 

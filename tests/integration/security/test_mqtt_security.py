@@ -1,4 +1,4 @@
-"""MQTT with TLS, client certificates and passwords on real brokers: what is refused is said in one line."""
+"""MQTT with TLS, client certificates and passwords on real brokers: a refusal is one line."""
 
 from __future__ import annotations
 

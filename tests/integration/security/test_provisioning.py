@@ -75,10 +75,10 @@ def shell(pulsar: SecuredPulsar, folder: Path, script: str) -> None:
         timeout=patient(150),
         check=False,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-3000:]
-    assert "Reason:" not in said, said[-3000:]
-    assert "Usage:" not in said, said[-3000:]
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-3000:]
+    assert "Reason:" not in output, output[-3000:]
+    assert "Usage:" not in output, output[-3000:]
 
 
 @pytest.mark.long
@@ -144,7 +144,7 @@ def test_verify_lists_the_commands_that_create_everything_missing(pulsar: Secure
         )
         carry_out(rest, everything)
         assert provision_commands(rest) == 1
-        # Somebody turns on what loses messages, and deletes a hold.
+        # Another client turns on a setting that loses messages, and deletes a retention subscription.
         namespace = f"/namespaces/{settings.tenant}/{settings.system_namespace}"
         rest.request("POST", f"{namespace}/messageTTL", body=60)
         commands = f"persistent/{settings.tenant}/{settings.system_namespace}/commands-partition-0"
@@ -159,8 +159,8 @@ def test_verify_lists_the_commands_that_create_everything_missing(pulsar: Secure
 
 def test_off_asks_the_admin_for_nothing(pulsar: SecuredPulsar, artemis: SecuredArtemis) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge", "push": "bridge"})
-    nobody = {"provision": "off", "admin_url": "https://127.0.0.1:1"}
-    lonely = pulsar.as_role(admin, "bridge").model_copy(update=nobody)
+    without_admin = {"provision": "off", "admin_url": "https://127.0.0.1:1"}
+    lonely = pulsar.as_role(admin, "bridge").model_copy(update=without_admin)
     settings = Settings(mqtt=artemis.settings("ingest"), pulsar=lonely, ingest=IngestSettings(rules=(PLANT,)))
     device = artemis.settings("device")
     with running_ingest(settings), DeviceClient(device, device.client_id) as client:
@@ -194,7 +194,7 @@ def test_no_output_of_any_command_shows_a_secret(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, tmp_path: Path
 ) -> None:
     """Passwords and tokens, right and wrong, from file and environment, in outputs, logs and errors."""
-    token = pulsar.token("nobody-at-all")
+    token = pulsar.token("without-rights")
     environment = os.environ | {
         "PULSEBRIDGE_MQTT__USERNAME": "device",
         "PULSEBRIDGE_MQTT__PASSWORD": "hunter2-of-mqtt",

@@ -176,9 +176,9 @@ def test_a_late_message_leaves_one_batch_to_the_tasks(topic: TestTopic, monkeypa
             withhold(query, late)
             topic.publish([b"second"], "unbatched")
             start, at = at, next_batch(query, at)
-            with structlog.testing.capture_logs() as said:
+            with structlog.testing.capture_logs() as lines:
                 assert values_of(query, start, at, hot=False) == [b"second"]
-            (why,) = [of for of in said if of["event"].startswith("a batch is read by the tasks")]
+            (why,) = [line for line in lines if line["event"].startswith("a batch is read by the tasks")]
             assert why["why"] == "entries did not arrive in time"
             assert why["late"].keys() == {topic.partition()}
         for number in range(3):

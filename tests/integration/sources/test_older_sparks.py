@@ -126,7 +126,7 @@ def test_missing_features_of_this_spark_are_logged_once_at_the_start(topic: Test
         [sys.executable, "-m", source_driver.__name__, json.dumps({"options": options, "folder": str(tmp_path)})],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(300), check=True,
     )  # fmt: skip
-    told = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
-    assert len(told) == 1
-    assert "maxBytesPerTrigger: no effect" in told[0]
-    assert "Trigger.AvailableNow reads all in one batch" in told[0]
+    warnings = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
+    assert len(warnings) == 1
+    assert "maxBytesPerTrigger: no effect" in warnings[0]
+    assert "Trigger.AvailableNow reads all in one batch" in warnings[0]

@@ -52,7 +52,7 @@ def entries(planner: StreamPlanner, start: Offset, end: Offset) -> int:
     return sum(s.entries for task in planner.tasks(start, end) for s in task.segments)
 
 
-def told(logs: list[Any]) -> list[str]:
+def reasons(logs: list[Any]) -> list[str]:
     return [line["limit"] for line in logs if line["event"] == "trigger"]
 
 
@@ -67,7 +67,7 @@ def test_one_line_for_each_trigger_names_the_limit_in_force(topic: TestTopic) ->
                 end = query.latest_offset(at, options.limits)
                 sizes.append(entries(query, at, end))
                 at = end
-    assert told(logs) == ["maxEntriesPerTrigger=4"] * 2 + ["none"] * (len(sizes) - 2)
+    assert reasons(logs) == ["maxEntriesPerTrigger=4"] * 2 + ["none"] * (len(sizes) - 2)
     assert {line["log_level"] for line in logs if line["event"] == "trigger"} == {"debug"}
     assert sum(sizes) == 8
     assert max(sizes) <= 4
@@ -79,12 +79,12 @@ def test_few_rows_wait_until_there_are_enough_or_the_delay_is_over(topic: TestTo
         start = query.initial_offset()
         topic.publish(names(1), "unbatched")
         first = query.latest_offset(start, options.limits)
-        assert first != start, "the first trigger waits for nobody"
+        assert first != start, "the first trigger waits for no minimum"
         topic.publish(names(9), "unbatched")
         with structlog.testing.capture_logs() as logs:
             assert query.latest_offset(first, options.limits) == first
             report = query.report_latest()
-        assert told(logs) == ["minRowsPerTrigger=10"]
+        assert reasons(logs) == ["minRowsPerTrigger=10"]
         assert report is not None
         assert report["behind"][topic.partition()]["entries"] == 9, "what waits is seen"
         topic.publish(names(1), "unbatched", 1)

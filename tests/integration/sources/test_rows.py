@@ -89,7 +89,7 @@ def test_binary_keys_are_read_as_bytes_with_the_option(spark: SparkSession, topi
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("metadata", "why"),
     [
         (number(8, 2) + number(9, 1000), r"it cannot be decompressed \(type 2\)"),
         (number(8, 9) + number(9, 3), r"it cannot be decompressed \(type 9\)"),
@@ -98,11 +98,11 @@ def test_binary_keys_are_read_as_bytes_with_the_option(spark: SparkSession, topi
     ids=["no zlib", "an unknown type", "no batch"],
 )
 def test_h44_an_unreadable_entry_is_reported_and_skipped_only_if_loss_is_allowed(
-    spark: SparkSession, topic: TestTopic, said: bytes, why: str
+    spark: SparkSession, topic: TestTopic, metadata: bytes, why: str
 ) -> None:
-    """Whoever may write to the topic can store it. Before, the query tried it again for ever."""
+    """Any client that may write to the topic can store it. Before, the query retried it for ever."""
     topic.publish([b"before"])
-    store_raw(topic.settings, topic.partition(), b"bad", key=b"k", metadata_fields=said)
+    store_raw(topic.settings, topic.partition(), b"bad", key=b"k", metadata_fields=metadata)
     topic.publish([b"after"])
     with pytest.raises(Exception, match=rf"(?s)entry \d+:\d+ cannot be read: {why}.*failOnDataLoss=false"):
         frame(spark, topic).collect()

@@ -108,13 +108,13 @@ def refused(start: Any) -> str:
 
 
 def test_all_columns_reach_spark_with_the_types_of_the_contract(spark: SparkSession, topic: TestTopic) -> None:
-    told = {P_TOPIC: "a/b", P_INGEST: encode_ingest(link="test", protocol="5", rule=None)}
-    topic.publish([b"v"], partition_key="k", properties=told)
+    envelope = {P_TOPIC: "a/b", P_INGEST: encode_ingest(link="test", protocol="5", rule=None)}
+    topic.publish([b"v"], partition_key="k", properties=envelope)
     frame = spark.read.format("pulsebridge").options(**topic.options()).load()
     assert tuple((f.name, f.dataType.simpleString()) for f in frame.schema.fields) == SOURCE_COLUMNS
     (row,) = frame.collect()
     assert (bytes(row.value), row["__key"], row.mqtt_topic, row.retained) == (b"v", "k", "a/b", False)
-    assert row["__messageProperties"] == told
+    assert row["__messageProperties"] == envelope
 
 
 @needs_limits

@@ -285,8 +285,8 @@ def test_a_configuration_error_ends_the_job_with_one_line(driver: Driver, wrong:
     assert driver.ended("--available-now", **wrong) == 1
     text = driver.log.read_text()
     assert "Traceback" not in text, text
-    said = [line for line in text.splitlines() if says in line]
-    assert len(said) == 1, text
+    lines = [line for line in text.splitlines() if says in line]
+    assert len(lines) == 1, text
 
 
 def test_a_batch_that_cannot_be_written_ends_it_with_one_line(driver: Driver, namespaces: PulsarSettings) -> None:

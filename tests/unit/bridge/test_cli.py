@@ -59,7 +59,7 @@ def test_a_broken_plug_in_gives_one_line_and_the_others_go_on(monkeypatch: pytes
     ("error", "code", "line"),
     [
         (ConfigError("2 problems"), 2, "pulsebridge: 2 problems\n"),
-        (PulsebridgeError("it broke", remedy="mend it"), 1, "pulsebridge: it broke — mend it\n"),
+        (PulsebridgeError("it broke", remedy="fix it"), 1, "pulsebridge: it broke — fix it\n"),
         (FencedError("taken over"), 1, "pulsebridge: taken over\n"),
         (
             ModuleNotFoundError("No module named 'pyspark'", name="pyspark"),

@@ -1,4 +1,4 @@
-"""What a dead letter tells, which ones a selection means, and where a replay would send them."""
+"""What a dead letter contains, which ones a selection selects, and where a replay sends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def letter(
 ) -> DeadLetter:
     route = Route("fleet", "fleet", "w-1", "w-1", None)
     envelope = Envelope(link="l", protocol="5", mark=True).of_topic("fleet/w-1/glucose", route)
-    kept, told = dead_letter(
+    kept, properties = dead_letter(
         payload,
         topic=topic,
         device="w-1",
@@ -51,7 +51,7 @@ def letter(
         "id": LetterId(0, LetterPosition(1, number)),
         "key": "w-1",
         "payload": kept,
-        "properties": told,
+        "properties": properties,
         "event_ms": 5,
         "stored_us": 9,
     }
@@ -111,8 +111,8 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
 def test_a_message_malformed_for_mqtt_is_not_mapped_again() -> None:
     """Its payload is not what the device meant."""
     mapper = Mapper(IngestSettings(rules=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
-    told = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
-    planned = replay_of(letter(properties=told), PULSAR, mapper)
+    properties = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
+    planned = replay_of(letter(properties=properties), PULSAR, mapper)
     assert isinstance(planned, Refusal)
     assert "republish the message" in planned.why
 
@@ -120,10 +120,10 @@ def test_a_message_malformed_for_mqtt_is_not_mapped_again() -> None:
 def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_is_not() -> None:
     given_up = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
     in_the_log = PULSAR.system_topic("commands") + "-partition-3"
-    planned = replay_of(letter(properties=told_of_command(given_up, in_the_log), payload=b"open"), PULSAR)
+    planned = replay_of(letter(properties=properties_of_command(given_up, in_the_log), payload=b"open"), PULSAR)
     assert isinstance(planned, Refusal)
     assert "pulsebridge commands resend 'c 1' --device w-1" in planned.why
-    newer = told_of_command(given_up | {contract.C_VERSION: "99"}, in_the_log)
+    newer = properties_of_command(given_up | {contract.C_VERSION: "99"}, in_the_log)
     planned = replay_of(letter(properties=newer, payload=b"open"), PULSAR)
     assert isinstance(planned, Replay)
     assert planned.topic == PULSAR.system_topic("commands")
@@ -131,15 +131,15 @@ def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_i
 
 def test_a_command_that_a_sink_refused_is_replayed_for_no_push_has_seen_it() -> None:
     refused = encode_command(Command("c 1", "w-1", "devices/w-1/commands", b"open"))
-    told = told_of_command(refused, PULSAR.system_topic("commands"))
-    assert isinstance(replay_of(letter(properties=told, payload=b"open"), PULSAR), Replay)
+    properties = properties_of_command(refused, PULSAR.system_topic("commands"))
+    assert isinstance(replay_of(letter(properties=properties, payload=b"open"), PULSAR), Replay)
 
 
 def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alone() -> None:
     place = CommandPosition(7, 3, -1)
     entry = entry_of(GroupCommand("g 1", "presses", "", b"open"), "w-1", place, 4, "devices/{device}/commands")
-    told = told_of_command(encode_command(entry), PULSAR.system_topic("commands") + "-partition-3")
-    planned = replay_of(letter(properties=told, payload=b""), PULSAR)
+    properties = properties_of_command(encode_command(entry), PULSAR.system_topic("commands") + "-partition-3")
+    planned = replay_of(letter(properties=properties, payload=b""), PULSAR)
     assert isinstance(planned, Refusal)
     assert f"{entry.command_id} (g 1 of the group presses)" in planned.why
     assert f"to w-1 alone: pulsebridge commands resend {entry.command_id} --device w-1" in planned.why
@@ -148,18 +148,18 @@ def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alon
 def test_a_group_command_without_a_delivery_is_replayed_to_the_group() -> None:
     refused = encode_group_command(GroupCommand("c 1", "presses", "", b"open"))
     for topic in ("group-commands-partition-0", "group-commands"):  # given up by push, or a row of the sink
-        told = told_of_command(refused, PULSAR.system_topic(topic))
-        planned = replay_of(letter(properties=told, payload=b"open"), PULSAR)
+        properties = properties_of_command(refused, PULSAR.system_topic(topic))
+        planned = replay_of(letter(properties=properties, payload=b"open"), PULSAR)
         assert isinstance(planned, Replay)
         assert (planned.topic, planned.key) == (PULSAR.system_topic("group-commands"), "presses")
         assert contract.P_DEVICE not in planned.properties
-    bad = told_of_command(refused | {contract.C_QOS: "9"}, PULSAR.system_topic("group-commands-partition-0"))
+    bad = properties_of_command(refused | {contract.C_QOS: "9"}, PULSAR.system_topic("group-commands-partition-0"))
     planned = replay_of(letter(properties=bad, payload=b"open"), PULSAR)
     assert isinstance(planned, Refusal)
     assert "it is not a valid group command: qos: is 9" in planned.why
 
 
-def told_of_command(properties: dict[str, str], topic: str) -> dict[str, str]:
+def properties_of_command(properties: dict[str, str], topic: str) -> dict[str, str]:
     return dead_letter(b"", topic=topic, device="w-1", reason="r", at_us=1, properties=properties)[1]
 
 
@@ -206,8 +206,10 @@ def test_a_block_ends_only_when_all_letters_of_its_topic_are_meant() -> None:
 def test_the_summary_counts_reasons_without_their_numbers() -> None:
     summary = Summary(keep=2)
     for number in range(300):
-        _, told = dead_letter(b"", topic=FLEET, device="d", reason=f"has {number} bytes", at_us=number * 1_000_000 + 1)
-        summary.add(letter(properties=told, number=number), replayed=number < 10)
+        _, properties = dead_letter(
+            b"", topic=FLEET, device="d", reason=f"has {number} bytes", at_us=number * 1_000_000 + 1
+        )
+        summary.add(letter(properties=properties, number=number), replayed=number < 10)
     found = summary.as_json()
     assert (found["total"], found["replayed"]) == (300, 10)
     assert found["reasons"] == {"has N bytes": 300}

@@ -1,4 +1,4 @@
-"""Rates under the MoP proxy's names: over the last minute, whoever scrapes how often."""
+"""Rates under the MoP proxy's names: over the last minute, for any number of scrapers at any interval."""
 
 from __future__ import annotations
 

@@ -69,10 +69,10 @@ def test_what_does_not_speak_pulsars_protocol_is_refused_with_the_setting(data: 
 def test_whatever_is_answered_only_our_errors_come_out(command: bytes) -> None:
     with answering(frame(command)) as found:
         try:
-            said = dial(found, 5)
+            answer = dial(found, 5)
         except PulsebridgeError as e:
-            said = str(e)
-    assert len(said.splitlines()) <= 1
+            answer = str(e)
+    assert len(answer.splitlines()) <= 1
 
 
 def test_a_port_that_closes_without_a_word_may_do_better_later() -> None:
@@ -100,10 +100,10 @@ def test_addresses() -> None:
 def test_role_and_missing_rights_are_named_without_the_token() -> None:
     token = jwt.encode({"sub": "bridge", "exp": 1}, b"k" * 32)
     mine = PulsarSettings(token=SecretStr(token))
-    said = [whom(mine), credentials_remedy(mine), grant_remedy(mine, "persistent://t/ns/x", "produce")]
-    assert said[0] == "the role 'bridge'"
-    assert "expired" in said[1]
-    assert "pulsar-admin namespaces grant-permission t/ns --role bridge --actions produce" in said[2]
-    assert not any(token in line or token.rsplit(".", 1)[1] in line for line in said)
+    texts = [whom(mine), credentials_remedy(mine), grant_remedy(mine, "persistent://t/ns/x", "produce")]
+    assert texts[0] == "the role 'bridge'"
+    assert "expired" in texts[1]
+    assert "pulsar-admin namespaces grant-permission t/ns --role bridge --actions produce" in texts[2]
+    assert not any(token in line or token.rsplit(".", 1)[1] in line for line in texts)
     assert "it requires credentials" in credentials_remedy(PulsarSettings())
     assert whom(PulsarSettings(token=SecretStr("no.json.here"))) == "this role"

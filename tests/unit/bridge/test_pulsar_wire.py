@@ -124,8 +124,8 @@ def test_a_lookup_names_the_broker_that_fits_the_connection() -> None:
     assert commands.redirect_of(answer, tls=True) == Redirect("pulsar+ssl://a:6651", True, True, False)
     failed = Answer(Kind.LOOKUP_RESPONSE, {3: 2, 4: 9, 6: 4, 7: b"no\nright"})
     assert commands.redirect_of(failed, tls=False) == WireError("AuthorizationError", "no right")
-    nobody = Answer(Kind.LOOKUP_RESPONSE, {3: 1, 4: 9})
-    assert isinstance(commands.redirect_of(nobody, tls=True), WireError)
+    no_broker = Answer(Kind.LOOKUP_RESPONSE, {3: 1, 4: 9})
+    assert isinstance(commands.redirect_of(no_broker, tls=True), WireError)
 
 
 def test_a_receipt_of_what_was_dropped_names_no_entry() -> None:

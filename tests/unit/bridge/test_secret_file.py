@@ -36,7 +36,7 @@ def test_in_the_midst_of_a_rotation_the_last_content_counts(tmp_path: Path) -> N
         disturb()
         with capture_logs() as logs:
             assert secret.get_secret_value() == "first"
-        assert [one["file"] for one in logs] == [str(file)]  # an emptied file revokes nothing, and that is said
+        assert [one["file"] for one in logs] == [str(file)]  # an emptied file revokes nothing, and that is logged
     file.write_text("second", encoding="utf-8")
     assert secret.get_secret_value() == "second"
 

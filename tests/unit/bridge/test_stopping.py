@@ -1,4 +1,4 @@
-"""A process that is told to stop, and what of it does not: it ends all the same, with code 0."""
+"""A process that gets the order to stop ends with code 0, even if one of its threads does not end."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_partition_that_was_never_written_has_no_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown", "end"),
+    ("reported", "shown", "end"),
     [
         ((5, 7), None, (5, 7)),  # what the broker says of a message is so
         ((-1, -1), stats({5: 8, 9: 0}), (5, 7)),
@@ -52,7 +52,7 @@ def test_a_partition_that_was_never_written_has_no_end() -> None:
     ],
 )
 def test_h24_a_broker_that_says_nothing_is_there_is_not_believed(
-    said: tuple[int, int], shown: Any, end: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    reported: tuple[int, int], shown: Any, end: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Admin:
         def __init__(self, *_settings: object, timeout_s: float) -> None: ...
@@ -69,7 +69,7 @@ def test_h24_a_broker_that_says_nothing_is_there_is_not_believed(
             return shown
 
     monkeypatch.setattr(topic_end, "PulsarAdmin", Admin)
-    assert end_of(PulsarSettings(), "commands-partition-0", message_id(0, *said, -1))[:2] == end
+    assert end_of(PulsarSettings(), "commands-partition-0", message_id(0, *reported, -1))[:2] == end
 
 
 class Consumer:
@@ -196,7 +196,7 @@ class Stuck(Denying):
 
     def seek(self, where: MessageId) -> None:
         assert (where.ledger_id(), where.entry_id()) == (3, 2)
-        self._left, self._rest = self._rest, []  # the one at which it stands comes once more
+        self._left, self._rest = self._rest, []  # the message at its position comes again
 
 
 def test_h48_a_reader_that_a_compaction_left_without_a_word_is_moved_to_where_it_stands(

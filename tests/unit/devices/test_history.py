@@ -159,8 +159,10 @@ def test_an_id_that_several_devices_have_is_refused_with_the_first_of_them() -> 
     assert refused.command_id == "c"
 
 
-def letter(command: Command, **told: str) -> DeadLetter:
-    return DeadLetter(LetterId(0, LetterPosition(1, 2)), "d", command.payload, encode_command(command) | told, 0, NOW)
+def letter(command: Command, **properties: str) -> DeadLetter:
+    return DeadLetter(
+        LetterId(0, LetterPosition(1, 2)), "d", command.payload, encode_command(command) | properties, 0, NOW
+    )
 
 
 def test_a_dead_letter_that_is_whole_gives_the_payload() -> None:

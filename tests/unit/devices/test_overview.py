@@ -76,11 +76,11 @@ def test_text_and_json_say_what_was_left_out() -> None:
     assert "… and 1 more" in text
     assert "2 devices, 1 absent, 4 commands pending, 3 of them parked" in text
     assert "--backlog" in text
-    told = overview_json(overview, NOW, read)
-    assert [one["device"] for one in told["devices"]] == ["b"]
-    assert told["devices"][0]["last_delivery"] is None
+    shown = overview_json(overview, NOW, read)
+    assert [one["device"] for one in shown["devices"]] == ["b"]
+    assert shown["devices"][0]["last_delivery"] is None
     assert "2 messages of the backlog are not valid commands" in text
-    assert told["read"]["backlog_cut"] is True
+    assert shown["read"]["backlog_cut"] is True
 
 
 def test_ages_and_tables_are_short() -> None:

@@ -1,4 +1,4 @@
-"""What waits for each device, from the records that push stores: nothing that nobody settled is left out."""
+"""The waiting commands of each device, from the records that push stores: no unsettled command is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pulsebridge quality` tells of suites, before there is a table or Spark."""
+"""What `pulsebridge quality` shows of suites, without a table or Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP requests into messages: what is told arrives unchanged, anything else is refused in words, nothing raises."""
+"""HTTP requests become messages: valid fields arrive unchanged, all else is refused with a text, nothing raises."""
 
 from __future__ import annotations
 

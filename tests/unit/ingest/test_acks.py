@@ -88,7 +88,7 @@ class Ingest(RuleBasedStateMachine):
 
     @rule(queue=st.integers(0, 1), count=st.integers(1, 3))
     def refuse(self, queue: int, count: int) -> None:
-        """Some messages are dropped; only those that ask for a receipt are heard of, and what follows is stored (H1)."""
+        """Some messages are dropped; only those that ask for a receipt are reported, and the following ones are stored (H1)."""
         producer = self.pulsar[queue]
         if producer is None:
             return

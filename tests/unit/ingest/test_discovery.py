@@ -40,7 +40,7 @@ def proposed(*topics: str, payload: bytes = b"1") -> Proposal:
 
 
 def taken(proposal: Proposal) -> IngestSettings:
-    """The proposal as somebody pastes it."""
+    """The proposal as a user pastes it."""
     body = yaml.safe_load(proposal.yaml()) or {"ingest": {}}
     ingest = IngestSettings.model_validate(body["ingest"])
     assert mapping_problems(ingest) == []
@@ -214,9 +214,9 @@ def test_whatever_is_published_every_message_is_counted_and_every_proposal_is_ta
     assert _nodes(tree.root) == tree.nodes <= 20
     proposal = propose(tree, signs.seen)
     taken(proposal)
-    told = discovery_of(tree, signs.seen, proposal, 2.0)
-    assert json.loads(json.dumps(told)) == told
-    assert discovery_text(told).encode()
+    report = discovery_of(tree, signs.seen, proposal, 2.0)
+    assert json.loads(json.dumps(report)) == report
+    assert discovery_text(report).encode()
 
 
 def test_the_text_shows_rates_kinds_and_what_to_paste() -> None:

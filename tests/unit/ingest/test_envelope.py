@@ -33,20 +33,20 @@ def message(**changes: object) -> Message:
     return Message(**(fields | changes))  # type: ignore[arg-type]
 
 
-def told(of: Message, route: Route | None = ROUTE, *, mark: bool = True) -> dict[str, str]:
+def properties_of(of: Message, route: Route | None = ROUTE, *, mark: bool = True) -> dict[str, str]:
     envelope = Envelope(link="pulsebridge", protocol="5", mark=mark)
     return envelope.of(of, envelope.of_topic(of.topic, route))
 
 
 def test_a_plain_publish_stores_usual_values_once() -> None:
-    assert told(message()) == {
+    assert properties_of(message()) == {
         contract.P_INGEST: INGEST,
         contract.P_TOPIC: "wearables/w-1/g",
     }
 
 
 def test_the_full_envelope_says_it_all() -> None:
-    assert contract.full_envelope(told(message(qos=0, dup=True))) == {
+    assert contract.full_envelope(properties_of(message(qos=0, dup=True))) == {
         contract.P_INGEST: INGEST,
         contract.P_VERSION: "1",
         contract.P_LINK: "pulsebridge",
@@ -59,7 +59,7 @@ def test_the_full_envelope_says_it_all() -> None:
         contract.P_DEVICE: "w-1",
         contract.P_COMMAND_TOPIC: "devices/w-1/commands",
     }
-    assert contract.P_RULE not in contract.full_envelope(told(message(), None))
+    assert contract.P_RULE not in contract.full_envelope(properties_of(message(), None))
     assert contract.full_envelope({"a": "b"}) == {"a": "b"}
 
 
@@ -71,7 +71,7 @@ def test_the_full_envelope_says_it_all() -> None:
     st.booleans(),
 )
 def test_a_full_envelope_folds_to_what_was_stored(route: Route | None, qos: int, retain: bool, dup: bool) -> None:
-    kept = told(message(qos=qos, retain=retain, dup=dup), route)
+    kept = properties_of(message(qos=qos, retain=retain, dup=dup), route)
     assert contract.folded_envelope(contract.full_envelope(kept)) == kept
     assert contract.folded_envelope({"a": "b"}) == {"a": "b"}
 
@@ -88,7 +88,7 @@ def test_mqtt_5_properties_come_back_unchanged(
     user: list[tuple[str, str]], correlation: bytes, content_type: str, response: str
 ) -> None:
     properties = PublishProperties(tuple(user), content_type, response, correlation, 1, 60)
-    kept = told(message(properties=properties))
+    kept = properties_of(message(properties=properties))
     assert contract.decode_user_properties(kept.get(contract.P_USER, "[]")) == user
     assert contract.decode_correlation(kept[contract.P_CORRELATION]) == correlation
     assert (kept[contract.P_CONTENT_TYPE], kept[contract.P_RESPONSE_TOPIC]) == (content_type, response)
@@ -97,26 +97,26 @@ def test_mqtt_5_properties_come_back_unchanged(
 
 
 def test_absent_and_empty_properties_differ() -> None:
-    kept = told(message(properties=PublishProperties(content_type="", correlation_data=b"")))
+    kept = properties_of(message(properties=PublishProperties(content_type="", correlation_data=b"")))
     assert kept[contract.P_CONTENT_TYPE] == ""
     assert kept[contract.P_CORRELATION] == ""
     assert contract.P_RESPONSE_TOPIC not in kept
 
 
 def test_a_replayed_retained_message_is_marked() -> None:
-    assert told(message(retain=True))[contract.P_RETAINED] == "1"
-    assert contract.P_RETAINED not in told(message(retain=True), mark=False)
-    assert told(message(retain=True), mark=False)[contract.P_RETAIN] == "1"
+    assert properties_of(message(retain=True))[contract.P_RETAINED] == "1"
+    assert contract.P_RETAINED not in properties_of(message(retain=True), mark=False)
+    assert properties_of(message(retain=True), mark=False)[contract.P_RETAIN] == "1"
 
 
 def test_a_topic_that_is_not_utf8_is_stored_with_its_bytes() -> None:
-    assert told(message(topic="a/\udcff"), None)[contract.P_TOPIC] == r"a/\xff"
-    assert told(message(topic="a/\ud800"), None)[contract.P_TOPIC] == r"a/\ud800"
+    assert properties_of(message(topic="a/\udcff"), None)[contract.P_TOPIC] == r"a/\xff"
+    assert properties_of(message(topic="a/\ud800"), None)[contract.P_TOPIC] == r"a/\ud800"
 
 
 @pytest.mark.parametrize(("given", "kept"), [("\udcff", r"\xff"), ("a\ud800", r"a\ud800")])
 def test_user_properties_that_are_not_utf8_are_stored_with_their_bytes_and_read_back(given: str, kept: str) -> None:
-    stored = told(message(properties=PublishProperties(user=((given, given), ("b", "c")))))
+    stored = properties_of(message(properties=PublishProperties(user=((given, given), ("b", "c")))))
     again = message_of(b"", stored).properties
     assert again is not None
     assert again.user == ((kept, kept), ("b", "c"))

@@ -111,12 +111,12 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
     if isinstance(way, LeftOut):
         assert way.reason in ("broker", "command")
         return None
-    told = ENVELOPE.of(message, ENVELOPE.of_topic(message.topic, way if isinstance(way, Route) else None))
+    properties = ENVELOPE.of(message, ENVELOPE.of_topic(message.topic, way if isinstance(way, Route) else None))
     payload = message.payload
-    assert all(name.encode() and value.encode() is not None for name, value in told.items())
+    assert all(name.encode() and value.encode() is not None for name, value in properties.items())
     if isinstance(way, Route):
-        assert told[contract.P_TOPIC] == message.topic
-        assert size_of(payload, way.key, told) >= len(payload) + len(way.key)
+        assert properties[contract.P_TOPIC] == message.topic
+        assert size_of(payload, way.key, properties) >= len(payload) + len(way.key)
         topic = PULSAR.readings_topic(way.local, way.namespace)
         assert topic.startswith(LISTED)
         assert re.fullmatch(r"persistent://[\w.=:-]+/[\w.=:-]+/[A-Za-z0-9_.=-]{1,240}", topic)
@@ -131,10 +131,10 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
     assert way.reason.encode()
     meant = PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
     assert not meant or meant.startswith(LISTED)
-    kept, told = dead_letter(payload, topic=meant, device="", reason=way.reason, at_us=1, properties=told)
+    kept, properties = dead_letter(payload, topic=meant, device="", reason=way.reason, at_us=1, properties=properties)
     assert kept == payload
-    assert all(value.encode() is not None for value in told.values())
-    return Placed(PULSAR.system_topic(contract.DEAD_LETTERS_TOPIC), told[contract.P_TOPIC], None)
+    assert all(value.encode() is not None for value in properties.values())
+    return Placed(PULSAR.system_topic(contract.DEAD_LETTERS_TOPIC), properties[contract.P_TOPIC], None)
 
 
 FUZZ = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
@@ -183,8 +183,8 @@ def test_topics_meet_only_where_a_rule_says_so(some: list[TopicRule], arrived: l
         if topic == message.topic:
             continue
         if rule == found.rule:
-            said = by_name[rule]
-            assert said.key or said.device
+            route = by_name[rule]
+            assert route.key or route.device
         else:
             assert any(name in by_name and by_name[name].shared for name in (rule, found.rule))
 
@@ -194,9 +194,9 @@ def test_topics_meet_only_where_a_rule_says_so(some: list[TopicRule], arrived: l
     st.binary(max_size=30),
     st.dictionaries(st.sampled_from([n for n in dir(contract) if n[:2] == "P_"]), anything),
 )
-def test_any_envelope_is_read_back_or_refused(payload: bytes, told: dict[str, str]) -> None:
+def test_any_envelope_is_read_back_or_refused(payload: bytes, fields: dict[str, str]) -> None:
     try:
-        found = message_of(payload, {getattr(contract, name): text for name, text in told.items()})
+        found = message_of(payload, {getattr(contract, name): text for name, text in fields.items()})
     except ContractError:
         return
     assert found.payload == payload
@@ -207,8 +207,8 @@ def test_any_envelope_is_read_back_or_refused(payload: bytes, told: dict[str, st
 def test_a_stored_envelope_is_read_back(message: Message) -> None:
     assume(all(text.encode("utf-8", "replace").decode() == text for text in [message.topic, *_texts(message)]))
     route = Route("r", "l", "k", None, None)
-    told = ENVELOPE.of(message, ENVELOPE.of_topic(message.topic, route))
-    again = message_of(message.payload, told)
+    properties = ENVELOPE.of(message, ENVELOPE.of_topic(message.topic, route))
+    again = message_of(message.payload, properties)
     same = message.properties if message.properties != PublishProperties() else None
     assert again == message._replace(mid=0, properties=same)
 
@@ -226,15 +226,15 @@ def _texts(message: Message) -> list[str]:
 def test_h5_a_dead_letter_s_properties_stay_below_pulsar_s_limit(sizes: list[tuple[str, int]], user: int) -> None:
     own = {f"p{number}": text * length for number, (text, length) in enumerate(sizes)}
     own[contract.P_USER] = contract.encode_user_properties([("n", "v" * 400_000)] * user)
-    kept, told = dead_letter(b"x" * 10, topic="t", device="d", reason="r", at_us=1, properties=own)
-    assert sum(len(name) + len(value.encode()) for name, value in told.items()) <= MAX_PROPERTIES_BYTES + 4096
+    kept, properties = dead_letter(b"x" * 10, topic="t", device="d", reason="r", at_us=1, properties=own)
+    assert sum(len(name) + len(value.encode()) for name, value in properties.items()) <= MAX_PROPERTIES_BYTES + 4096
     assert kept == b"x" * 10
-    cut = json.loads(told.get(contract.P_DEAD_CUT, "{}"))
+    cut = json.loads(properties.get(contract.P_DEAD_CUT, "{}"))
     for name, value in own.items():
         if name in cut:
             assert cut[name][0] == len(value.encode())
-            assert value.startswith(told.get(name, ""))
+            assert value.startswith(properties.get(name, ""))
         else:
-            assert told[name] == value
-    assert contract.decode_user_properties(told.get(contract.P_USER, "[]")) is not None
+            assert properties[name] == value
+    assert contract.decode_user_properties(properties.get(contract.P_USER, "[]")) is not None
     assert HEAD_BYTES <= MAX_PROPERTIES_BYTES

@@ -163,12 +163,12 @@ def test_a_return_code_is_the_reason_that_paho_gives(protocol: str, code: int) -
         far.sendall(packet(0x20, bytes([0, code]) + (b"\0" if protocol == "5" and code == 0 else b"")))
         client.loop_read()
         client.on_disconnect = None
-    said = connack(bytes([0, code]), mqtt5=protocol == "5")
+    answer = connack(bytes([0, code]), mqtt5=protocol == "5")
     if found and (protocol != "5" or code < 2):
-        assert said.reason == found[0].value
-        assert not said.reason or reason_name(said.reason) == str(found[0])
-    else:  # paho calls nobody for a wrong version, nor for return codes of 3.1.1 where it speaks MQTT 5
-        assert said.reason == {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}[code]
+        assert answer.reason == found[0].value
+        assert not answer.reason or reason_name(answer.reason) == str(found[0])
+    else:  # paho calls no callback for a wrong version, nor for return codes of 3.1.1 with MQTT 5
+        assert answer.reason == {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}[code]
 
 
 def test_connack_names_the_limits_of_the_broker() -> None:
@@ -188,10 +188,10 @@ def test_connack_names_the_limits_of_the_broker() -> None:
 
 @pytest.mark.parametrize("name", ["a\ufeffb", "\0", "", "é" * 999])
 def test_no_text_of_connack_can_be_wrong(name: str) -> None:
-    """U+FEFF is legal (MQTT-1.5.4-3), and what else a broker says of itself harms nobody."""
+    """U+FEFF is legal (MQTT-1.5.4-3), and other properties of a broker cause no error."""
     for kind in b"\x12\x15\x16\x1a\x1c\x1f":
-        said = bytes([kind]) + text(name)
-        body = b"\0\0" + packet(0, said)[1:]
+        properties = bytes([kind]) + text(name)
+        body = b"\0\0" + packet(0, properties)[1:]
         assert connack(body, mqtt5=True) == Connack(0, Connected(0, False))
 
 

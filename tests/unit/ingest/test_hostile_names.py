@@ -76,7 +76,7 @@ NAMES = st.text(st.sampled_from("aé\U0001f600"), max_size=40).map(lambda text: 
 @given(st.dictionaries(NAMES, NAMES, max_size=60), NAMES, NAMES, st.integers(16_384, 100_000))
 def test_h35_a_dead_letter_fits_whatever_the_message(own: dict[str, str], device: str, why: str, most: int) -> None:
     own = {f"{number}{name}": value * 20 for number, (name, value) in enumerate(own.items())}
-    _, told = dead_letter(
+    _, properties = dead_letter(
         b"",
         topic="t" * 70_000,
         device=device * 30,
@@ -85,10 +85,10 @@ def test_h35_a_dead_letter_fits_whatever_the_message(own: dict[str, str], device
         properties=own,
         properties_bytes=most,
     )
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in told.items())
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     assert size <= most + 20_000
-    assert told[contract.P_DEAD_AT] == "1"
-    assert told[contract.P_DEAD_TOPIC].startswith("t" * 1000)
+    assert properties[contract.P_DEAD_AT] == "1"
+    assert properties[contract.P_DEAD_TOPIC].startswith("t" * 1000)
     assert len(letter_key(device * 30).encode()) <= 16_384
 
 

@@ -72,12 +72,12 @@ def test_h3_after_a_time_without_reading_an_answer_may_be_late_by_as_much(
     patience = 10.0 + min(unread, 10.0)
     assert not keepalive.dead(begin + share * patience)
     assert keepalive.dead(begin + patience + 1e-6)
-    heard = begin + patience + slow
-    keepalive.received(heard)
-    assert not keepalive.dead(heard + 1e6)
-    keepalive.pinged(heard)
-    assert not keepalive.dead(heard + share * 10.0)
-    assert keepalive.dead(heard + 10.0 + 1e-6)
+    received = begin + patience + slow
+    keepalive.received(received)
+    assert not keepalive.dead(received + 1e6)
+    keepalive.pinged(received)
+    assert not keepalive.dead(received + share * 10.0)
+    assert keepalive.dead(received + 10.0 + 1e-6)
 
 
 def test_h3_pings_go_on_while_we_do_not_read() -> None:

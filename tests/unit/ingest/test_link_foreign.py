@@ -140,7 +140,7 @@ def test_a_suback_has_a_code_for_each_filter_and_answers_what_was_asked(protocol
     with playing(protocol) as (link, handler, accept):
         peer = accept()
         peer.turns(lambda: link.connected)
-        peer.send(packet(0x90, b"\0\x09" + none + b"\x80"))  # nobody asked
+        peer.send(packet(0x90, b"\0\x09" + none + b"\x80"))  # without a request
         link.subscribe([Subscription("a"), Subscription("b")])
         peer.send(packet(0x90, b"\0\1" + none + b"\1\x80"))
         peer.turns(lambda: bool(handler.granted))

@@ -141,10 +141,10 @@ def test_a_payload_over_pulsar_s_limit_is_not_searched() -> None:
 
 def test_explain_says_that_each_message_decides_and_shows_one() -> None:
     settings_ = Settings(ingest=IngestSettings(rules=(rule(command_topic="gw/{gateway}/down/{device}"),)))
-    told = explanation_of(settings_, "gw/7/up")
-    assert told["outcome"] == "written, with key and device from each message"
-    assert told["key"] == told["device"] == "{json:$.deviceInfo.devEui}"
-    assert "partition" not in told
+    explanation = explanation_of(settings_, "gw/7/up")
+    assert explanation["outcome"] == "written, with key and device from each message"
+    assert explanation["key"] == explanation["device"] == "{json:$.deviceInfo.devEui}"
+    assert "partition" not in explanation
     one = explanation_of(settings_, "gw/7/up", UP)
     assert (one["key"], one["command_topic"]) == ("0102", "gw/7/down/0102")
     assert "key            0102" in explanation_text(one)

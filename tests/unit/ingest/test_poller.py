@@ -24,7 +24,7 @@ def hectic() -> Iterator[None]:
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("hectic")
 def test_no_wake_up_is_lost() -> None:
-    """A lost one shows as a wait that never ends: nobody wakes again until the item is taken."""
+    """A lost one shows as a wait that never ends: no thread wakes again until the item is taken."""
     poller, items = Poller(), deque[int]()
     taken = threading.Semaphore(0)
     count = 3000

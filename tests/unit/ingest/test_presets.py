@@ -168,9 +168,9 @@ def test_problems_with_a_preset_s_rules_name_the_preset() -> None:
 
 def test_explain_names_the_preset_and_where_a_reading_says_its_id() -> None:
     settings = Settings(ingest=IngestSettings(presets=("chirpstack",)))
-    told = explanation_of(settings, "application/1/device/0101010101010101/event/up")
-    assert told["preset"] == "chirpstack"
-    text = explanation_text(told)
+    explanation = explanation_of(settings, "application/1/device/0101010101010101/event/up")
+    assert explanation["preset"] == "chirpstack"
+    text = explanation_text(explanation)
     assert "preset         chirpstack" in text
     assert "reading id     {json:$.deduplicationId}" in text
 

@@ -6,7 +6,7 @@ Where this decoder differs from paho 2.1, by the specification of MQTT 5:
 - A malformed PUBLISH is a message with a reason; paho ends the connection, except for these, which it delivers: a topic
   that is not UTF-8 or contains U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2), an empty one (MQTT-4.7.3-1), packet identifier 0
   (MQTT-2.2.1-3), a topic alias although none was allowed (MQTT-3.3.2-10), payload formats above 1 (3.3.2.3.2).
-- A subscription identifier, which nobody asked for, is skipped in any number; paho takes one.
+- An unrequested subscription identifier is skipped in any number; paho takes one.
 - At QoS 2 the message is delivered when PUBLISH comes, and not when PUBREL does: PUBREC waits for its receiver (4.3.3).
 """
 

@@ -1,4 +1,4 @@
-"""How filters are dealt to workers, and what must move when they are dealt anew."""
+"""How filters are assigned to workers, and which must migrate when they are assigned again."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from bridge.intake.sightings import Sighting, Sightings
 EVERY = 30.0
 
 
-def told(times: Iterable[float], seen: Sighting | None = None) -> list[float]:
-    """When a device that publishes at these times is told of, as the intake asks."""
+def reported(times: Iterable[float], seen: Sighting | None = None) -> list[float]:
+    """The times at which a device that publishes at these times is reported, as the intake asks."""
     sightings = Sightings(EVERY)
     seen = seen or sightings.of("d")
     found = []
@@ -24,18 +24,18 @@ def told(times: Iterable[float], seen: Sighting | None = None) -> list[float]:
 
 
 def test_a_device_that_keeps_publishing_is_reported_once_in_the_interval() -> None:
-    assert told(n / 10 for n in range(1000)) == [0, 30, 60, 90]
+    assert reported(n / 10 for n in range(1000)) == [0, 30, 60, 90]
 
 
 def test_h31_the_first_message_after_a_silence_is_reported_at_once() -> None:
     before, after = [n / 10 for n in range(50)], [12 + n / 10 for n in range(50)]
-    assert told([*before, *after]) == [0, 12]
+    assert reported([*before, *after]) == [0, 12]
 
 
 def test_a_device_that_rarely_publishes_is_not_reported_at_each_message() -> None:
     times = [10.0 * n for n in range(60)]
-    assert len(told(times)) <= 30
-    assert told([*times, 650.0])[-1] == 650.0  # and its absence is
+    assert len(reported(times)) <= 30
+    assert reported([*times, 650.0])[-1] == 650.0  # and its absence is
 
 
 @given(st.lists(st.floats(0.01, 40.0), max_size=200))
@@ -46,7 +46,7 @@ def test_h10_whatever_its_habits_a_device_costs_at_most_five_records_in_the_inte
     for gap in gaps:
         now += gap
         times.append(now)
-    found = told(times)
+    found = reported(times)
     for at, begin in enumerate(found):
         window = [t for t in found[at:] if t < begin + EVERY]
         assert len(window) <= 10  # of two intervals that meet
@@ -61,7 +61,7 @@ def test_it_is_never_longer_than_an_interval_and_a_gap_untold(gaps: list[float])
     for gap in gaps:
         now += gap
         times.append(now)
-    found = told(times)
+    found = reported(times)
     for at in times:
         assert any(at - EVERY <= one <= at for one in found)
 

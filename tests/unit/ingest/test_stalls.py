@@ -13,7 +13,7 @@ AFTER_S = 10.0
 def played(events: list[tuple[str, bool]]) -> list[bool]:
     """Play one event a second: Pulsar was asked (good or bad answer), or something was stored. Blocked when?"""
     stall = Stall()
-    said: list[bool] = []
+    results: list[bool] = []
     for now, (kind, good) in enumerate(events, 1):
         if kind == "stored":
             stall.progressed()
@@ -21,8 +21,8 @@ def played(events: list[tuple[str, bool]]) -> list[bool]:
         if kind == "asked":
             stall.ask_due(now, 0.0)
             stall.answered(now, good=good, why="w")
-        said.append(stall.blocked(now, AFTER_S))
-    return said
+        results.append(stall.blocked(now, AFTER_S))
+    return results
 
 
 def test_good_answers_for_the_whole_time_make_it_blocked() -> None:

@@ -19,8 +19,8 @@ def folders_since(before: Footprint) -> list[str]:
 def test_a_folder_of_ours_is_a_leak_and_that_of_another_run_is_not() -> None:
     before = Footprint.now()
     code = "from tests.support.folders import made_folder; print(made_folder('bench'))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    other = Path(told.stdout.strip())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    other = Path(done.stdout.strip())
     ours = made_folder("bench")
     try:
         assert other.is_dir()

@@ -1,4 +1,4 @@
-"""What a machine must have: parsing and judging, without asking the machine."""
+"""What a machine must have: parsing and checks, without reading the machine."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_text_within_maps_and_arrays_is_looked_at_as_well() -> None:
     _, bad, _ = read([batch(columns | {"__messageProperties": pairs})])
     assert isinstance(bad, BadRow)
     assert bad.problem.field == "__messageProperties"
-    assert bad.properties == {"2": "d\\xff\\xfe"}, "what it says, for whoever reads the letter"
+    assert bad.properties == {"2": "d\\xff\\xfe"}, "its text, for the reader of the letter"
     assert (bad.payload, bad.key) == (b"2", "2")
 
     user = pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays([THREE, broken_text()], ["name", "value"]))

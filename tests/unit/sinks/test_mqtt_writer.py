@@ -110,10 +110,10 @@ def test_a_row_at_which_the_broker_closes_the_connection_is_found_and_the_others
     with RawBroker(refuses(2000)) as broker:  # it says nothing of its limits
         assert written(broker, rows, window=10) == (27, 3)
         assert broker.connections <= 1 + 3 * 3, "no more than it takes to be sure"
-    told = {str(one["row"]): one for one in letters(broker)}
-    assert sorted(told) == ["29", "4", "5"]
-    assert "closed the connection 3 times when it was sent" in str(told["4"]["reason"])
-    assert told["4"]["payload_bytes"] == 3000
+    by_row = {str(one["row"]): one for one in letters(broker)}
+    assert sorted(by_row) == ["29", "4", "5"]
+    assert "closed the connection 3 times when it was sent" in str(by_row["4"]["reason"])
+    assert by_row["4"]["payload_bytes"] == 3000
     taken = [one.payload for one in broker.taken if one.topic != DEAD]
     wanted = [row.payload for row in rows if len(row.payload) < 10]
     assert list(dict.fromkeys(taken)) == wanted, "in their order, whatever comes twice"

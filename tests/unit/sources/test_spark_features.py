@@ -15,16 +15,16 @@ def options(*, streaming: bool, **more: str) -> SourceOptions:
 
 
 def test_a_streaming_query_is_warned_of_features_an_older_spark_lacks_with_the_options_without_effect() -> None:
-    told = lacking_in_stream(SPARK_40, options(streaming=True, maxRowsPerTrigger="9", minRowsPerTrigger="3"))
-    assert told is not None
-    assert "Spark 4.0.3 lacks" in told
-    assert "(maxRowsPerTrigger, minRowsPerTrigger: no effect)" in told
+    warning = lacking_in_stream(SPARK_40, options(streaming=True, maxRowsPerTrigger="9", minRowsPerTrigger="3"))
+    assert warning is not None
+    assert "Spark 4.0.3 lacks" in warning
+    assert "(maxRowsPerTrigger, minRowsPerTrigger: no effect)" in warning
     for what in (
         "no limits per trigger",
         "Trigger.AvailableNow reads all in one batch",
         "no lag in the query",
     ):
-        assert what in told
+        assert what in warning
     assert "no effect" not in str(lacking_in_stream(SPARK_40, options(streaming=True)))
     assert lacking_in_stream(SPARK_42, options(streaming=True, maxRowsPerTrigger="9")) is None
 

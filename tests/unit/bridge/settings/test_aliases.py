@@ -1,4 +1,4 @@
-"""MoP's own setting names: understood wherever ours are, and told by the origin."""
+"""MoP's own setting names: accepted like ours, and named as the origin of a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of HTTP: nobody opens it to the world by accident, and tokens come from files."""
+"""Settings of HTTP: it does not listen to other machines by accident, and tokens come from files."""
 
 from __future__ import annotations
 
