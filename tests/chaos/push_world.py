@@ -30,7 +30,7 @@ from bridge.settings import LogSettings, PulsarSettings, Settings
 from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill
-from tests.chaos.push_account import Told, Verdict, judge
+from tests.chaos.push_account import TimedReceipt, Verdict, verdict_of
 from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.push import provision, push_settings
@@ -381,20 +381,20 @@ class PushWorld:
         say: Callable[[str], None] = lambda line: None,
     ) -> Verdict:
         """Stop writing, have all devices come, wait for each command and its receipt for as long as ever more of them
-        come, and judge.
+        come, and check the account.
         """
         self.fill()
         self.writer.stop()
         fleet.order("stay")
         fleet.all_there()
         began = time.monotonic()
-        found = self._judged(fleet)
+        found = self._verdict(fleet)
         took = time.monotonic() - began
 
         def more_came() -> bool:
             nonlocal found
             self.check()
-            before, found = found, self._judged(fleet)
+            before, found = found, self._verdict(fleet)
             return found.lacking < before.lacking
 
         while found.lacking:
@@ -405,19 +405,21 @@ class PushWorld:
                 found.evidence[:0] = [str(e)[:3000], self._logs()]
                 return found
         self.drain()
-        return self._judged(fleet)
+        return self._verdict(fleet)
 
-    def _judged(self, fleet: DeviceProcesses) -> Verdict:
-        return judge(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)
+    def _verdict(self, fleet: DeviceProcesses) -> Verdict:
+        return verdict_of(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)
 
-    def _receipts(self) -> dict[str, list[Told]]:
-        told: dict[str, list[Told]] = defaultdict(list)
+    def _receipts(self) -> dict[str, list[TimedReceipt]]:
+        found: dict[str, list[TimedReceipt]] = defaultdict(list)
         for _, message in read_back(self.pulsar, self.pulsar.system_topic(RECEIPTS_TOPIC)):
             receipt = Receipt.decode(message.data())
-            told[receipt.command_id].append(Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000))
-        for several in told.values():
+            found[receipt.command_id].append(
+                TimedReceipt(receipt.state, receipt.answer, message.publish_timestamp() / 1000)
+            )
+        for several in found.values():
             several.sort(key=lambda one: one.at)
-        return told
+        return found
 
     def _logs(self) -> str:
         lines = [

@@ -56,7 +56,7 @@ def test_h23_a_late_cursor_that_compaction_made_the_last_one_repeats_nothing_unm
             devices.await_all(more)
             all_acknowledged(settings)
         assert devices.check([*commands, *others, *more]) == 3
-        assert all("repeat" not in user(devices.got[one][-1]) for one in ("d", "e")), "nobody had these"
+        assert all("repeat" not in user(devices.got[one][-1]) for one in ("d", "e")), "no device had received these"
 
 
 def _written_late_and_compacted(settings: Settings, records: list[tuple[str, bytes]]) -> None:
