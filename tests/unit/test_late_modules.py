@@ -58,7 +58,7 @@ def test_a_loaded_module_stays_as_it_is() -> None:
     assert type(sys.modules["json"]).__name__ == "module"
 
 
-def test_the_planner_starts_without_what_it_seldom_needs(tmp_path: Path) -> None:
+def test_the_planner_starts_without_rarely_needed_modules(tmp_path: Path) -> None:
     code = (
         "import sys, sources.stream, sources.admission, sources.datasource\n"
         "from bridge.settings.log import LogSettings\n"

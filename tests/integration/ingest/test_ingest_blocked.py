@@ -117,7 +117,7 @@ def replay(settings: PulsarSettings, **selection: Any) -> Report:
         return Replayer(client, admin, Selection(**selection)).run()
 
 
-def test_h4_a_topic_over_its_quota_holds_its_link_and_is_named_with_what_to_do(
+def test_h4_a_topic_over_its_quota_pauses_its_link_and_is_reported_with_the_action(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:
     """The default: messages of other topics are written, acknowledgements wait in order, all flows after the fix."""

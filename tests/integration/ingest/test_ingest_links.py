@@ -67,7 +67,7 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(stack: LocalStack, names
 
 
 @pytest.mark.long
-def test_a_stopped_second_broker_holds_no_other_link_and_loses_nothing_when_it_goes_on(
+def test_a_stopped_second_broker_blocks_no_other_link_and_loses_nothing_when_it_continues(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     """Two brokers; the second one's process is stopped (SIGSTOP) in mid-flow, and goes on later.

@@ -78,7 +78,7 @@ def test_h11_a_topic_created_on_the_fly_keeps_messages_without_a_subscription(st
         ("retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}, "set-retention"),
     ],
 )
-def test_h13_a_policy_that_consumes_what_is_held_is_an_error_with_its_command(
+def test_h13_a_policy_that_deletes_unread_messages_is_an_error_with_its_command(
     stack: LocalStack, namespaces: PulsarSettings, path: str, body: Any, command: str
 ) -> None:
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
@@ -117,7 +117,7 @@ def start(settings: Any) -> None:
         pass
 
 
-def test_h13_half_of_a_quota_gives_the_alarm_before_it_holds_the_producers(
+def test_h13_half_of_a_quota_raises_the_alert_before_it_blocks_the_producers(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     topic = namespaces.readings_topic("fleet")

@@ -23,7 +23,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
-def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
+def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
     stack: LocalStack,
     artemis: SecuredArtemis,
     namespaces: PulsarSettings,

@@ -43,7 +43,7 @@ def position(admin: PulsarAdmin, partition: str, hold: str) -> tuple[int, int]:
 
 
 @pytest.mark.long
-def test_h24_push_moves_the_holds_with_the_right_to_consume_and_without_the_admin(
+def test_h24_push_moves_the_retention_subscriptions_with_the_right_to_consume_and_without_the_admin(
     pulsar: SecuredPulsar, artemis: SecuredArtemis
 ) -> None:
     admin = provisioned_for(pulsar, {"push": "bridge"})

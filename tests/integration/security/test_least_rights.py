@@ -178,7 +178,7 @@ def test_push_that_the_mqtt_broker_does_not_let_in_ends_with_the_setting(
     assert "mqtt.username ('stranger')" in str(failures[0])
 
 
-def test_push_that_may_not_publish_says_so_and_goes_on_trying(
+def test_push_that_may_not_publish_warns_and_retries(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     admin = provisioned_for(pulsar, {"push": "bridge"})

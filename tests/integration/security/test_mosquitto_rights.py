@@ -105,7 +105,7 @@ def test_h7_a_drain_that_may_not_publish_its_marker_says_which_right_it_needs(
         pass  # with that right the session is drained
 
 
-def test_h7_a_marker_that_is_held_back_without_a_word_is_named(
+def test_h7_a_marker_that_is_withheld_silently_is_reported(
     port: int, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MQTT 3.1.1: the publish is confirmed, and nothing comes."""
@@ -125,7 +125,7 @@ def test_h7_a_marker_that_is_held_back_without_a_word_is_named(
     assert "allow mqtt.username 'reader' to publish and to subscribe to pulsebridge/moves/#" in output
 
 
-def test_push_that_mosquitto_does_not_let_publish_says_so_and_goes_on_trying(
+def test_push_that_mosquitto_does_not_let_publish_warns_and_retries(
     port: int, stack: LocalStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespaces = provisioned(stack, command_partitions=1)

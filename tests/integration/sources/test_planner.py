@@ -154,7 +154,7 @@ def test_a_topic_re_created_under_a_running_query_is_not_mistaken_for_the_former
             query.latest_offset(at, options.limits)
 
 
-def test_h14_what_a_ledger_that_ends_inside_a_message_holds_is_not_let_go(topic: TestTopic) -> None:
+def test_h14_a_ledger_that_ends_inside_a_message_is_not_released(topic: TestTopic) -> None:
     big = bytes(12 * 1024 * 1024)  # three chunks
     topic.publish([b"a"], "unbatched")
     topic.publish([big], "chunked")
@@ -194,7 +194,7 @@ def test_h14_a_message_whose_chunks_lie_in_several_triggers_comes_once_with_its_
     assert rows == [[b"a"], [], [], [big], [b"b"]]
 
 
-def test_h13_a_query_does_not_begin_where_what_it_holds_would_be_deleted(topic: TestTopic) -> None:
+def test_h13_a_query_does_not_start_if_policies_delete_its_unread_messages(topic: TestTopic) -> None:
     path = f"/namespaces/{topic.settings.tenant}/{topic.settings.namespace}"
     topic.publish(names(3), "unbatched")
     topic.admin.request("POST", f"{path}/messageTTL", body=3600)
@@ -223,7 +223,9 @@ def test_h13_a_backlog_of_half_its_quota_is_reported_while_the_query_continues(t
     assert 60_000 <= line["held"] <= 70_000
 
 
-def test_h13_what_expires_under_the_hold_fails_the_query_with_the_remedy(topic: TestTopic) -> None:
+def test_h13_entries_that_expire_under_the_retention_subscription_fail_the_query_with_the_remedy(
+    topic: TestTopic,
+) -> None:
     topic.publish(names(3), "unbatched")
     with planner(topic) as (query, options):
         at = query.latest_offset(query.initial_offset(), options.limits)

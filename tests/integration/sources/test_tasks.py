@@ -73,7 +73,7 @@ def test_a_compacted_topic_is_read_whole_also_where_compaction_has_run(topic: Te
         values(task)
 
 
-def test_h14_a_chunked_message_belongs_to_the_range_that_holds_its_last_chunk(topic: TestTopic) -> None:
+def test_h14_a_chunked_message_belongs_to_the_range_with_its_last_chunk(topic: TestTopic) -> None:
     topic.publish([b"a"], "unbatched")
     topic.publish([BIG], "chunked")
     topic.publish([b"b"], "unbatched")

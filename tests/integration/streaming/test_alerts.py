@@ -183,7 +183,7 @@ alerts:
 
 
 @pytest.mark.parametrize("world", [EACH], indirect=True)
-def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffle(
+def test_rules_without_state_evaluate_each_row_and_need_neither_state_nor_shuffle(
     world: AlertsWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline = declared(world.settings)

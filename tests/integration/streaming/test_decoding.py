@@ -129,7 +129,7 @@ def test_id_and_time_are_those_of_the_topic_rule_where_the_decoding_names_none(s
     ]  # fmt: skip
 
 
-def test_each_element_of_an_array_is_a_row_with_its_place(spark: SparkSession) -> None:
+def test_each_element_of_an_array_is_a_row_with_its_index(spark: SparkSession) -> None:
     bodies = [
         {"g": 7, "list": [{"t": 1, "id": "a"}, {"t": "x", "id": "b"}, 4]}, {"list": []}, {"no": 1}, "xx",
         {"g": 8, "list": [{"t": n} for n in range(4)]},

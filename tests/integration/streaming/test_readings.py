@@ -86,7 +86,7 @@ def test_a_plain_payload_is_one_row_named_by_its_route_or_its_topic(spark: Spark
     assert faults[16] == "the payload is not UTF-8"
 
 
-def test_routes_name_metric_id_and_time_and_a_topic_stands_for_a_device_without_a_name(
+def test_routes_name_metric_id_and_time_and_the_topic_is_the_id_of_a_device_without_a_name(
     spark: SparkSession,
 ) -> None:
     rules = [

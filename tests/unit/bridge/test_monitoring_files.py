@@ -142,7 +142,7 @@ def test_the_dashboard_can_be_imported() -> None:
             assert metric[1] in OURS
 
 
-def test_panels_have_a_place_a_source_and_a_description() -> None:
+def test_panels_have_a_position_a_source_and_a_description() -> None:
     everything = dashboard()["panels"]
     assert len({p["id"] for p in everything}) == len(everything)
     taken: set[tuple[int, int]] = set()

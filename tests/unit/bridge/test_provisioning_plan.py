@@ -59,7 +59,7 @@ def test_namespaces_that_others_share_may_go_on_making_topics_by_themselves() ->
     assert policies_lack("public/x", GOOD | {"autoTopicCreationOverride": None}, shared) == []
 
 
-def test_what_keeps_messages_comes_before_the_topics_and_holds_before_commands() -> None:
+def test_retention_settings_come_before_the_topics_and_subscriptions_before_commands() -> None:
     commands = [step.shell for step in whole_plan(Settings())]
     first = {word: next(i for i, c in enumerate(commands) if word in c) for word in ("create-partitioned", "cursors-p")}
     assert all(i < first["create-partitioned"] for i, c in enumerate(commands) if " namespaces " in c)

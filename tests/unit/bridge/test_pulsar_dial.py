@@ -59,7 +59,7 @@ def test_an_error_names_the_brokers_reason() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x15\x03\x01\x00\x02\x02\x16", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_what_does_not_speak_pulsars_protocol_is_refused_with_the_setting(data: bytes) -> None:
+def test_a_server_without_pulsars_protocol_is_refused_with_the_setting(data: bytes) -> None:
     with answering(data) as found, pytest.raises(RefusedError, match=r"check pulsar\.service_url"):
         dial(found, 5)
 

@@ -78,7 +78,7 @@ def read_back(frame: bytes) -> tuple[dict[int, int | bytes], dict[int, int | byt
 
 
 @given(MESSAGES, st.integers(0, 1 << 40), st.integers(200, 2000))
-def test_batches_hold_every_message_in_order(messages: list[Sent], sequence: int, most: int) -> None:
+def test_batches_have_every_message_in_order(messages: list[Sent], sequence: int, most: int) -> None:
     batches = encode(messages, producer=3, name=b"p", sequence=sequence, publish_ms=5, most=most)
     found, at = [], sequence
     for batch in batches:

@@ -61,7 +61,7 @@ def test_the_defaults_keep_the_promise_of_25_seconds() -> None:
     assert Settings().push.drain_s + CLOSE_S <= 25
 
 
-def test_the_lock_of_the_event_that_is_set_may_be_held_by_the_main_thread() -> None:
+def test_a_signal_sets_the_event_while_the_main_thread_has_its_lock() -> None:
     """A handler would wait for it for ever: it runs on the very thread that holds it."""
     program = """
 import threading, time

@@ -89,7 +89,7 @@ def test_what_did_not_fail_is_refused_and_a_copy_that_is_pending_is_never_double
         ("begun", "expanded", "expanded", "each member has its own command id"),  # and died before it noted that
     ],
 )
-def test_a_command_to_a_group_stands_as_its_receipt_says_and_without_one_as_its_place_does(
+def test_a_group_command_has_the_state_of_its_receipt_and_without_one_of_its_position(
     how: Literal["waiting", "begun", "done"], receipt: str, state: str, why: str
 ) -> None:
     found = Family("c")

@@ -275,7 +275,7 @@ def printed_settings(text: str) -> str:
 @example([(f"plant/{_HOSTILE}/set", b"1"), (f"plant/{_HOSTILE}/state", b"1")])
 @example([(f"{_HOSTILE}/a/set", b"1"), ("+/a", b"1")])
 @given(st.lists(st.tuples(hostile_topics, payloads), max_size=12))
-def test_h38_what_is_printed_holds_the_proposal_and_nothing_else(
+def test_h38_the_output_has_the_proposal_and_nothing_else(
     messages: list[tuple[str, bytes]],
 ) -> None:
     tree, signs = seen(messages)

@@ -169,7 +169,7 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
 
 @FUZZ
 @given(st.lists(sound_rules(), min_size=1, max_size=3), st.lists(messages(), min_size=2, max_size=6))
-def test_topics_meet_only_where_a_rule_says_so(some: list[TopicRule], arrived: list[Message]) -> None:
+def test_mqtt_topics_share_a_pulsar_key_only_by_a_rule(some: list[TopicRule], arrived: list[Message]) -> None:
     ingest = IngestSettings(rules=tuple(some), allow_loopback=True)
     assume(not mapping_problems(ingest, PULSAR))
     mapper = Mapper(ingest, pulsar=PULSAR)

@@ -192,7 +192,7 @@ def test_ids_and_times_are_where_the_documentation_shows_them(
     assert list(read_fields(fields, json.dumps(payload).encode(), ()).values()) == found
 
 
-def test_the_place_of_an_id_must_be_in_the_message() -> None:
+def test_the_field_of_an_id_must_be_in_the_message() -> None:
     rule = TopicRule(name="r", filter="a/+device", reading_id="{device}")
     (problem,) = mapping_problems(IngestSettings(rules=(rule,)))
     assert "reading_id '{device}': name a field of each message" in problem

@@ -216,9 +216,7 @@ def through_the_link(pieces: list[bytes], protocol: str) -> list[Message]:
 
 @settings(deadline=None, max_examples=60)
 @given(streams(), st.lists(st.integers(0, 400), max_size=4))
-def test_h33_a_link_reads_on_behind_whatever_stands_in_a_publish(
-    stream: tuple[str, list[bytes]], cuts: list[int]
-) -> None:
+def test_h33_a_link_reads_on_after_any_content_of_a_publish(stream: tuple[str, list[bytes]], cuts: list[int]) -> None:
     """However the stream is cut: each PUBLISH is a message, and an honest message behind all of them arrives."""
     protocol, sent = stream
     raw = b"".join(sent) + plain_publish("the end", b"", 1, protocol=protocol)

@@ -88,7 +88,7 @@ def test_a_filter_that_covers_another_matches_all_of_its_topics(one: str, other:
 
 @settings(deadline=None, max_examples=300)
 @given(filter_texts, levels_of_topics)
-def test_the_parts_of_a_filter_s_topics_hold_all_that_it_matches(text: str, levels: list[str]) -> None:
+def test_the_parts_of_a_filter_s_topics_cover_all_that_it_matches(text: str, levels: list[str]) -> None:
     one = Filter.parse(text)
     if one.match(levels) is not None:
         assert matcher(one.topic_parts)("/".join(levels))

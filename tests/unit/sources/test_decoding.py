@@ -152,7 +152,7 @@ def test_json_of_an_older_version_gets_the_defaults_and_loses_what_is_gone() -> 
         b"null5",
     ],
 )
-def test_what_is_not_what_the_schema_says_fails_with_its_place_or_is_null(payload: bytes) -> None:
+def test_a_value_that_differs_from_the_schema_fails_with_its_path_or_is_null(payload: bytes) -> None:
     schema = topic_schema(NEW, "JSON")
     good = stored(b'{"a": 1}')
     with pytest.raises(

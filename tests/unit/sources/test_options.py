@@ -186,7 +186,7 @@ def test_every_name_means_one_thing() -> None:
     assert not {f"pulsar.admin.{name}" for name in SAME_AS_CLIENT} & set(names)
 
 
-def test_the_admins_credentials_stand_for_both_or_agree() -> None:
+def test_the_admins_credentials_apply_to_both_or_are_equal() -> None:
     admin = {
         "pulsar.admin.authPluginClassName": "AuthenticationToken",
         "pulsar.admin.authParams": "token:one",

@@ -47,7 +47,7 @@ def test_a_taken_request_belongs_to_its_process_until_that_process_is_removed() 
     assert found.free_for("two")
 
 
-def test_a_job_takes_the_place_of_one_that_ran_the_same_flow() -> None:
+def test_a_job_replaces_one_that_ran_the_same_flow() -> None:
     found = folded(began("old", "plain", "keyed"), asked("r"), taken("r", "old"), began("new", "keyed"))
     assert list(found.jobs) == ["new"]
     assert found.free_for("new")

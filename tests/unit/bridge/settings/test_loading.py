@@ -195,7 +195,7 @@ def test_no_problem_prints_a_secret() -> None:
         assert "hunter2" not in repr(caught.value.__cause__)
 
 
-def test_numbers_that_stand_for_words_are_words() -> None:
+def test_numbers_that_encode_words_are_words() -> None:
     assert loaded("mqtt: {protocol: 5}").settings.mqtt.protocol == "5"
     assert loaded("mqtt: {protocol: 3.1}").settings.mqtt.protocol == "3.1"
     assert loaded(environ={"PULSEBRIDGE_MQTT__PROTOCOL": "3.1.1"}).settings.mqtt.protocol == "3.1.1"
