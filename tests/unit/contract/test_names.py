@@ -1,4 +1,4 @@
-"""Names of topics and of their partitions, as Pulsar forms them."""
+"""Names of devices, topics and partitions, and the partition of a key."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from bridge.contract import (
     partition_names,
     partition_number,
 )
+from bridge.contract.names import name_problem
+from bridge.contract.partitioning import partition_of
 
 TOPIC = "persistent://a/b/t"
 
@@ -45,3 +47,27 @@ def test_a_position_is_read_as_the_admin_writes_it() -> None:
     for wrong in ("", "7", "7:", "7:x"):
         with pytest.raises(ValueError, match="invalid literal"):
             Position.parse(wrong)
+
+
+@pytest.mark.parametrize("name", ["d", "ü" * 512, "a" * 1024, "a b\n"])
+def test_a_name_within_the_limit_is_valid(name: str) -> None:
+    assert name_problem(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "is empty"),
+        ("a" * 1025, "has 1025 bytes, max_name_bytes is 1024"),
+        ("ü" * 513, "has 1026 bytes, max_name_bytes is 1024"),
+        ("\ud800", "is not valid UTF-8"),
+    ],
+)
+def test_a_name_that_is_not_valid_has_a_reason(name: str, why: str) -> None:
+    assert name_problem(name) == why
+
+
+@pytest.mark.parametrize(("key", "murmur3"), [("", 0), ("test", 0xBA6BD213), ("Hello, world!", 0xC0363E43)])
+@pytest.mark.parametrize("partitions", [1, 7, 1024])
+def test_the_partition_of_a_key_comes_from_known_values_of_murmur3(key: str, murmur3: int, partitions: int) -> None:
+    assert partition_of(key, partitions) == (murmur3 & 0x7FFFFFFF) % partitions

@@ -16,7 +16,7 @@ def _run(code: str, folder: Path) -> str:
         text=True,
         check=True,
         cwd=folder,
-        env={"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"},
+        env={"PYTHONPATH": f"{Path(__file__).parents[3]}:{folder}"},
     ).stdout
 
 
