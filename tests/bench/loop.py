@@ -54,7 +54,7 @@ _PARTS = {
     "commands": ("stream", "--part", "commands", "--set", _BUILT_IN),
     "tables": ("stream", "--part", "tables", "--set", _BUILT_IN, "--set", "streaming.nice=5"),
 }
-"""The words of each process: a Spark driver for commands, and one for tables that stands back for it."""
+"""The arguments of each process: a Spark driver for commands, and one for tables with lower priority."""
 _TABLES = ("bronze", "measurements", "readings")
 HOP_S = 180.0
 """How long the first reading, and the command of it, may take from one hop to the next, in seconds."""

@@ -1,4 +1,4 @@
-"""Push to devices that are there: latency, sustained rate beside a bare paho loop, a command to a group, idle devices.
+"""Push to online devices: latency, sustained rate beside a bare paho loop, a command to a group, idle devices.
 
 The latency counts from the moment a command was due at Pulsar, not from when its write got out, to the moment its device
 had read it from its socket; devices are connections of their own in a process of their own, on the same machine.
@@ -81,7 +81,7 @@ class Place:
         return self.settings.mqtt.client_id
 
     def fleet(self, count: int, *, first: int = 0, keep_alive_s: int = 60, sleeping: int = 0) -> FleetSpec:
-        """Return devices that speak MQTT 5 and do not leave."""
+        """Return devices with MQTT 5 that do not disconnect."""
         mqtt = self.settings.mqtt
         return FleetSpec(
             mqtt.host,

@@ -1,9 +1,9 @@
 """Push with commands for 100,000 devices that are away: memory, restart, and a thousand of them that wake at once.
 
-Their absence is announced as a will announces it; the commands are written in the order of the devices, ten each. Live
-devices get commands meanwhile, open loop: while no device connects; while a thousand connect and say nothing, which shows what
-so many connections cost the MQTT broker and the machine; and while the thousand wake: within five seconds they say that
-they are there.
+Their absence is announced like a will; the commands are written in the order of the devices, ten each. Live
+devices get commands meanwhile, open loop: while no device connects; while a thousand connect silently, which shows the cost
+of so many connections for the MQTT broker and the machine; and while the thousand wake: within five seconds they
+report that they are online.
 """
 
 from __future__ import annotations

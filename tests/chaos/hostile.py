@@ -32,7 +32,7 @@ _BOM: Final = "\ufeff"
 
 @dataclass(frozen=True)
 class Target:
-    """Where the hostile publish. ``places`` returns partition, ledger, entry and index of commands under way."""
+    """The topics of hostile devices. ``places`` returns partition, ledger, entry and index of commands in flight."""
 
     host: str
     port: int

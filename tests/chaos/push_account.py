@@ -1,4 +1,4 @@
-"""Whether each command reached its device, in order, with one receipt: by the records of devices, Pulsar and push. Pure.
+"""Whether each command reached its device, in order, with one receipt: by the records of devices, Pulsar and push.
 
 Three records are compared, none of which is push's own memory: the commands that Pulsar acknowledged to their writer,
 the logs of the devices, and the receipts. What may be repeated, and by what:
@@ -8,8 +8,8 @@ the logs of the devices, and the receipts. What may be repeated, and by what:
 - The broker keeps for a persistent session what was sent while it was away, with its marked repetitions.
 - The MQTT broker repeats, unmarked, what a device with a persistent session had not acknowledged when its connection
   ended (MQTT-4.4.0-1; Artemis does not set DUP).
-  Commands that it had sent to a connection without a reader may come after a marked copy that arrived as the device did: it
-  returns to its queue when the connection is taken over, and meanwhile the new one gets what is new.
+  A command that it had sent to a connection without a reader may come after a marked copy: it returns to its queue
+  when the connection is taken over, and meanwhile the new connection gets new commands.
 - A receipt is written again after a kill (``bridge.push.live``, commit order), and the copy of a command that Pulsar's
   client wrote twice has the receipt ``duplicate``.
 """

@@ -191,7 +191,7 @@ class PushWorld:
         port: int | None = None,
         **push: object,
     ) -> None:
-        """``old_share`` of the devices speak MQTT 3.1.1: then commands name their positions in their topics.
+        """``old_share`` of the devices use MQTT 3.1.1: then commands name their positions in their topics.
 
         ``root`` is the level above all topics, ``port`` that of a proxy before the MQTT broker; ``push`` are further settings
         of that section.
@@ -283,7 +283,7 @@ class PushWorld:
     # --- kills ---
 
     def kill(self, victim: Victim | Literal["frozen"], chance: random.Random, *, still_s: float = 25.0) -> None:
-        """Kill one with -9 and start it again, or let a worker stand still for at most ``still_s``."""
+        """Kill one with -9 and start it again, or stop a worker for at most ``still_s``."""
         self.kills[victim] += 1
         at = time.time()
         if victim == "worker":
@@ -292,7 +292,7 @@ class PushWorld:
         elif victim == "frozen":
             one = chance.choice(self._workers)
             one.process.send_signal(signal.SIGSTOP)
-            threading.Event().wait(chance.uniform(2, still_s))  # how long it stands still: nothing is waited for
+            threading.Event().wait(chance.uniform(2, still_s))  # how long it is stopped: this waits for no condition
             one.process.send_signal(signal.SIGCONT)
         else:
             self.stack.kill(victim)
@@ -335,7 +335,7 @@ class PushWorld:
             self.owned()
 
     def _waits(self, one: _Worker) -> bool:
-        """Whether it has begun: push says nothing while it stands by, but its threads are there."""
+        """Whether it has started: push logs nothing on standby, but its threads exist."""
         assert one.running, one.text()[-3000:]
         with Path(f"/proc/{one.process.pid}/status").open() as status:
             threads = next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
@@ -445,8 +445,8 @@ def push_world(
     old_share: float = 0.25,
     **more: Any,
 ) -> Iterator[tuple[PushWorld, DeviceProcesses]]:
-    """A world with its devices there and commands being written. ``old_share`` of them speak MQTT 3.1.1; ``more`` is as for
-    ``PushWorld``.
+    """A world with online devices and a running writer of commands. ``old_share`` of the devices use MQTT 3.1.1;
+    ``more`` is as for ``PushWorld``.
     """
     made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed, old_share=old_share, **more)
     spec = made.spec(devices=devices, seed=seed, present_s=present_s, away_s=away_s)

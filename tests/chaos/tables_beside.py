@@ -89,7 +89,7 @@ class TablesBeside:
         return found
 
     def account(self, confirmed: list[int]) -> list[str]:
-        """Wait until every message is in a table, and return the errors; ``confirmed`` is how many messages each device has sent."""
+        """Wait until every message is in a table, and return the errors; ``confirmed``: messages sent per device."""
         wanted = {f"d{device:03d}#{n}" for device, count in enumerate(confirmed) for n in range(count)}
 
         def all_in_tables() -> bool:

@@ -204,7 +204,7 @@ class World:
         def whole() -> bool:
             try:
                 found[:] = [ledger()]
-            except pulsar.PulsarException:  # it was killed lately, and loads its topics
+            except pulsar.PulsarException:  # it was killed a moment ago, and loads its topics
                 return False
             return not found[0].missing
 
@@ -218,7 +218,7 @@ class World:
         return found[0]
 
     def _evidence(self, fleet: Fleet, missing: list[str], whole: Callable[[], bool]) -> str:
-        """Tell what is missing, and whether a new connection or a new broker brings it: then it was held, not lost."""
+        """Report missing messages; those that a new connection or broker delivers are delayed, not lost."""
         evidence = [tell_missing(fleet, missing, self.times, partitions=self.pulsar.partitions)]
         for what, act in (
             ("a new connection of ingest", self.proxy.cut),

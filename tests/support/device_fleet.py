@@ -1,8 +1,8 @@
 """Many devices in a process of its own: they come and go, take commands, answer them, and log what they saw.
 
-Run as ``python -m tests.support.device_fleet FOLDER``, with ``fleet.json`` (a ``FleetSpec``) there; what was received
-is written to ``devices.log``, a line for each event (`DeviceEvent`). The standard input controls the process: ``stay`` has
-all devices come and leave no more, ``go`` lets them leave again; of those that never were there, ``connect N`` has the
+Run as ``python -m tests.support.device_fleet FOLDER``, with ``fleet.json`` (a ``FleetSpec``) there; it writes what
+it receives to ``devices.log``, a line for each event (`DeviceEvent`). The standard input controls the process: ``stay``
+has all devices come and leave no more, ``go`` lets them leave again; of those that never were there, ``connect N`` has the
 first N connect and subscribe without a word on their status topics, and ``wake N`` has them say there that they came;
 200 a second do either. Its end ends the process, which goes without a word to the broker. It says ``there N`` whenever
 that number changes, at most four times a second.
@@ -52,7 +52,7 @@ class FleetSpec:
     away_s: float = 0.0
     answers: bool = True
     old_share: float = 0.0
-    """How many speak MQTT 3.1.1, and read the position from the topic; the others speak 5."""
+    """How many use MQTT 3.1.1, and read the position from the topic; the others use MQTT 5."""
     persistent_share: float = 0.0
     keep_alive_s: int = 15
     sleeping: int = 0

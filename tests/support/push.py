@@ -145,8 +145,8 @@ class Devices:
         *,
         failing: bool = False,
     ) -> None:
-        """``answering`` decides whether a device answers when it has got so many messages; if not, it sends no answer, or
-        with ``failing`` that it failed.
+        """``answering`` decides whether a device answers when it has got so many messages; if not, it sends no
+        answer, or with ``failing`` a failure.
         """
         self.got: dict[str, list[Message]] = defaultdict(list)
         self._prefix = settings.push.client_id

@@ -21,8 +21,8 @@ _CONNECT, _PUBLISH, _PUBREL, _SUBSCRIBE, _PING = 0x10, 0x30, 0x60, 0x80, 0xC0
 
 
 class RawBroker:
-    """Accepts every connection. ``answer`` returns what a PUBLISH gets: a reason code for PUBACK or PUBREC, or one of the
-    above. ``granted`` are the properties of CONNACK. ``forwards`` are packets that follow each SUBACK, and ``closes``
+    """Accepts every connection. ``answer`` returns the reason code of PUBACK or PUBREC for a PUBLISH, or one of the above.
+    ``granted`` are the properties of CONNACK. ``forwards`` are packets that follow each SUBACK, and ``closes``
     says how many connections are closed right after CONNACK.
     """
 

@@ -1,4 +1,4 @@
-"""A device that holds its own offset: what it got, in order, and how it asks for the rest."""
+"""A device that stores its own offset: its received commands, in order, and its requests for the rest."""
 
 from __future__ import annotations
 

@@ -73,5 +73,5 @@ def streamed(query: Any, jvm: Any) -> str:
 
 
 def checkpointed(folder: Path) -> str:
-    """What stands in a checkpoint."""
+    """The content of a checkpoint."""
     return "".join(file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""A driver that is killed in the midst of a batch: run as a process of its own, and again in the test's session.
+"""A driver that is killed during a batch: run as a process of its own, and again in the test's session.
 
 Each batch is written to a folder named by its number, so a batch that is run again replaces itself; what it had
 written before the kill is kept beside it.

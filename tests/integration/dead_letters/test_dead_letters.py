@@ -1,4 +1,4 @@
-"""``pulsebridge dead-letters`` on a real Pulsar: what was given up is found, shown, and gets to where it was meant to go."""
+"""``pulsebridge dead-letters`` on a real Pulsar: dead letters are found, shown, and replayed to their target."""
 
 from __future__ import annotations
 

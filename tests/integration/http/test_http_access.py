@@ -1,4 +1,4 @@
-"""Who speaks for whom: web pages, tokens and certificates of one device, and credentials that were taken back."""
+"""Rights over HTTP: web pages, tokens and certificates of one device, and revoked credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that hold what they can without a token: memory, connections, descriptors, handshakes, time."""
+"""Clients without a token that occupy what they can: memory, connections, descriptors, handshakes, time."""
 
 from __future__ import annotations
 

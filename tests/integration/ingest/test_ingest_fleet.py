@@ -156,7 +156,7 @@ def ids(namespaces: PulsarSettings) -> list[str]:
 
 
 def assert_all_in_order(namespaces: PulsarSettings, confirmed: list[str]) -> None:
-    """Every confirmed id is in Pulsar, and the first copies of each topic stand in the order of publishing."""
+    """Every confirmed id is in Pulsar, and the first copies of each topic are in the order of publishing."""
     poll_for(lambda: set(confirmed) <= set(ids(namespaces)), 90, "every confirmed id in Pulsar", every=0.5)
     by_topic: dict[str, list[str]] = {}
     for one in ids(namespaces):

@@ -62,7 +62,7 @@ def test_a_message_has_its_topic_key_and_envelope(
         device(mqtt, "dev") as dev,
     ):
         dev.publish(f"{root}/w-1/glucose", b"\x00\x01binary", properties=properties)
-        assert dev.flush()  # Artemis may hand over in another order what one client has in flight
+        assert dev.flush()  # Artemis may deliver the in-flight messages of one client in another order
         dev.publish(f"{root}/w-1/glucose", b"", qos=0)
         message, empty = wait_for(namespaces, 2)
     assert (message.payload, message.key) == (b"\x00\x01binary", "w-1")
@@ -229,7 +229,7 @@ def test_another_process_with_the_client_id_ends_ingest(stack: LocalStack, names
     """Artemis sends DISCONNECT 0x8E. Mosquitto 2.0.11 closes without it, which is no evidence (H50)."""
     mqtt = mqtt_settings(stack, protocol="5")
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
-    other = DeviceClient(mqtt, mqtt.client_id)  # reconnects for ever, as the other process would
+    other = DeviceClient(mqtt, mqtt.client_id)  # reconnects without end, as the other process would
     with pytest.raises(TerminalError, match="another process uses the MQTT client id"):
         run_beside(other, settings)
     other.close()
@@ -270,7 +270,7 @@ def ids(namespaces: PulsarSettings) -> set[str]:
 
 
 def assert_in_order(namespaces: PulsarSettings) -> None:
-    """First copies of each MQTT topic stand in the order of publishing."""
+    """First copies of each MQTT topic are in the order of publishing."""
     per_topic: dict[str, list[str]] = {}
     for messages in by_key(stored(namespaces, "fleet")).values():
         for one in messages:

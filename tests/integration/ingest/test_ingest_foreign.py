@@ -89,7 +89,7 @@ def test_h50_a_broker_that_closes_right_after_connack_does_not_end_ingest(
 def test_h50_a_taken_over_session_is_no_end_before_mqtt_5(
     stack: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:
-    """No broker says there that another took it over: ingest dials again, for ever, and has what was published."""
+    """These brokers do not report a takeover: ingest reconnects without end, and stores the published messages."""
     mqtt = mqtt_settings(stack, protocol=protocol)
     root = mqtt.client_id
     with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))) as service:

@@ -1,4 +1,4 @@
-"""MQTT topics with every character that MQTT allows, on real brokers: stored and returned unchanged, or a dead letter."""
+"""MQTT topics with every character that MQTT allows, on real brokers: stored unchanged, or a dead letter."""
 
 from __future__ import annotations
 

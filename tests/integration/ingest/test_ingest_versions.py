@@ -90,7 +90,7 @@ def test_what_is_published_at_qos_2_survives_a_killed_ingest(
 def test_a_session_that_another_client_subscribed_at_qos_2_is_taken_over(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    """What it has queued is handed over at QoS 2; ingest takes it, subscribes at QoS 1, and goes on."""
+    """Its queued messages arrive at QoS 2; ingest stores them, subscribes at QoS 1, and continues."""
     mqtt = mqtt_settings(broker)
     topic = f"{mqtt.client_id}/w-1/x"
     former = paho.Client(CallbackAPIVersion.VERSION2, mqtt.client_id, protocol=paho.MQTTv5)

@@ -134,7 +134,7 @@ def test_h13_half_of_a_quota_raises_the_alert_before_it_blocks_the_producers(
         (line,) = poll_for(watch.look, 30, "the alarm")
         assert "uses half of its quota of 10000 bytes" in line
         assert "a-week-old has the largest backlog" in line
-        verify_policies(admin)  # a quota that holds the producers loses nothing
+        verify_policies(admin)  # a quota that blocks the producers loses nothing
 
 
 def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack) -> None:

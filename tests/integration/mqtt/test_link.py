@@ -189,7 +189,7 @@ class _AcksAll(Recorder):
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_a_paused_link_before_mqtt_5_leaves_the_broker_packet_identifiers(private_stack: LocalStack) -> None:
-    """Artemis sends what the buffers hold; with 65,535 unacknowledged it looks for an identifier for ever.
+    """Artemis fills the buffers; with 65,535 unacknowledged messages it searches for a free identifier without end.
 
     On a stack of its own: one that hangs keeps a core busy until it restarts.
     """

@@ -158,7 +158,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
 
 
 def run_to_the_end(words: list[str], cluster: Cluster, place: Path) -> None:
-    """Submit what ``words`` say from ``place``, and wait until it is done."""
+    """Submit with the arguments ``words`` from the folder ``place``, and wait for the end."""
     done = subprocess.run(
         words,
         cwd=place, env=cluster.environment, timeout=patient(600), check=False,

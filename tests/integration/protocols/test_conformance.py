@@ -64,7 +64,7 @@ def readings(peer: Peer) -> list[Stored]:
 
 
 def in_order(messages: list[Stored]) -> bool:
-    """Whether the first copies of each device's numbered messages stand in their order."""
+    """Whether the first copies of each device's numbered messages are in order."""
     seen: dict[str, list[int]] = {}
     for message in messages:
         device, number = message.payload.decode().strip().split("#")

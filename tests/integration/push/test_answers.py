@@ -1,4 +1,4 @@
-"""``confirm: device``: what a device's own answer settles, with a broker that reports absence and with one that does not."""
+"""``confirm: device``: commands settled by a device's own answer, with a broker that reports absence and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the cursors topic is in its log, and not in the view alone that Pulsar compacts from it."""
+"""All records of the cursors topic are in its log, and not only in Pulsar's compacted view of it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def follow(topic: TestTopic) -> holds.Followed:
 
 
 def horizon_of(topic: TestTopic) -> Position:
-    """Return where compaction stands. Just restarted, Pulsar now and then cannot say it yet."""
+    """Return the position of the compaction. After a restart Pulsar at times cannot report it yet."""
     return Position.parse(patiently(topic.hold, COMPACTION))
 
 
@@ -225,7 +225,7 @@ def test_h24_old_records_are_rewritten_and_the_retention_subscription_advances(
     settings = parking_settings(stack, namespaces, probe_min_s=60.0)
     provision(settings)
     parked = [command(settings, "away", n) for n in range(300)]  # in two segments
-    live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids stand apart
+    live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids are stored apart
     with Devices(settings, lambda _d, _n: True) as devices:
         with push_in_thread(settings) as metrics:
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")

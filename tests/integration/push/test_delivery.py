@@ -175,7 +175,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
             30,
             "the first compaction has run",
         )
-    commands = [command(settings, f"d{n % 3}", n) for n in range(90)]  # so many that ids stand apart
+    commands = [command(settings, f"d{n % 3}", n) for n in range(90)]  # so many that ids are stored apart
     with Devices(settings) as devices:
         with push_in_thread(settings):
             write_commands(settings, commands)
@@ -184,7 +184,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
         with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
             last = {m.partition_key(): m.message_id() for m in read_topic(settings, CURSORS_TOPIC)}
             oldest = min((one.ledger_id(), one.entry_id()) for one in last.values())
-            assert oldest[1] > 10  # the ids that stand apart
+            assert oldest[1] > 10  # the ids that are stored apart
             poll_for(
                 lambda: _hold_moves(settings, admin, client, name) == (oldest[0], oldest[1] - 1), 60,
                 "the hold stands before the oldest record that is the last of its key",

@@ -1,4 +1,4 @@
-"""``pulsebridge devices list`` and ``show`` beside real push processes, and while none runs."""
+"""``pulsebridge devices list`` and ``show`` with real push processes, and without one."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_dow
 
 
 def check_pending(shown: dict[str, Any], wanted: list[Command], state: str, partition: int) -> None:
-    """What waits is exactly this, in order, each where it says that it stands."""
+    """Exactly these commands wait, in order, each at its reported position."""
     assert [one["id"] for one in shown["commands"]] == [one.command_id for one in wanted]
     assert {(one["topic"], one["state"]) for one in shown["commands"]} == {(wanted[0].mqtt_topic, state)}
     positions = [CommandPosition.decode(one["position"]) for one in shown["commands"]]

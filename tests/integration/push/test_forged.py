@@ -1,4 +1,4 @@
-"""Clients that speak for other devices: forged answers, forged requests to resume, and floods of them.
+"""Clients that pretend to be other devices: forged answers, forged requests to resume, and floods of them.
 
 No broker here has an ACL, so what protects the devices is push alone.
 """

@@ -1,4 +1,4 @@
-"""What a former owner wrote late, and compaction made the last word of its key, before the next takeover."""
+"""Late records of a former owner that compaction made the last ones of their key, before the next takeover."""
 
 from __future__ import annotations
 

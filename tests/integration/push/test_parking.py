@@ -40,7 +40,7 @@ pytestmark = pytest.mark.stack
 
 
 def stored_ids(settings: Settings) -> int:
-    """How many ids the stored segments hold."""
+    """How many ids the stored segments contain."""
     segments: dict[str, int] = {}
     for message in read_topic(settings, CURSORS_TOPIC):
         if segment_device(message.partition_key()) is not None:
@@ -57,7 +57,7 @@ def trim(settings: Settings) -> None:
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         admin.request("PUT", f"{path}/unload")  # a new ledger begins
         admin.request("POST", f"{namespace}/retention", body=nothing)
-        for n in range(2):  # the hold stands before the last one
+        for n in range(2):  # the retention subscription is before the last one
             write_commands(settings, [command(settings, "other", n)])
         first = int(admin.internal_stats(partition)["ledgers"][0]["ledgerId"])
 
@@ -82,7 +82,9 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
             says(settings, "d", b"offline")
             write_commands(settings, [*commands, *live])
             devices.await_all(live)
-            all_acknowledged(settings)  # parked: Pulsar's subscription has let go of them, the hold has not
+            all_acknowledged(
+                settings
+            )  # parked: the delivery subscription has acknowledged them, the retention subscription has not
             assert "d" not in devices.got
             assert metrics.parked.labels("0")._value.get() in (0, 270)
             assert stored_ids(settings) == 270
@@ -305,7 +307,7 @@ def test_h30_commands_that_wait_long_move_to_a_topic_of_their_own_and_the_retent
             poll_for(
                 lambda: mark(COMMANDS_TOPIC) >= (last.ledger_id(), last.entry_id() - 1),
                 60,
-                "the hold goes on",
+                "the retention subscription moves on",
             )
             copies = read_topic(settings, PARKED_TOPIC)
             assert [m.data() for m in copies] == [*(one.payload for one in parked[:-1]), b""]

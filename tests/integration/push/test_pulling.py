@@ -33,7 +33,7 @@ pytestmark = pytest.mark.stack
 def test_devices_that_wake_together_share_a_reader_and_get_their_own(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whether to read on or to make a new reader depends on what both cost lately; while the clock stands still it reads on.
+    # Whether to read on or to create a reader depends on the recent cost of both; with a stopped clock it reads on.
     set_clock(monkeypatch, position_reader)
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
@@ -120,7 +120,7 @@ def test_h24_what_is_there_is_found_though_the_broker_says_that_there_is_nothing
 def test_h25_the_retention_subscription_is_reset_backwards_and_never_forward(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    """A former owner may have moved it forward; or it stands further back, for the sake of another device."""
+    """A former owner may have moved it forward; or it is further back because of another device."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)

@@ -1,4 +1,4 @@
-"""Devices that hold their own offset: they ask at any broker, and the owner of their partition sends what comes after."""
+"""Devices that store their own offset: they ask at any broker, and push sends the commands after it."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_h27_a_device_may_ask_at_another_broker_than_that_of_its_commands(
 def test_h27_for_a_trimmed_position_the_device_gets_a_report_and_the_remaining_commands(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = resume_settings(stack, namespaces, unsure_s=0)  # else the hold waits for that
+    settings = resume_settings(stack, namespaces, unsure_s=0)  # else the retention subscription waits for that
     provision(settings)
     commands = [command(settings, "d", n) for n in range(30)]
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
@@ -260,7 +260,9 @@ def test_h27_for_a_trimmed_position_the_device_gets_a_report_and_the_remaining_c
         admin.request("PUT", f"{path}/unload")  # a new ledger begins
         with running_ingest(settings), push_in_thread(settings):
             write_commands(settings, commands[20:29])
-            write_commands(settings, commands[29:])  # an entry of its own: the hold stands before the last one
+            write_commands(
+                settings, commands[29:]
+            )  # an entry of its own: the retention subscription is before the last one
             device.awaits(commands)
             all_acknowledged(settings)
 
@@ -308,7 +310,7 @@ def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
             here: dict[str, Any] = {}
             exec(block, here)
             try:
-                # Commands pushed before it has subscribed reach no device, and come with the answer, after the live ones.
+                # Commands pushed before it has subscribed come with the answer, after the live ones.
                 asked = end // 10
                 poll_for(lambda n=asked: metrics.resume_requests._value.get() == n, 30, "its question")
                 write_commands(settings, commands[end - 10 : end])

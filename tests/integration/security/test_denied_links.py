@@ -1,4 +1,4 @@
-"""A link whose broker does not let it in: it stands still and comes back, and no other link is touched."""
+"""A link that its broker refuses: it pauses and reconnects, and no other link is affected."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_alerts_are_kept_for_their_table_from_the_first_one_on(namespaces: Pulsa
     topic = namespaces.system_topic(ALERTS_TOPIC)
     strict = namespaces.model_copy(update={"provision": "verify"})
     with PulsarAdmin(namespaces) as admin:
-        provision_commands(admin)  # by push: the topic is there, and nothing holds it
+        provision_commands(admin)  # by push: the topic exists, and has no retention subscription
         with pytest.raises(TerminalError, match=f"{topic} does not exist, or has no subscription 'pulsebridge-alerts'"):
             provision_alerts(strict, "pulsebridge-alerts")
         provision_alerts(namespaces, "pulsebridge-alerts")

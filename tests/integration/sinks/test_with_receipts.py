@@ -108,7 +108,7 @@ def check(found: dict[str, Any], commands: list[Any], times: list[datetime]) -> 
         row = found[one.command_id]
         assert (row.device, row.mqtt_topic, row.cause) == (one.device, one.mqtt_topic, one.cause)
         assert row.emitted_at == times[n].astimezone().replace(tzinfo=None)
-        # The tenth expired as well, and what was sent again in its place became of it, too.
+        # The tenth expired as well, and so did its resent copy.
         state = {9: "expired", 11: None}.get(n, "delivered")
         assert (row.state, row.receipts) == (state, 2 if n < 5 or n == 10 else 0 if n == 11 else 1)
         if state == "delivered":

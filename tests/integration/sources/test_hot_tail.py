@@ -76,7 +76,7 @@ def first_batch(query: StreamPlanner, topic: TestTopic) -> Offset:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_from_the_hot_tail_is_what_the_tasks_read(topic: TestTopic, seed: int) -> None:
-    """Every kind of entry, several partitions, new ledgers, a broker that lets go, a new partition, limits, replays."""
+    """Every kind of entry, several partitions, new ledgers, a broker that unloads, a new partition, limits, replays."""
     chance = random.Random(seed)
     wanted: Counter[bytes] = Counter()
     found: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""What a query leaves unread stands in its progress, in the log and in the metrics of its driver."""
+"""The backlog of a query is in its progress, in the log and in the metrics of its driver."""
 
 from __future__ import annotations
 

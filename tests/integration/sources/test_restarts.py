@@ -1,4 +1,4 @@
-"""Killed at any named point of a batch, and at random, a query gives each message once and in order, and holds its rest."""
+"""Killed at any named point of a batch, and at random, a query reads each message once, in order."""
 
 from __future__ import annotations
 

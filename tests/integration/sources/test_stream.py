@@ -1,4 +1,4 @@
-"""``format("pulsebridge")`` in Spark on real Pulsar: exact rows over restarts, holds, limits, loss."""
+"""``format("pulsebridge")`` in Spark on real Pulsar: exact rows over restarts, retention, limits, loss."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def query(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> Query:
 
 
 def logged_offsets(query: Query) -> list[Any]:
-    """Return the source's offsets as they stand in the checkpoint, batch by batch."""
+    """Return the source's offsets of the checkpoint, batch by batch."""
     logs = sorted((query.folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
     return [json.loads(log.read_text().splitlines()[2]) for log in logs]
 
@@ -277,7 +277,7 @@ def test_h16_the_subscription_follows_the_commits_over_a_ledger_border(query: Qu
         query.topic.roll_over()
         query.topic.publish(names("b", 3), "unbatched")
         second = query.topic.ledgers()[-1]
-        # Pulsar itself may move it on to the beginning of the next ledger, which is the same place.
+        # Pulsar itself may move it on to the beginning of the next ledger, which is the same position.
         place = (f"{first}:4", f"{second}:-1")
         poll_for(lambda: query.topic.hold("q") in place, 120, "the first commit")
         poll_for(lambda: query.values() == once(("a", 5), ("b", 3)), 120, "the second rows")

@@ -67,7 +67,7 @@ def test_a_compacted_topic_is_read_whole_also_where_compaction_has_run(topic: Te
     assert values(task) == wanted, "what a later message replaced is a message all the same"
     topic.publish([b"after"], "unbatched", partition_key="k")
     topic.roll_over()
-    topic.compact()  # moves the position of Pulsar's own subscription, which holds all until then
+    topic.compact()  # moves the position of Pulsar's own subscription, which retains all until then
     topic.trim()
     with pytest.raises(DataLossError, match="no longer in Pulsar"):
         values(task)

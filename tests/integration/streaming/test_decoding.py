@@ -44,7 +44,7 @@ def rows_of(
     *decodings: dict[str, Any],
     rules: Sequence[TopicRule] = (),
 ) -> list[Any]:
-    """Return the rows in the order of their places, with ``event_time`` in µs: Spark gives times in the session's zone."""
+    """Return the rows in the order of positions, with ``event_time`` in µs: Spark gives times in the session's zone."""
     from pyspark.sql import functions as F
 
     found = decoded(frame(spark, messages), [Decoding(**{"filter": "gw/+", **one}) for one in decodings], rules)

@@ -131,7 +131,7 @@ def test_other_forms_give_the_same_rows(spark: SparkSession) -> None:
 
 
 def own_decoder(payload: bytes, message: Message) -> Any:
-    """A decoder of a user's own: any number of metrics, of what is beside the payload as well."""
+    """A decoder of a user's own: any number of metrics, also of fields outside the payload."""
     if payload == b"hello":
         return None
     assert message.arrival_time is not None
@@ -143,7 +143,8 @@ def own_decoder(payload: bytes, message: Message) -> Any:
 
 def test_settings_say_what_is_no_reading_how_others_are_read_and_in_which_zone(spark: SparkSession) -> None:
     own = [
-        {"filter": "gw/logs/#", "format": "none"}, {"filter": "py/+unit", "format": "python", "function": f"{__name__}:own_decoder"},
+        {"filter": "gw/logs/#", "format": "none"},
+        {"filter": "py/+unit", "format": "python", "function": f"{__name__}:own_decoder"},
         {"filter": "local/#", "time": "$.Time", "time_zone": "America/New_York"},
     ]  # fmt: skip
     settings = Settings.model_validate(

@@ -1,4 +1,4 @@
-"""Rebuild, replay and deletion by the job while devices publish; the job is killed in the midst of it and goes on."""
+"""Rebuild, replay and deletion by the job while devices publish; the job is killed during it and continues."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ anything = st.text(st.characters(exclude_categories=()), max_size=30) | st.sampl
 
 
 class Named:
-    """An object that a log call hands over as it is."""
+    """An object that a log call passes unchanged."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -252,7 +252,7 @@ def _warnings() -> Iterator[tuple[str, ast.expr]]:
 
 
 def test_every_warning_names_the_action_to_take() -> None:
-    """In its own words, or in those of an error of ours, whose remedy is part of its text."""
+    """In its own text, or in that of one of the product's errors, whose remedy is part of its text."""
     silent, count = [], 0
     for place, text in _warnings():
         count += 1

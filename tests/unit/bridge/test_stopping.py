@@ -62,7 +62,7 @@ def test_the_defaults_keep_the_promise_of_25_seconds() -> None:
 
 
 def test_a_signal_sets_the_event_while_the_main_thread_has_its_lock() -> None:
-    """A handler would wait for it for ever: it runs on the very thread that holds it."""
+    """A handler would wait for it without end: it runs on the thread that has the lock."""
     program = """
 import threading, time
 from bridge.stopping import stopping_on_signals

@@ -109,7 +109,7 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
 
 
 def test_a_message_malformed_for_mqtt_is_not_mapped_again() -> None:
-    """Its payload is not what the device meant."""
+    """Its payload differs from the one that the device sent."""
     mapper = Mapper(IngestSettings(rules=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
     properties = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
     planned = replay_of(letter(properties=properties), PULSAR, mapper)

@@ -21,7 +21,7 @@ def test_h10_what_is_closed_was_idle_long_enough_and_no_more_than_needed(
     ages = [NOW - times[n] for n in closed]
     assert all(age >= min(idle_s, REST_S) for age in ages)
     kept = [NOW - used for used, n in idle if n not in closed]
-    assert not ages or not kept or max(kept) <= min(ages)  # those that were used least lately go first
+    assert not ages or not kept or max(kept) <= min(ages)  # the least recently used ones are evicted first
     early = sum(age < idle_s for age in ages)
     assert len(times) + busy - len(closed) + early >= min(most, len(times) + busy) or not early
     if len(closed) < AT_ONCE:

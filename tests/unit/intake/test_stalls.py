@@ -1,4 +1,4 @@
-"""A partition is blocked only when it stood still while Pulsar answered, however long Pulsar itself was away."""
+"""A partition is blocked only if it stalls while Pulsar answers, whatever the length of an outage of Pulsar."""
 
 from __future__ import annotations
 

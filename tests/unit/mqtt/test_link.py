@@ -60,7 +60,7 @@ def dialled() -> Iterator[tuple[Link, socket.socket]]:
 
 
 def test_a_release_of_a_qos_2_message_is_completed_even_when_we_never_saw_it() -> None:
-    """The message went to a process before us; without PUBCOMP the broker would keep its place in the window for ever."""
+    """The message went to a process before us; without PUBCOMP the broker would never free its slot in the window."""
     with dialled() as (link, peer):
         peer.setblocking(False)
         peer.sendall(CONNACK["3.1.1"] + b"\x62\2\0\x63")

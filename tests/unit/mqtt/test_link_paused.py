@@ -155,7 +155,7 @@ def test_h39_a_broker_that_reads_no_answer_is_read_no_further_and_left(
 
 
 def test_h3_what_is_read_for_a_link_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel would say for ever that it has no room."""
+    """Without this the kernel would report a full buffer without end."""
     came = iter(range(1_000_000))
     monkeypatch.setattr(buffered_socket, "_arrivals", lambda _sock: (0, next(came)))
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -52,7 +52,7 @@ def turns(link: Link, done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("reason", [0, 0x10, 0x87, 0x97])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_h26_a_publish_ends_with_the_reason_that_the_broker_gave(reason: int, qos: int) -> None:
-    """At QoS 2 it stands in PUBREC; PUBCOMP, which follows one below 0x80, says nothing of subscribers."""
+    """At QoS 2 it is in PUBREC; PUBCOMP, which follows one below 0x80, has no reason about subscribers."""
     with RawBroker(lambda _: reason) as broker, linked(broker) as (link, _):
         confirmed: list[Confirmation] = []
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""PUBLISH packets beside paho's decoder: what paho takes is the same message, and no packet ends the connection.
+"""PUBLISH packets against paho's decoder: what paho accepts gives the same message; no packet ends the connection.
 
 Where this decoder differs from paho 2.1, by the specification of MQTT 5:
 

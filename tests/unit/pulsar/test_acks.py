@@ -14,7 +14,7 @@ from bridge.pulsar.acks import AckQueue, Entry, ProducerQueue, Verdict
 
 @dataclass
 class FakePulsar:
-    """A producer's other side: stores in order, or refuses without a word, and only then may say Ok again."""
+    """A producer's other side: stores in order, or refuses silently, and only then may answer Ok again."""
 
     generation: int
     pending: list[tuple[Entry, bool]] = field(default_factory=list)  # (message, it asks for a receipt)
@@ -88,7 +88,7 @@ class Ingest(RuleBasedStateMachine):
 
     @rule(queue=st.integers(0, 1), count=st.integers(1, 3))
     def refuse(self, queue: int, count: int) -> None:
-        """Some messages are dropped; only those that ask for a receipt are reported, and the following ones are stored (H1)."""
+        """Some messages are dropped; only those that ask for a receipt are reported; the following ones are stored (H1)."""
         producer = self.pulsar[queue]
         if producer is None:
             return
@@ -135,7 +135,7 @@ class Ingest(RuleBasedStateMachine):
 
     @invariant()
     def each_queue_is_stored_in_order(self) -> None:
-        """First copies stand in the order of arrival: a repeat may come again, nothing overtakes what it follows."""
+        """First copies are in the order of arrival: a repeat may come again, nothing overtakes what it follows."""
         for queue, entries in enumerate(getattr(self, "log", [])):
             first: list[int] = []
             seen: set[int] = set()

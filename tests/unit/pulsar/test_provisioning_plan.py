@@ -1,4 +1,4 @@
-"""The plan of provisioning: what it holds, in which order, and what it finds lacking."""
+"""The plan of provisioning: its steps, their order, and the missing resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each device that waits for its parked commands gets a turn; reconnected devices get theirs in the order of the log."""
+"""Each device that waits for its parked commands gets a turn; reconnected devices in the order of the log."""
 
 from __future__ import annotations
 

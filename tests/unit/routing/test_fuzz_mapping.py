@@ -63,7 +63,7 @@ pieces = st.sampled_from(
         "+",
     ]
 )
-written = st.text(max_size=12)  # what a file can hold
+written = st.text(max_size=12)  # what a file can contain
 templates = st.one_of(st.lists(pieces, min_size=1, max_size=3).map("".join), written)
 optional = st.none() | templates
 

@@ -1,4 +1,4 @@
-"""Devices, keys and command topics from the message itself: user properties and places in a JSON payload."""
+"""Devices, keys and command topics from the message itself: user properties and fields of a JSON payload."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_another_number_of_workers_deals_the_same_sessions(count: int, more: int
 def test_filters_that_share_a_device_stay_together() -> None:
     rule = TopicRule(name="plant", filter="plant/+device/+metric", device="{device}")
     assert split(ingest("plant/+/t", "plant/+/h", rules=(rule,)), PULSAR, 1) == [("plant/+/t", "plant/+/h")]
-    # The device does not name the line, so the same device may stand on both.
+    # The device does not name the line, so the same device may be on both.
     assert len(split(ingest("plant/a/#", "plant/b/#", rules=(DEVICES,)), PULSAR, 1)) == 1
     assert len(split(ingest("plant/a/#", "plant/b/#", rules=(LINES,)), PULSAR, 2)) == 2
     # Other Pulsar topics: no order between them.
@@ -94,7 +94,7 @@ def test_filters_that_share_a_device_stay_together() -> None:
     assert len(split(ingest("plant/a/#", "plant/b/#", rules=(topics,)), PULSAR, 2)) == 2
     # Without a rule the key is the MQTT topic.
     assert len(split(ingest("a/#", "b/+", "c"), PULSAR, 3)) == 3
-    # A device that each message names may stand anywhere.
+    # A device that each message names may be on any line.
     gateways = TopicRule(name="gw", filter="gw/+/up", topic="gw", device="{json:$.id}")
     assert len(split(ingest("gw/1/up", "gw/2/up", "x/#", rules=(gateways,)), PULSAR, 2)) == 2
 

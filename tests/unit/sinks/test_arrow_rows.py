@@ -1,4 +1,4 @@
-"""What Spark holds and Python has no value for: it costs its row, in every sink, and never the task."""
+"""Values of Spark that Python lacks: they make a bad row, in every sink, and never fail the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a subscription has to stand while a chunked message is not complete (H14)."""
+"""The position of a subscription while a chunked message is incomplete (H14)."""
 
 from __future__ import annotations
 

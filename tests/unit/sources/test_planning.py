@@ -162,7 +162,7 @@ def test_available_now_reads_to_the_noted_end_and_no_further() -> None:
 
 
 def test_h16_the_end_of_a_ledger_and_the_start_of_the_next_are_one_position() -> None:
-    """Nothing new may not look like something new, however the place is written."""
+    """An unchanged position is never a new batch, in any of its texts."""
     rolled = PartitionView("a", (Ledger(1, 5, 50), Ledger(2, 0, 0)))
     assert plan({"a": rolled}, {"a": Position(1, 5)}, Limits()) == {"a": Position(1, 5)}
     assert plan({"a": rolled}, {"a": Position(2, 0)}, Limits()) == {"a": Position(2, 0)}

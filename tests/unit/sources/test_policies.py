@@ -1,4 +1,4 @@
-"""What deletes under a subscription what it holds is named with the command that switches it off (H13)."""
+"""A policy that deletes unread messages of a subscription is named with the command that disables it (H13)."""
 
 from __future__ import annotations
 

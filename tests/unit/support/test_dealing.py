@@ -9,7 +9,7 @@ from tests.support.dealing import next_of, unit_of
 
 def test_files_stay_whole_and_the_secured_servers_tests_together() -> None:
     assert unit_of("tests/e2e/test_demo.py::test_a[x::y]") == "tests/e2e/test_demo.py"
-    assert unit_of("tests/integration/security/test_holds.py::test_a") == "tests/integration/security"
+    assert unit_of("tests/integration/security/test_retention_subscriptions.py::test_a") == "tests/integration/security"
 
 
 def test_one_process_takes_sparks_files_and_another_what_is_left(tmp_path: Path) -> None:

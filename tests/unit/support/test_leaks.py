@@ -12,7 +12,7 @@ from tests.support.leaks import Footprint, leaks_since
 
 
 def folders_since(before: Footprint) -> list[str]:
-    """What else the tests beside this one have open is not its matter."""
+    """It ignores resources of other tests in the same process."""
     return [leak for leak in leaks_since(before, grace_s=0) if leak.startswith("folder ")]
 
 

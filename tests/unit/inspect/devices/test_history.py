@@ -1,4 +1,4 @@
-"""How a command and its copies stand, and whether it is sent again."""
+"""The state of a command and its copies, and whether it is resent."""
 
 from __future__ import annotations
 
