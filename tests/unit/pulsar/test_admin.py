@@ -133,11 +133,11 @@ def test_h54_a_pulsar_that_has_just_started_names_its_cluster_before_a_tenant_is
 
         do_DELETE = do_POST
 
-    monkeypatch.setattr(pulsar_admin, "_VISIBLE_S", 0.2)
     with admin_at(Handler) as admin:
         admin.provision_namespaces()
         assert made[0]["allowedClusters"] == ["standalone"]
         asked.clear()
         ready_after = 10**6
+        monkeypatch.setattr(pulsar_admin, "_VISIBLE_S", 0.2)
         with pytest.raises(TransientError, match="not finished its start"):
             admin.clusters()
